@@ -1,0 +1,69 @@
+# The course's commands. Each sets itself up first: it needs Python 3.11 or newer, make, and git.
+# An activated environment (conda, venv) is used as it is; otherwise .venv is made here.
+
+PYTHON ?= python3
+RUN ?= sample
+CORPUS ?=
+PRESET ?=
+export RUN CORPUS PRESET
+
+# conda's `base` is not an environment one has chosen: it only lends its Python to .venv
+ifdef VIRTUAL_ENV
+  ENV := $(VIRTUAL_ENV)
+else ifneq ($(filter-out base,$(CONDA_DEFAULT_ENV)),)
+  ENV := $(CONDA_PREFIX)
+else
+  ENV := .venv
+endif
+export ENV
+PY := "$$ENV/bin/python"
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test lab serve refresh bench lint clean
+
+help:  ## this list
+	@echo "make TARGET [RUN=name] [CORPUS=path] [PRESET=name]"
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  \1\t\2/p' Makefile | expand -t 12
+
+run: setup  ## the six notebooks in order, then runs/<RUN>/report.html; CORPUS: your own text; PRESET: presets/<PRESET>.yaml
+	@$(PY) -m helpers.run --run "$$RUN" $${CORPUS:+--corpus "$$CORPUS"} $${PRESET:+--preset "$$PRESET"}
+
+test: setup  ## unit tests, the six notebooks at a tiny scale, and the committed outputs computed anew (about 15 minutes)
+	@RUNS_DIR="$$(mktemp -d)" && export RUNS_DIR && trap 'rm -rf "$$RUNS_DIR"' EXIT && \
+	HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests notebooks --nbval --nbval-current-env \
+		--nbval-sanitize-with tests/nbval.cfg --nbval-cell-timeout 1800 --nbval-kernel-startup-timeout 180
+
+lab: setup  ## JupyterLab, opened on the notebooks
+	@$(PY) -m jupyterlab --notebook-dir=. notebooks/01_corpus.ipynb
+
+serve: setup  ## serve the trained model of RUN over HTTP
+	@exec $(PY) -m helpers.serve --run "$$RUN"
+
+refresh: setup  ## run the notebooks at their defaults and write the outputs into notebooks/, to be committed
+	@$(PY) -m helpers.run refresh
+
+bench: setup  ## the benchmarks, one after the other; each prints one line of JSON last
+	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(PY) "$$file"; done
+
+lint: setup  ## ruff over modules, tests and notebooks
+	@$(PY) -m ruff check .
+
+clean:  ## remove what tools leave behind; .venv and runs/ stay
+	@rm -rf .pytest_cache .ruff_cache .hypothesis *.egg-info
+	@find helpers tests benchmarks notebooks -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf
+
+# Done again only when this folder, pyproject.toml or constraints.txt has changed since it last succeeded.
+setup:
+	@wanted=$$(pwd; cat pyproject.toml constraints.txt); \
+	if [ "$$wanted" = "$$(cat "$$ENV/chinese-gpt-set-up" 2>/dev/null)" ]; then exit 0; fi; set -e; \
+	if [ "$$ENV" = .venv ] && ! $(PY) -m pip --version >/dev/null 2>&1; then \
+		$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+			{ echo "Python 3.11 or newer is needed; name one: make PYTHON=python3.12 …" >&2; exit 1; }; \
+		echo "making .venv"; $(PYTHON) -m venv --clear .venv || \
+			{ echo "$(PYTHON) cannot make a virtual environment: install its venv module (on Debian and Ubuntu:" \
+			  "apt install python3-venv), or activate a conda environment first" >&2; exit 1; }; \
+	fi; \
+	echo "installing the dependencies into $$ENV (once; some minutes)"; \
+	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[dev]" -c constraints.txt; \
+	$(PY) -m ipykernel install --sys-prefix --name python3 >/dev/null; \
+	printf '%s\n' "$$wanted" > "$$ENV/chinese-gpt-set-up"

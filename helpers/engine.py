@@ -1,0 +1,136 @@
+"""Many requests at once: one thread, one batch, which requests join and leave between any two tokens.
+
+A short request never waits for a long one to end, and eight clients cost little more than one (continuous
+batching, Yu et al. 2022, "Orca"). A request's text is the one it would get alone. Knows nothing of HTTP.
+"""
+
+import threading
+from collections import deque
+from concurrent.futures import Future
+
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from helpers.generate import DEFAULT, DecodeBatch, Row, Settings, prompt_ids, sample
+
+
+class Full(RuntimeError):
+    """The queue has no place left: ask again later."""
+
+
+class _Request:
+    """What one caller wants, the rows that write it, and the future that it is handed."""
+
+    def __init__(self, prompt: str, settings: Settings, samples: int) -> None:
+        self.prompt, self.settings, self.samples = prompt, settings, samples
+        self.rows: list[Row] = []
+        self.future: Future[list[str]] = Future()
+
+    def settle(self, tokenizer: PreTrainedTokenizerFast, error: Exception | None = None) -> None:
+        """Give the future its texts, or the error; to be called once, also when it was cancelled."""
+        # until now the future counted as pending: one that runs could not be cancelled any more
+        if not self.future.set_running_or_notify_cancel():
+            return
+        if error:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result([sample(tokenizer, self.prompt, row).text for row in self.rows])
+
+
+class Engine:
+    """A worker thread around a `DecodeBatch`; submit from any thread.
+
+    max_rows: texts written at once. max_queue: requests that may wait for a place.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, *, max_rows: int = 16, max_queue: int = 64
+    ) -> None:
+        if max_rows < 1 or max_queue < 1:
+            raise ValueError(f"max_rows is {max_rows}, max_queue {max_queue}: each must be 1 or more")
+        self.model, self.tokenizer = model, tokenizer
+        self.max_rows, self.max_queue = max_rows, max_queue
+        self._batch = DecodeBatch(model, tokenizer)
+        self._waiting: deque[_Request] = deque()
+        self._running: list[_Request] = []
+        self._closing = False
+        self._wake = threading.Condition()  # guards what is above
+        self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
+
+    def start(self) -> "Engine":
+        """Start the worker thread."""
+        self._thread.start()
+        return self
+
+    def submit(self, prompt: str, settings: Settings = DEFAULT, samples: int = 1) -> Future[list[str]]:
+        """Queue a request and return the future of its texts, each starting with the prompt.
+
+        Cancelling the future, queued or running, takes its rows out within one token. Raises Full, ValueError for a
+        number of samples that never fits, RuntimeError when the engine does not run.
+        """
+        if not 1 <= samples <= self.max_rows:
+            raise ValueError(f"samples is {samples}: this engine writes 1 to {self.max_rows} at once")
+        request = _Request(prompt, settings, samples)
+        with self._wake:
+            if self._closing or not self._thread.is_alive():
+                raise RuntimeError("the engine is not running: call start(), and submit before close()")
+            if sum(not waiting.future.cancelled() for waiting in self._waiting) >= self.max_queue:
+                raise Full(f"{self.max_queue} requests are waiting already: ask again later")
+            self._waiting.append(request)
+            self._wake.notify()
+        return request.future
+
+    def close(self, cancel: bool = False) -> None:
+        """Take no more requests, finish (or cancel) those that are here, and wait for the thread to end."""
+        with self._wake:
+            self._closing = True
+            if cancel:
+                for request in [*self._waiting, *self._running]:
+                    request.future.cancel()
+            self._wake.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _work(self) -> None:
+        while (joining := self._admit()) is not None:
+            try:
+                self._batch.add([row for request in joining for row in self._begin(request) if not row.done])
+                if self._batch.rows:
+                    self._batch.step()
+            except Exception as error:  # out of memory, say: all who are in this batch are told, the next ones served
+                self._settle(list(self._running), error)
+                self._batch = DecodeBatch(self.model, self.tokenizer)
+            self._settle([r for r in self._running if r.future.cancelled() or all(row.done for row in r.rows)])
+
+    def _admit(self) -> list[_Request] | None:
+        """Wait for something to do; return the requests that now have a place, None when closed and all is done."""
+        with self._wake:
+            self._wake.wait_for(lambda: self._waiting or self._running or self._closing)
+            if not self._waiting and not self._running:
+                return None
+            joining, free = [], self.max_rows - len(self._batch.rows)
+            # in order of arrival: smaller requests must not overtake a bigger one for ever
+            while self._waiting and (self._waiting[0].future.cancelled() or self._waiting[0].samples <= free):
+                request = self._waiting.popleft()
+                if request.future.cancelled():
+                    request.settle(self.tokenizer)
+                    continue
+                free -= request.samples
+                joining.append(request)
+            self._running += joining
+            return joining
+
+    def _begin(self, request: _Request) -> list[Row]:
+        try:
+            ids = prompt_ids(self.tokenizer, request.prompt)
+        except Exception as error:  # a prompt that cannot be encoded is its caller's matter alone
+            self._settle([request], error)
+            return []
+        request.rows = [Row(ids, request.settings, number) for number in range(request.samples)]
+        return request.rows
+
+    def _settle(self, requests: list[_Request], error: Exception | None = None) -> None:
+        for request in requests:
+            with self._wake:
+                self._running.remove(request)
+            self._batch.drop(request.rows)
+            request.settle(self.tokenizer, error)

@@ -1,0 +1,128 @@
+"""One run → one HTML page that needs no network: its figures, what the model wrote, the executed notebooks.
+
+Reads manifests, samples and executed notebooks as they lie there; knows nothing of how they came about.
+"""
+
+import html
+import json
+import re
+
+import nbformat
+from jinja2 import DictLoader
+from nbconvert import HTMLExporter
+from pygments.formatters import HtmlFormatter
+
+from helpers import paths
+
+# stage -> the figures of its manifest's result that the summary shows: name, what to call it, how to write it
+FIGURES = {
+    "corpus": [("documents", "documents", ",.0f"), ("characters", "characters", ",.0f")],
+    "vocab": [("vocab_size", "tokens in the vocabulary", ",.0f"), ("agreement_f1", "F1 against thulac", ".3f")],
+    "tokenize": [("tokens", "tokens", ",.0f"), ("chars_per_token", "characters a token", ".2f")],
+    "train": [
+        ("steps", "steps", ",.0f"),
+        ("val_bits_per_char", "validation, bits per character", ".3f"),
+        ("floor_bits_per_char", "the corpus's floor", ".3f"),
+    ],
+    "generate": [("facts_seen", "facts right, seen", ".0%"), ("facts_held_out", "facts right, held out", ".0%")],
+    "serve": [("latency_ms_p50", "ms a request (median)", ",.0f")],
+}
+SAMPLES = 12  # generated texts on the page
+
+# code is folded away, progress bars and pages of a server that has long gone are left out
+NOTEBOOK = """
+{%- extends 'basic/index.html.j2' -%}
+{%- block in_prompt -%}{%- endblock in_prompt -%}
+{%- block output_area_prompt -%}{%- endblock output_area_prompt -%}
+{%- block input -%}
+<details class="code"><summary>{{ cell.source.strip().split('\\n')[0] | e }}</summary>{{ super() }}</details>
+{%- endblock input -%}
+{%- block data_widget_view -%}{%- endblock data_widget_view -%}
+"""
+STYLE = """
+body { max-width: 54rem; margin: 2rem auto; padding: 0 1rem; line-height: 1.6; color: #222; background: #fff;
+       font-family: system-ui, "Noto Sans CJK SC", "PingFang SC", "Microsoft YaHei", sans-serif; }
+h1, h2, h3 { line-height: 1.25; } img { max-width: 100%; } pre { white-space: pre-wrap; overflow-wrap: anywhere; }
+table { border-collapse: collapse; } th, td { text-align: left; padding: .3rem .9rem .3rem 0; vertical-align: top; }
+tr { border-bottom: 1px solid #ddd; } nav a { margin-right: 1rem; } .when, summary { color: #777; }
+.text { white-space: pre-wrap; border-left: 3px solid #7a9; padding-left: .8rem; margin: 1rem 0; }
+.notebook { border-top: 4px solid #7a9; margin-top: 4rem; }
+details.code > summary { font: .8rem monospace; overflow: hidden; white-space: nowrap; text-overflow: ellipsis; }
+.highlight { background: #f6f6f4; padding: .2rem .8rem; overflow-x: auto; }
+.jp-RenderedText pre, .output pre { background: none; }
+"""
+
+
+def figures(run: str, stage: str) -> list[str]:
+    """Return a finished stage's figures as words, `documents 20,000` say; what it did not find out is left out."""
+    result = paths.read_manifest(run, stage)["result"]
+    shown = [(result.get(name), label, form) for name, label, form in FIGURES[stage]]
+    return [f"{label} {format(value, form)}" for value, label, form in shown if value is not None]
+
+
+def one_line(run: str, stage: str) -> str:
+    """Return a finished stage's figures in one line; empty if the notebook has written no manifest."""
+    try:
+        return " · ".join(figures(run, stage))
+    except paths.RoomError:
+        return ""
+
+
+def executed(run: str) -> dict[str, nbformat.NotebookNode]:
+    """Return {stage: executed notebook} of those that the run has."""
+    folder = paths.run_dir(run) / "notebooks"
+    copies = {stage: folder / paths.notebook(stage).name for stage in paths.STAGES}
+    return {stage: nbformat.read(copy, as_version=4) for stage, copy in copies.items() if copy.is_file()}
+
+
+def summary(run: str, notebooks: dict) -> str:
+    """Return the table: a row a stage, with its time and its figures."""
+    rows = []
+    for stage, notebook in notebooks.items():
+        name = paths.STAGES[stage][0]
+        seconds = notebook.metadata.get("papermill", {}).get("duration") or 0
+        rows.append(
+            f"<tr><td><a href='#{name}'>{name}</a></td><td class='when'>{seconds:,.0f} s</td>"
+            f"<td>{html.escape(one_line(run, stage))}</td></tr>"
+        )
+    return "<table><tr><th>stage</th><th>time</th><th>result</th></tr>" + "\n".join(rows) + "</table>"
+
+
+def samples(run: str) -> str:
+    """Return the first texts that the run's model wrote (text/samples.jsonl); empty if there are none."""
+    file = paths.room(run, "generate") / "samples.jsonl"
+    if not file.is_file():
+        return ""
+    lines = file.read_text("utf-8").splitlines()[:SAMPLES]
+    texts = [html.escape(json.loads(line)["text"].strip()) for line in lines]
+    return "<h2>What the model writes</h2>" + "".join(f"<div class='text'>{text}</div>" for text in texts)
+
+
+def chapter(exporter: HTMLExporter, stage: str, notebook: nbformat.NotebookNode) -> str:
+    """Return an executed notebook as a part of the page."""
+    body, _ = exporter.from_notebook_node(notebook)
+    body = re.sub(r"<iframe\b.*?</iframe>", "", body, flags=re.DOTALL)  # its server was shut down with the notebook
+    return f"<section class='notebook' id='{paths.STAGES[stage][0]}'>{body}</section>"
+
+
+def write(run: str):
+    """Write runs/<run>/report.html from what the run has so far; return its path."""
+    exporter = HTMLExporter(
+        extra_loaders=[DictLoader({"report.html.j2": NOTEBOOK})], template_file="report.html.j2",
+        exclude_anchor_links=True,
+    )  # fmt: skip
+    notebooks = executed(run)
+    chapters = [chapter(exporter, stage, notebook) for stage, notebook in notebooks.items()]
+    links = " ".join(f"<a href='#{paths.STAGES[stage][0]}'>{paths.STAGES[stage][0]}</a>" for stage in notebooks)
+    page = f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>{run}</title><style>{STYLE}{HtmlFormatter(style="friendly").get_style_defs(".highlight")}</style></head>
+<body><h1>Run “{run}”</h1><nav>{links}</nav>
+{summary(run, notebooks)}
+{samples(run)}
+{"".join(chapters)}
+</body></html>
+"""
+    path = paths.run_dir(run) / "report.html"
+    paths.write_text(path, page)
+    return path

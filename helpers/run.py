@@ -1,0 +1,340 @@
+"""Run the notebooks in order, each in a kernel of its own, then write the run's report.
+
+Knows the notebooks by name and by their parameters, and nothing of what they do.
+
+    python -m helpers.run                                     all six, on the built-in corpus
+    python -m helpers.run --run songci --corpus songci.txt    all six, on your own text
+    python -m helpers.run train generate -p epochs 3          two of them, with another number of epochs
+"""
+
+import argparse
+import difflib
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import nbformat
+import papermill
+import yaml
+from ipykernel.kernelspec import RESOURCES, get_kernel_dict
+from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, DeadKernelError
+from papermill.exceptions import PapermillExecutionError
+
+from helpers import paths, report
+
+BUILT_IN = "sample"  # the value of notebook 01's `source` that names no file
+TEXT_FILES = {".txt", ".json", ".jsonl"}  # what notebook 01 reads from a folder
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+class Refused(ValueError):
+    """What was asked for cannot be run as it stands; nothing has been started."""
+
+
+class StageFailed(RuntimeError):
+    """A notebook stopped with an error; the message names the notebook, the cell and the error."""
+
+
+class ThisPython(AsyncKernelManager):
+    """Start kernels with the interpreter that runs this module, whatever kernels are registered on the machine."""
+
+    @property
+    def kernel_spec(self) -> KernelSpec:
+        # a kernel's warnings would stand between the progress lines; its errors stay
+        return KernelSpec(resource_dir=RESOURCES, **get_kernel_dict(extra_arguments=["--log-level=ERROR"]))
+
+
+# ---- what to run, and with which parameters ----
+
+
+def did_you_mean(word: str, known) -> str:
+    """Return "; did you mean 'x'?" for a close match, else the list of what is known."""
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean '{close[0]}'?" if close else f"; there is: {', '.join(known)}"
+
+
+def choose_stages(words: list[str]) -> list[str]:
+    """Return the stages that the words name (`train`, `04` or `04_train`), in the course's order; all if none."""
+    names = {}
+    for stage, (notebook, _) in paths.STAGES.items():
+        names |= {stage: stage, notebook: stage, f"{notebook}.ipynb": stage, notebook[:2]: stage}
+    for word in words:
+        if word not in names:
+            raise Refused(f"no stage is called '{word}'{did_you_mean(word, list(paths.STAGES))}")
+    chosen = {names[word] for word in words}
+    return [stage for stage in paths.STAGES if stage in chosen or not words]
+
+
+def check_type(where: str, name: str, value, default):
+    """Return `value` if it has the type of the notebook's default (an int may stand for a float), else refuse it."""
+    if default is None or type(value) is type(default):
+        return value
+    if isinstance(default, float) and type(value) is int:
+        return float(value)
+    hint = ""
+    if isinstance(default, float) and isinstance(value, str):
+        try:
+            float(value)
+            hint = "; YAML reads a number like 1e-3 as text: write 1.0e-3"
+        except ValueError:
+            pass
+    elif isinstance(default, str):
+        hint = "; put it in quotes"
+    raise Refused(
+        f"{where}: {name} is {value!r}, {type(value).__name__}, but the notebook's "
+        f"default {default!r} is {type(default).__name__}{hint}"
+    )
+
+
+def read_preset(name: str) -> dict[str, dict]:
+    """Return {stage: {parameter: value}} of presets/<name>.yaml, or of a YAML file given by its path."""
+    shelf = paths.repo_root() / "presets"
+    path = Path(name) if name.endswith((".yaml", ".yml")) else shelf / f"{name}.yaml"
+    if not path.is_file():
+        raise Refused(f"no preset '{name}'{did_you_mean(name, sorted(file.stem for file in shelf.glob('*.yaml')))}")
+    try:
+        sections = yaml.safe_load(path.read_text("utf-8")) or {}
+    except yaml.YAMLError as error:
+        raise Refused(f"{path.name} is not readable YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(sections, dict):
+        raise Refused(f"{path.name}: expected one section a stage, like `train:` with `epochs: 2` indented below it")
+    for stage, section in sections.items():
+        if stage not in paths.STAGES:
+            raise Refused(f"{path.name}: no stage is called '{stage}'{did_you_mean(str(stage), list(paths.STAGES))}")
+        if not isinstance(section or {}, dict):
+            raise Refused(f"{path.name}: under `{stage}:` expected lines like `name: value`, found {section!r}")
+    return {stage: section or {} for stage, section in sections.items()}
+
+
+def read_text(text: str, default):
+    """Return a command-line word as a value of the default's type; what cannot be read stays text."""
+    if isinstance(default, str):
+        return text
+    try:
+        return type(default)(text) if type(default) in (int, float) else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError):
+        return text
+
+
+def place(source: str, where: str) -> str:
+    """Return a corpus path as an absolute path, for a kernel may work in another folder; `sample` stays."""
+    if source == BUILT_IN:
+        return source
+    path = Path(source).expanduser().resolve()
+    if not path.exists():
+        raise Refused(f"{where}: {path} does not exist")
+    return str(path)
+
+
+def plan(stages: list[str], run: str, corpus: str | None, preset: str | None, settings) -> dict[str, dict]:
+    """Return {stage: {parameter: value}}, complete and checked: defaults, then preset, then --corpus, then -p.
+
+    `settings` are (name, text) pairs. Raises Refused at the first name or type that no notebook has.
+    """
+    try:
+        paths.run_dir(run)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+    # every section of a preset is checked, also those whose stage isn't asked for today
+    defaults = {stage: paths.notebook_parameters(stage) for stage in paths.STAGES}
+    values = {stage: dict(names) for stage, names in defaults.items()}
+
+    def put(where: str, stage: str, name, value) -> None:
+        if name not in defaults[stage]:
+            hint = did_you_mean(str(name), [known for known in defaults[stage] if known != "run"])
+            raise Refused(f"{where}: {paths.STAGES[stage][0]} has no parameter '{name}'{hint}")
+        values[stage][name] = check_type(where, name, value, defaults[stage][name])
+
+    for stage, section in (read_preset(preset) if preset else {}).items():
+        for name, value in section.items():
+            if name == "run":
+                raise Refused(f"preset {preset}: a run is named on the command line, with --run")
+            put(f"preset {preset}, {stage}", stage, name, value)
+    if corpus is not None:
+        put("--corpus", "corpus", "source", corpus)
+    for name, text in settings:
+        if name == "run":
+            raise Refused("-p run: name the run with --run")
+        owners = [stage for stage in stages if name in defaults[stage]]
+        if not owners:
+            known = sorted({name for stage in stages for name in defaults[stage]} - {"run"})
+            raise Refused(f"-p {name}: no notebook that is to run has it{did_you_mean(name, known)}")
+        for stage in owners:
+            put(f"-p {name}", stage, name, read_text(text, defaults[stage][name]))
+    for stage in paths.STAGES:
+        values[stage]["run"] = run
+    if "corpus" in stages and "source" in values["corpus"]:
+        values["corpus"]["source"] = place(values["corpus"]["source"], "corpus")
+    return {stage: values[stage] for stage in stages}
+
+
+# ---- is it done already? ----
+
+
+def executed_copy(run: str, stage: str) -> Path:
+    """Return where the executed notebook of a stage lies."""
+    return paths.run_dir(run) / "notebooks" / paths.notebook(stage).name
+
+
+def code(notebook: nbformat.NotebookNode) -> list[str]:
+    """Return the code cells' sources, without the cell in which papermill sets the parameters."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    return [cell.source for cell in cells if "injected-parameters" not in cell.metadata.get("tags", [])]
+
+
+def finished_unchanged(run: str, stage: str, values: dict) -> bool:
+    """Tell whether a stage has finished with these parameters, these inputs and this notebook."""
+    try:
+        manifest = paths.open_room(run, stage)
+        copy = nbformat.read(executed_copy(run, stage), as_version=4)
+    except (paths.RoomError, OSError, nbformat.reader.NotJSONError):
+        return False
+    record = copy.metadata.get("papermill", {})
+    if record.get("exception") or not record.get("end_time"):
+        return False
+    if manifest["parameters"] != values or code(copy) != code(nbformat.read(paths.notebook(stage), as_version=4)):
+        return False
+    inputs = {paths.run_dir(run) / name: wanted for name, wanted in manifest["inputs"].items()}
+    if any(not file.is_file() or paths.sha256(file) != wanted for file, wanted in inputs.items()):
+        return False
+    if values.get("source", BUILT_IN) == BUILT_IN:
+        return True
+    found = [file for file in Path(values["source"]).rglob("*") if file.suffix.lower() in TEXT_FILES and file.is_file()]
+    return all(file in inputs for file in found)  # a file put into the corpus folder since then is a change too
+
+
+# ---- running ----
+
+
+def first_line(source: str) -> str:
+    lines = [line.strip() for line in source.splitlines() if line.strip()]
+    return next((line for line in lines if not line.startswith("#")), lines[0] if lines else "")
+
+
+def clock(seconds: float) -> str:
+    """Return a duration as people say it: 7 s, 4 min 05 s, 1 h 02 min."""
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds} s"
+    minutes, seconds = divmod(seconds, 60)
+    return f"{minutes} min {seconds:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def execute(run: str, stage: str, values: dict) -> None:
+    """Execute a notebook with its parameters into the run's folder; raise StageFailed if a cell fails."""
+    notebook, target = paths.notebook(stage), executed_copy(run, stage)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    defaults = paths.notebook_parameters(stage)
+    changed = {name: value for name, value in values.items() if name == "run" or value != defaults[name]}
+    try:
+        papermill.execute_notebook(
+            notebook, target, parameters=changed, kernel_name="python3", language="python",
+            kernel_manager_class=ThisPython, progress_bar=False,
+        )  # fmt: skip
+    except PapermillExecutionError as error:
+        problem = f"{error.ename}: {error.evalue}"
+        where = f"cell [{error.exec_count}]: {first_line(error.source)}"
+    except DeadKernelError:
+        problem = "the kernel died without a word: most often the machine ran out of memory"
+        where = "the last cell that has a number"
+    else:
+        return
+    raise StageFailed(f"  {'where':10}{notebook.name}, {where}\n  {'error':10}{problem}\n  {'copy':10}{target}")
+
+
+def run_stages(run: str, values: dict[str, dict], force: bool) -> None:
+    """Run the planned stages in order, a line each, and write the report; raise StageFailed at the first error."""
+    for stage in values:
+        name = paths.STAGES[stage][0]
+        print(f"{name:14}", end="", flush=True)
+        if not force and finished_unchanged(run, stage, values[stage]):
+            print("unchanged since it finished: skipped (--force runs it)", flush=True)
+            continue
+        begin = time.monotonic()
+        try:
+            execute(run, stage, values[stage])
+        except BaseException as error:
+            word = "failed" if isinstance(error, StageFailed) else "stopped"
+            print(f"{word} after {clock(time.monotonic() - begin)}", flush=True)
+            raise
+        print(f"{clock(time.monotonic() - begin):>12}   {report.one_line(run, stage)}".rstrip(), flush=True)
+    print(f"{'report':14}{report.write(run)}", flush=True)
+
+
+# ---- the committed outputs ----
+
+
+def refresh(stages: list[str]) -> None:
+    """Execute the notebooks at their defaults and write them back with outputs that can be compared and committed.
+
+    The run itself goes to a temporary folder unless RUNS_DIR names one: outputs must not depend
+    on what an earlier run left behind.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ.setdefault("RUNS_DIR", folder)
+        for stage in stages:
+            path = paths.notebook(stage)
+            notebook = nbformat.read(path, as_version=4)
+            before = nbformat.from_dict(notebook.metadata)
+            print(f"{path.stem:14}", end="", flush=True)
+            begin = time.monotonic()
+            client = NotebookClient(
+                notebook, timeout=None, kernel_name="python3", kernel_manager_class=ThisPython,
+                resources={"metadata": {"path": str(path.parent)}}, record_timing=False, coalesce_streams=True,
+            )  # fmt: skip
+            try:
+                client.execute()
+            except CellExecutionError as error:
+                raise StageFailed(f"  {path.name} is left as it was\n{error}") from None
+            notebook.metadata = before  # no widget state, no version of the Python that happened to run it
+            for cell in notebook.cells:
+                if cell.cell_type == "code":
+                    cell.outputs = [output for output in cell.outputs if WIDGET_VIEW not in output.get("data", {})]
+            nbformat.write(notebook, path)
+            print(f"{clock(time.monotonic() - begin):>12}", flush=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Read the command line, run, and return the exit code: 0 done, 1 a notebook failed, 2 refused, 130 stopped."""
+    parser = argparse.ArgumentParser(
+        prog="python -m helpers.run", description="Run the notebooks in order and write runs/<name>/report.html.",
+        epilog="`refresh [stages…]` instead writes fresh outputs into notebooks/ itself.",
+    )  # fmt: skip
+    parser.add_argument("stages", nargs="*", help=f"{' '.join(paths.STAGES)}; all six if none is named")
+    parser.add_argument("--run", default="sample", metavar="NAME", help="name of the run: the folder under runs/")
+    parser.add_argument("--corpus", metavar="PATH", help="a text file or a folder of them; without it the built-in one")
+    parser.add_argument("--preset", metavar="NAME", help="presets/NAME.yaml, or a YAML file")
+    parser.add_argument("-p", nargs=2, action="append", default=[], metavar=("PARAMETER", "VALUE"), dest="settings",
+                        help="set a parameter in every notebook that has it; may be repeated")  # fmt: skip
+    parser.add_argument("--force", action="store_true", help="run a stage even if nothing changed since it finished")
+    asked = parser.parse_intermixed_args(arguments)
+
+    # the notebooks read it: a dashboard prints lines instead of drawing widgets nobody can see
+    os.environ["HEADLESS"] = "1"
+    os.environ["TQDM_DISABLE"] = "1"
+    try:
+        if asked.stages[:1] == ["refresh"]:
+            refresh(choose_stages(asked.stages[1:]))
+        else:
+            stages = choose_stages(asked.stages)
+            values = plan(stages, asked.run, asked.corpus, asked.preset, asked.settings)
+            run_stages(asked.run, values, asked.force)
+    except Refused as error:
+        print(f"nothing was run: {error}", file=sys.stderr)
+        return 2
+    except StageFailed as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on with the stage that was interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

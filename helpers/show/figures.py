@@ -1,0 +1,300 @@
+"""Figures: lengths, Zipf, coverage, schedule, windows, and the loss against its floor. No Chinese in any of them.
+
+Each is drawn on its own `Figure`, without pyplot: nothing stays open, no backend is asked for, any thread may draw.
+"""
+
+import base64
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from IPython.display import DisplayHandle, display
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+from PIL import Image
+
+INK, GREY, GRID = "#333333", "#8a8f98", "#e8e8ea"
+BLUE, RUST, GREEN = "#2f6db0", "#c4502f", "#2b8a62"
+WIDTH = 720  # of a figure on the page, in CSS pixels; it is drawn at 1.5 times that, for sharp screens
+STYLE = {
+    "figure.facecolor": "white",
+    "axes.facecolor": "white",
+    "axes.edgecolor": "#b5b8be",
+    "axes.labelcolor": INK,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.labelsize": 9,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "xtick.minor.size": 0,
+    "ytick.minor.size": 0,
+    "lines.linewidth": 1.6,
+    "font.family": "DejaVu Sans",
+}
+LEGEND = {"frameon": False, "fontsize": 8.5}
+THOUSANDS = FuncFormatter(lambda value, _: f"{value:,.0f}")
+PERCENT = FuncFormatter(lambda value, _: f"{100 * value:.0f} %")
+PLAIN = FuncFormatter(lambda value, _: f"{value:g}")
+
+
+def png(fig: Figure) -> bytes:
+    """Return the figure as a PNG of a few dozen colours, a third of the size; the same figure gives the same bytes."""
+    agg = FigureCanvasAgg(fig)
+    agg.draw()
+    buffer = io.BytesIO()
+    image = Image.fromarray(np.asarray(agg.buffer_rgba())).convert("RGB")
+    image.quantize(128, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(buffer, "png")
+    return buffer.getvalue()
+
+
+def bundle(fig: Figure, words: str) -> tuple[dict, dict]:
+    """Return a figure as (data, metadata) for a raw display; `words` say what it shows where no picture can."""
+    data = {"image/png": base64.b64encode(png(fig)).decode(), "text/plain": words}
+    return data, {"image/png": {"width": WIDTH, "height": round(WIDTH * fig.get_figheight() / fig.get_figwidth())}}
+
+
+def show_figure(fig: Figure, words: str, handle: DisplayHandle | None = None) -> None:
+    """Display a figure, or draw it in the place of the one that `handle` stands for."""
+    data, metadata = bundle(fig, words)
+    if handle is None:
+        display(data, metadata=metadata, raw=True)
+    else:
+        handle.update(data, metadata=metadata, raw=True)
+
+
+def canvas(height: float = 3.3, **grid) -> tuple[Figure, Axes | np.ndarray]:
+    """Return an empty figure and its axes in the one style of the course; `grid` as in `Figure.subplots`."""
+    with matplotlib.rc_context(STYLE):
+        fig = Figure(figsize=(WIDTH / 100, height), dpi=150, layout="constrained")
+        return fig, fig.subplots(**grid)
+
+
+def length_histogram(lengths: Iterable[int], unit: str = "characters") -> None:
+    """Show how long the documents are, with the median marked; a long tail puts the lengths on a log axis."""
+    lengths = np.asarray(list(lengths), dtype=float)
+    fig, ax = canvas(3.0)
+    ax.set(xlabel=f"length of a document ({unit})", ylabel="documents")
+    if len(lengths):
+        median = float(np.median(lengths))
+        low, high = max(lengths.min(), 1), max(lengths.max(), 2)
+        if high > 20 * max(median, 1):
+            edges = np.unique(np.round(np.geomspace(low, high + 1, 33))) - 0.5
+            ax.set_xscale("log")
+        else:
+            # whole numbers: a bin that takes now two, now three of them would make teeth
+            step = max(1, math.ceil((high - low + 1) / 48))
+            edges = np.arange(low, high + step + 1, step) - 0.5
+        ax.hist(lengths, bins=edges, color=BLUE, alpha=0.85, edgecolor="white", linewidth=0.5)
+        ax.axvline(median, color=RUST, linewidth=1.2)
+        ax.annotate(f"median {median:,.0f}", (median, 1), (5, -2), xycoords=("data", "axes fraction"),
+                    textcoords="offset points", color=RUST, fontsize=8.5, va="top")  # fmt: skip
+        ax.xaxis.set_major_formatter(THOUSANDS)
+        ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.yaxis.set_major_formatter(THOUSANDS)
+    ax.grid(axis="x", visible=False)
+    show_figure(fig, f"histogram of {len(lengths):,} document lengths")
+
+
+def thinned(n: int, points: int = 300) -> np.ndarray:
+    """Return at most about `points` indices of 0..n-1, evenly spaced on a log axis, first and last included."""
+    return np.unique(np.round(np.geomspace(1, n, points)).astype(int)) - 1 if n else np.empty(0, dtype=int)
+
+
+def zipf(counts: Mapping[str, int]) -> None:
+    """Show frequency against rank on log axes, beside Zipf's law: frequency falls as 1 / rank."""
+    frequencies = np.array(sorted(counts.values(), reverse=True), dtype=float)
+    fig, ax = canvas(3.3)
+    ax.set(xlabel="rank", ylabel="times in the text", xscale="log", yscale="log")
+    if len(frequencies):
+        at = thinned(len(frequencies))
+        law = frequencies[0] / (at + 1)
+        ax.plot(at + 1, np.where(law >= 0.5, law, np.nan), "--", color=GREY, linewidth=1.2, label="Zipf: 1 / rank")
+        ax.plot(at + 1, frequencies[at], color=BLUE, label="this text")
+        ax.legend(loc="upper right", **LEGEND)
+    ax.xaxis.set_major_formatter(THOUSANDS)
+    ax.yaxis.set_major_formatter(THOUSANDS)
+    show_figure(fig, f"frequency against rank of {len(frequencies):,} kinds")
+
+
+def coverage(counts: Mapping[str, int], vocab_size: int | None = None) -> None:
+    """Show which share of the running text the n commonest words cover; `vocab_size` is marked."""
+    frequencies = np.array(sorted(counts.values(), reverse=True), dtype=float)
+    fig, ax = canvas(3.3)
+    ax.set(xlabel="words in the vocabulary, commonest first", ylabel="share of the running text", xscale="log")
+    if len(frequencies):
+        share = np.cumsum(frequencies) / frequencies.sum()
+        at = thinned(len(share))
+        ax.plot(at + 1, share[at], color=BLUE)
+        if vocab_size:
+            size = min(vocab_size, len(share))
+            covered = share[size - 1]
+            ax.plot([size, size], [0, covered], color=RUST, linewidth=1, linestyle=":")
+            ax.plot([size], [covered], "o", color=RUST, markersize=5)
+            text = f"{size:,} words: {100 * covered:.1f} %"
+            ax.annotate(text, (size, 0.06), (-6, 0), textcoords="offset points", color=RUST, fontsize=8.5, ha="right")
+    ax.set_ylim(0, 1.03)
+    ax.xaxis.set_major_formatter(THOUSANDS)
+    ax.yaxis.set_major_formatter(PERCENT)
+    show_figure(fig, f"share of the text covered by the commonest of {len(frequencies):,} words")
+
+
+def schedule(lrs: Sequence[float]) -> None:
+    """Show the learning rate of every step."""
+    lrs = np.asarray(list(lrs), dtype=float)
+    fig, ax = canvas(2.4)
+    draw_schedule(ax, np.arange(1, len(lrs) + 1), lrs)
+    ax.set(xlabel="step", ylabel="learning rate")
+    show_figure(fig, f"learning rate over {len(lrs):,} steps")
+
+
+def draw_schedule(ax: Axes, steps: Sequence[float], lrs: Sequence[float]) -> None:
+    """Draw the learning rate, its peak as the only number on the axis."""
+    ax.plot(steps, lrs, color=GREEN)
+    ax.fill_between(steps, lrs, color=GREEN, alpha=0.08, linewidth=0)
+    peak = np.nanmax(lrs, initial=0)
+    ax.set_ylim(0, 1.12 * peak or 1)
+    ax.set_yticks([0, peak], ["0", f"{peak:.2g}"])
+    ax.xaxis.set_major_formatter(THOUSANDS)
+
+
+def window_diagram(n_tokens: int, n_ctx: int, stride: int, limit: int = 8) -> None:
+    """Show the windows that a stream of tokens is cut into: new tokens, tokens seen before, padding.
+
+    As `tokens.Windows` cuts it; of many windows the first `limit`.
+    """
+    if n_tokens < 2 or not 1 <= stride <= n_ctx:
+        raise ValueError(f"need n_tokens >= 2 and 1 <= stride <= n_ctx, got {n_tokens}, {stride}, {n_ctx}")
+    inputs = n_tokens - 1  # the last token is an answer only
+    count = 1 + max(0, math.ceil((inputs - n_ctx) / stride))
+    shown = min(count, limit)
+    edge = (shown - 1) * stride + n_ctx  # where the picture ends
+    fig, ax = canvas(0.9 + 0.27 * (shown + 1))
+    ax.barh(0, min(n_tokens, edge), color="#c9ccd2", height=0.6)
+    for window in range(shown):
+        start = window * stride
+        end = min(start + n_ctx, inputs)
+        again = min(n_ctx - stride, end - start) if window else 0
+        ax.barh(window + 1, again, left=start, color=BLUE, alpha=0.3, height=0.6, linewidth=0)
+        ax.barh(window + 1, end - start - again, left=start + again, color=BLUE, height=0.6, linewidth=0)
+        ax.barh(window + 1, start + n_ctx - end, left=end, color="white", edgecolor=GREY, hatch="////", height=0.6,
+                linewidth=0.5)  # fmt: skip
+    if count > shown:
+        ax.annotate(f"… and {count - shown:,} more", (0, shown), (2, 0), textcoords="offset points", color=GREY,
+                    fontsize=8.5, va="center")  # fmt: skip
+    ax.set_yticks(range(shown + 1), ["tokens", *(f"window {window + 1}" for window in range(shown))])
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    ax.xaxis.set_major_formatter(THOUSANDS)
+    ax.set(xlabel="position in the stream of tokens")
+    handles = [Patch(color=BLUE, label="new"), Patch(color=BLUE, alpha=0.3, label="seen before"),
+               Patch(facecolor="white", edgecolor=GREY, hatch="////", label="padding")]  # fmt: skip
+    ax.legend(handles=handles, loc="lower left", ncols=3, bbox_to_anchor=(0, 1), borderaxespad=0.2, **LEGEND)
+    show_figure(fig, f"{count:,} windows of {n_ctx:,} tokens over {n_tokens:,}, one every {stride:,}")
+
+
+def series(rows: Sequence[Mapping], event: str, name: str, points: int = 400) -> tuple[np.ndarray, np.ndarray]:
+    """Return (steps, values) of the rows of one event; a long run is averaged down to at most `points`."""
+    chosen = [(row["step"], row[name]) for row in rows if row.get("event") == event and row.get(name) is not None]
+    steps, values = np.array(chosen, dtype=float).reshape(-1, 2).T
+    if len(steps) <= points:
+        return steps, values
+    parts = np.linspace(0, len(steps), points + 1).astype(int)[:-1]
+    sizes = np.diff([*parts, len(steps)])
+    return np.add.reduceat(steps, parts) / sizes, np.add.reduceat(values, parts) / sizes
+
+
+def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Return positions near the wanted ones, in their order, at least `gap` apart, none above `high`."""
+    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
+    placed = [min(max(wanted[i], low), high) for i in order]
+    for i in range(1, len(placed)):
+        placed[i] = max(placed[i], placed[i - 1] + gap)
+    ceiling = high
+    for i in reversed(range(len(placed))):
+        placed[i] = min(placed[i], ceiling)
+        ceiling = placed[i] - gap
+    positions = [0.0] * len(wanted)
+    for i, position in zip(order, placed, strict=True):
+        positions[i] = position
+    return positions
+
+
+def draw_loss(ax: Axes, rows: Sequence[Mapping], floor: float | None, baselines: Mapping[str, float]) -> None:
+    """Draw training and validation loss in bits per character; lines are named at their right end."""
+    ends: list[tuple[float, str, str]] = []
+    for event, name, colour in (("step", "training", BLUE), ("validation", "validation", RUST)):
+        steps, values = series(rows, event, "bits_per_char")
+        mark = {"marker": "o", "markersize": 3.5} if event == "validation" else {}
+        ax.plot(steps, values, color=colour, zorder=3, **mark)
+        if len(values) and math.isfinite(values[-1]):
+            ends.append((values[-1], f"{name} {values[-1]:.2f}", colour))
+    levels = [(value, name, GREY, "--") for name, value in baselines.items() if value]
+    if floor:
+        levels.append((floor, "floor", GREEN, "-"))
+    for value, name, colour, dash in levels:
+        ax.axhline(value, color=colour, linewidth=1.2, linestyle=dash, zorder=2)
+        ends.append((value, f"{name} {value:.2f}", colour))
+
+    total = max([row.get("total_steps") or row.get("step") or 0 for row in rows], default=0)
+    ax.set_xlim(0, max(total, 1))
+    ax.xaxis.set_major_formatter(THOUSANDS)
+    ax.set_ylabel("bits per character")
+    if not ends:
+        ax.set_yticks([])
+        return
+    ax.set_yscale("log")  # the last tenth of a bit above the floor is as wide as the first bits of the fall
+    ax.yaxis.set_major_locator(FixedLocator([0.1, 0.2, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20]))
+    ax.yaxis.set_major_formatter(PLAIN)
+    ax.yaxis.set_minor_locator(NullLocator())
+    low, high = np.log(ax.get_ylim())
+    wanted = [(math.log(value) - low) / (high - low) for value, _, _ in ends]
+    places = spread(wanted, 0.06, 0.0, 1.0)
+    for place, (_, text, colour) in zip(places, ends, strict=True):
+        ax.annotate(text, (1, place), (6, 0), xycoords="axes fraction", textcoords="offset points", color=colour,
+                    fontsize=8.5, va="center", annotation_clip=False)  # fmt: skip
+
+
+def loss_curve(
+    metrics: str | Path | Sequence[Mapping], floor: float | None = None, baselines: Mapping[str, float] | None = None
+) -> None:
+    """Show a run's training and validation loss in bits per character.
+
+    `metrics` is a metrics.jsonl or its rows; `floor` the entropy of the corpus where it is known; `baselines` the
+    loss of simpler models by name, {"unigram": 7.9}. All in bits per character.
+    """
+    from helpers.show.dashboard import read_metrics  # dashboard draws with this module
+
+    rows = read_metrics(metrics) if isinstance(metrics, str | Path) else list(metrics)
+    fig, ax = canvas(3.7)
+    draw_loss(ax, rows, floor, baselines or {})
+    ax.set_xlabel("step")
+    show_figure(fig, describe_loss(rows, floor))
+
+
+def describe_loss(rows: Sequence[Mapping], floor: float | None) -> str:
+    """Return in words what the figure of the loss shows at its right end."""
+    words = []
+    for event, name in (("step", "training"), ("validation", "validation")):
+        values = series(rows, event, "bits_per_char")[1]
+        if len(values):
+            words.append(f"{name} {values[-1]:.2f}")
+    if floor:
+        words.append(f"floor {floor:.2f}")
+    return "bits per character: " + (", ".join(words) or "nothing measured yet")

@@ -1,0 +1,231 @@
+"""Documents become token shards; shards become windows; windows become batches.
+
+A shard is a flat file of ids (`train-00000.bin`, uint16 or uint32, no header) and beside it
+`train-00000.offsets.npy`, where each document starts. All shards of a split, one after the other,
+are one stream of tokens that is mapped into memory and never loaded. Knows nothing of models.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from helpers import parallel, paths, tokenizer
+
+IGNORE = -100  # the label of a position that has no answer; torch's cross-entropy skips it
+
+
+# ---------------------------------------------------------------- writing shards
+
+
+def cut_points(files: list[Path], pieces: int) -> list[list[tuple[Path, int, int]]]:
+    """Divide JSONL files into at most `pieces` runs of whole lines with about equal bytes.
+
+    Returns one list of (file, first byte, byte after the last) for each piece.
+    """
+    total = sum(file.stat().st_size for file in files)
+    spans: list[list[tuple[Path, int, int]]] = [[]]
+    done = 0
+    for file in files:
+        start = position = 0
+        with open(file, "rb") as lines:
+            for line in lines:
+                position += len(line)
+                if done + position >= total * len(spans) / pieces and len(spans) < pieces:
+                    spans[-1].append((file, start, position))
+                    spans.append([])
+                    start = position
+        if position > start:
+            spans[-1].append((file, start, position))
+        done += position
+    return [span for span in spans if span]
+
+
+def _texts(span: list[tuple[Path, int, int]]) -> Iterator[str]:
+    for file, start, stop in span:
+        with open(file, "rb") as lines:
+            lines.seek(start)
+            while lines.tell() < stop:
+                yield json.loads(lines.readline())["text"]
+
+
+_load_once = lru_cache(maxsize=1)(tokenizer.load)
+
+
+def write_shard(task: tuple[list, Path, Path, str]) -> dict:
+    """Encode one piece of the corpus into one shard; `task` is (span, tokenizer folder, file to write, dtype).
+
+    A document is `[MASK] ids… [CLS]`: a start, its text, an end. Returns the shard's documents, tokens, characters.
+    """
+    span, folder, file, dtype = task
+    tok = _load_once(folder)
+    offsets, tokens, characters = [], 0, 0
+    with open(file, "wb") as out:
+        batch: list[str] = []
+
+        def flush() -> None:
+            nonlocal tokens
+            for ids in tokenizer.encode_batch(tok, batch):
+                offsets.append(tokens)
+                document = np.array([tok.bos_token_id, *ids, tok.eos_token_id], dtype)
+                document.tofile(out)
+                tokens += len(document)
+            batch.clear()
+
+        for text in _texts(span):
+            batch.append(text)
+            characters += len(text)
+            if len(batch) == 1000:
+                flush()
+        flush()
+    np.save(file.with_suffix(".offsets.npy"), np.array(offsets, np.int64))
+    return {"documents": len(offsets), "tokens": tokens, "characters": characters}
+
+
+def write_shards(run: str, num_pieces: int, workers: int = 0) -> dict[str, list[dict]]:
+    """Encode both splits of a run's corpus into `tokens/`, `num_pieces` shards for training, validation in proportion.
+
+    Returns {"train": [facts of each shard], "val": [...]}. Shards of an earlier run are removed first.
+    """
+    if num_pieces < 1:
+        raise ValueError(f"num_pieces is {num_pieces}: at least one shard is needed")
+    folder = paths.room(run, "tokenize")
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in [*folder.glob("*.bin"), *folder.glob("*.offsets.npy")]:
+        old.unlink()
+    vocab = paths.room(run, "vocab")
+    dtype = dtype_for(len(tokenizer.load(vocab)))
+    files = {split: paths.shards(run, "corpus", split, ".jsonl") for split in ("train", "val")}
+    size = {split: sum(file.stat().st_size for file in files[split]) for split in files}
+    pieces = {"train": num_pieces, "val": max(1, round(num_pieces * size["val"] / max(1, size["train"])))}
+    tasks = [
+        (span, vocab, folder / f"{split}-{i:05d}.bin", dtype)
+        for split in files
+        for i, span in enumerate(cut_points(files[split], pieces[split]))
+    ]
+    with parallel.executor(min(workers or parallel.cores(), len(tasks))) as pool:
+        facts = parallel.map_shards(pool, write_shard, tasks, label="tokenize")
+    shards: dict[str, list[dict]] = {"train": [], "val": []}
+    for (_, _, file, _), fact in zip(tasks, facts, strict=True):
+        shards[file.name.split("-")[0]].append({"file": file.name, **fact})
+    return shards
+
+
+def dtype_for(vocab_size: int) -> str:
+    """Return the smallest of uint16 and uint32 that holds every id below `vocab_size`."""
+    return "uint16" if vocab_size <= 2**16 else "uint32"
+
+
+# ---------------------------------------------------------------- reading them
+
+
+class TokenStream:
+    """All shards of one split as one read-only sequence of ids, mapped from disk."""
+
+    def __init__(self, run: str, split: str, dtype: str):
+        files = paths.shards(run, "tokenize", split, ".bin")
+        if not files:
+            raise paths.RoomError(f"run '{run}' has no {split} shards: run notebook 03_tokenize first")
+        self.shards = [np.memmap(file, dtype, "r") for file in files]
+        self.starts = np.cumsum([0] + [len(shard) for shard in self.shards])  # where each shard begins in the stream
+        within = [np.load(file.with_suffix(".offsets.npy")) for file in files]
+        self.documents = np.concatenate([start + at for start, at in zip(self.starts, within, strict=False)])
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Return ids[start:stop] as int64, also across the edge of two shards."""
+        stop = min(stop, len(self))
+        parts = []
+        shard = int(np.searchsorted(self.starts, start, side="right")) - 1
+        while start < stop:
+            end = min(stop, int(self.starts[shard + 1]))
+            parts.append(self.shards[shard][start - self.starts[shard] : end - self.starts[shard]])
+            start, shard = end, shard + 1
+        return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)
+
+
+class Windows:
+    """Windows of `n_ctx` ids with the next id of each as its label, `stride` ids apart, over a token stream.
+
+    A stream of T tokens holds T - 1 answers. Every answer is in a window; at stride = n_ctx in exactly one.
+    The last window may be short: it is filled with `pad_id` and its labels with IGNORE, so no window is
+    ragged and no token is lost. With `once` the answers that an earlier window holds are IGNOREd as well:
+    then each token is scored exactly once, with at least n_ctx - stride tokens before it.
+    """
+
+    def __init__(self, stream: TokenStream, n_ctx: int, stride: int, pad_id: int, once: bool = False):
+        if not 1 <= stride <= n_ctx:
+            raise ValueError(f"stride is {stride}, n_ctx is {n_ctx}: a stride outside 1…n_ctx would leave tokens out")
+        if len(stream) < 2:
+            raise ValueError("the stream holds fewer than two tokens: there is nothing to predict")
+        self.stream, self.n_ctx, self.stride, self.pad_id, self.once = stream, n_ctx, stride, pad_id, once
+
+    def __len__(self) -> int:
+        return count_windows(len(self.stream), self.n_ctx, self.stride)
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return (inputs, labels) of one window, each (n_ctx,) int64."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"window {index} of {len(self)}")
+        start = index * self.stride
+        ids = self.stream.read(start, start + self.n_ctx + 1)
+        inputs = np.full(self.n_ctx, self.pad_id, np.int64)
+        labels = np.full(self.n_ctx, IGNORE, np.int64)
+        inputs[: len(ids) - 1] = ids[:-1]
+        labels[: len(ids) - 1] = ids[1:]
+        if self.once and index > 0:
+            labels[: self.n_ctx - self.stride] = IGNORE
+        return inputs, labels
+
+    def batch(self, indices) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (inputs, labels) of several windows, each (B, n_ctx) int64."""
+        inputs, labels = zip(*(self[int(i)] for i in indices), strict=True)
+        return torch.from_numpy(np.stack(inputs)), torch.from_numpy(np.stack(labels))
+
+
+def count_windows(tokens: int, n_ctx: int, stride: int) -> int:
+    """Return how many windows a stream of `tokens` ids needs so that each of its tokens - 1 answers is in one."""
+    return 1 + max(0, math.ceil((tokens - 1 - n_ctx) / stride))
+
+
+def order(n_windows: int, seed: int, epoch: int) -> np.ndarray:
+    """Return the order in which an epoch visits its windows: a function of seed and epoch alone.
+
+    Whoever knows (seed, epoch, position) knows which windows come next, so a resumed run replays nothing.
+    """
+    return np.random.default_rng([seed, epoch]).permutation(n_windows)
+
+
+# ---------------------------------------------------------------- what a model must beat
+
+
+def baselines(train: TokenStream, val: TokenStream, vocab_size: int) -> dict[str, float]:
+    """Return the cross-entropy on `val`, in nats a token, of three models that only count.
+
+    uniform: ln vocab_size. unigram: add-one frequencies. bigram: Witten-Bell interpolation with the
+    unigram (Witten and Bell 1991): a context is trusted as far as it repeats itself.
+    """
+    ids, held = train.read(0, len(train)), val.read(0, len(val))
+    counts = np.bincount(ids, minlength=vocab_size)
+    unigram = (counts + 1) / (len(ids) + vocab_size)
+    pairs, pair_counts = np.unique(ids[:-1] * vocab_size + ids[1:], return_counts=True)
+    follows = np.bincount(pairs // vocab_size, minlength=vocab_size)  # distinct successors of each id
+    seen = np.bincount(ids[:-1], minlength=vocab_size)
+    first, second = held[:-1], held[1:]
+    at = np.minimum(np.searchsorted(pairs, wanted := first * vocab_size + second), len(pairs) - 1)
+    joint = np.where(pairs[at] == wanted, pair_counts[at], 0)
+    weight = seen[first] + follows[first]
+    bigram = np.where(
+        weight > 0, (joint + follows[first] * unigram[second]) / np.maximum(weight, 1), unigram[second]
+    )
+    return {
+        "uniform": math.log(vocab_size),
+        "unigram": float(-np.log(unigram[second]).mean()),
+        "bigram": float(-np.log(bigram).mean()),
+    }

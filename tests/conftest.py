@@ -1,0 +1,11 @@
+"""What every test module gets without asking: a runs folder of its own, so that no test sees the user's runs."""
+
+import pytest
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_runs_dir(tmp_path_factory):
+    """Point RUNS_DIR at a fresh folder for the tests of one module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RUNS_DIR", str(tmp_path_factory.mktemp("runs")))
+        yield

@@ -1,0 +1,114 @@
+"""All six notebooks as `make run` runs them, at a scale of seconds: on the built-in corpus, then on one's own text."""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from helpers import paths, sample_corpus
+
+# what a room says of itself, for the rooms after it and for the report
+RESULT = {
+    "corpus": {"documents", "characters", "dropped", "val_documents", "val_characters", "source"},
+    "vocab": {"vocab_size", "coverage", "agreement_f1"},
+    "tokenize": {"tokens", "windows", "chars_per_token"},
+    "train": {"steps", "seconds", "tokens_per_second", "val_loss", "val_bits_per_char", "accuracy"},
+    "generate": set(),
+    "serve": {"latency_ms_p50"},
+}
+PLAIN_LOAD = """
+import sys
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model, tokenizer = (kind.from_pretrained(sys.argv[1]) for kind in (AutoModelForCausalLM, AutoTokenizer))
+ids = tokenizer("绿萝多久浇一次水？", return_tensors="pt")
+model.generate(**ids, max_new_tokens=3)
+assert model.config.vocab_size == len(tokenizer), (model.config.vocab_size, len(tokenizer))
+assert "helpers" not in sys.modules
+"""
+
+
+def course(runs: Path, *arguments: str, cwd: Path) -> str:
+    """Run `python -m helpers.run …` from a folder that isn't the repository; return what it printed."""
+    environment = {**os.environ, "RUNS_DIR": str(runs), "PYTHONPATH": str(paths.repo_root())}
+    command = [sys.executable, "-m", "helpers.run", "--preset", "micro", *arguments]
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, encoding="utf-8")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not done.stderr, f"the terminal stays quiet: {done.stderr}"
+    return done.stdout
+
+
+def skipped(printed: str) -> list[bool]:
+    """Tell of each stage's line whether it says the stage was skipped; the last line is the report's."""
+    return ["skipped" in line for line in printed.splitlines()[:-1]]
+
+
+@pytest.fixture(scope="module", params=["sample", "own"])
+def run(request, tmp_path_factory):
+    """Run the course once for the module on each of the two corpora; return the run's name."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RUNS_DIR", str(folder / "runs"))
+        arguments = ["--run", request.param]
+        if request.param == "own":
+            text = "\n\n".join(document.text for document in islice(sample_corpus.documents(seed=1), 300))
+            (folder / "我的 语料.txt").write_bytes(text.encode("gb18030"))
+            arguments += ["--corpus", "我的 语料.txt"]
+        printed = course(folder / "runs", *arguments, cwd=folder)
+        assert skipped(printed) == [False] * 6
+        again = course(folder / "runs", *arguments, cwd=folder)
+        assert skipped(again) == [True] * 6, again
+        yield request.param
+
+
+def test_every_notebook_runs_to_its_end_without_an_error_or_a_warning(run):
+    for stage in paths.STAGES:
+        book = nbformat.read(paths.run_dir(run) / "notebooks" / paths.notebook(stage).name, as_version=4)
+        code = [cell for cell in book.cells if cell.cell_type == "code"]
+        assert all(cell.execution_count for cell in code)
+        outputs = [output for cell in code for output in cell.outputs]
+        assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+
+
+def test_every_room_fits_the_one_before_and_says_what_it_found(run):
+    for stage in paths.STAGES:
+        manifest = paths.open_room(run, stage)
+        assert set(manifest["result"]) >= RESULT[stage], f"{stage} lacks {RESULT[stage] - set(manifest['result'])}"
+        assert manifest["inputs"] and manifest["parameters"]["run"] == run
+    results = {stage: paths.read_manifest(run, stage)["result"] for stage in paths.STAGES}
+    assert results["train"]["steps"] > 0
+    assert 250 < results["corpus"]["documents"] <= 300
+    # only the built-in corpus has a known floor and known facts
+    known = run == "sample"
+    assert (results["train"].get("floor_bits_per_char") is not None) == known
+    assert (results["generate"].get("facts_seen") is not None) == known
+
+
+def test_the_model_is_a_plain_hugging_face_folder(run, tmp_path):
+    """The old course's folders could be read only by the code that wrote them."""
+    folder = paths.room(run, "train") / "final_model"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-c", PLAIN_LOAD, str(folder)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, encoding="utf-8")
+    assert done.returncode == 0, done.stderr
+    assert "auto_map" not in (folder / "config.json").read_text("utf-8")
+
+
+def test_samples_were_written_and_are_in_the_report(run):
+    lines = (paths.room(run, "generate") / "samples.jsonl").read_text("utf-8").splitlines()
+    assert lines and all(json.loads(line)["text"] for line in lines)
+    page = (paths.run_dir(run) / "report.html").read_text("utf-8")
+    assert "What the model writes" in page
+    assert all(f"id='{notebook}'" in page for notebook, _ in paths.STAGES.values())
+    assert len(page) < 8_000_000
+
+
+def test_another_learning_rate_runs_from_training_on(run):
+    runs = paths.runs_dir()
+    arguments = [] if run == "sample" else ["--corpus", str(runs.parent / "我的 语料.txt")]
+    printed = course(runs, "--run", run, *arguments, "-p", "lr", "2e-3", cwd=runs.parent)
+    assert skipped(printed) == [True, True, True, False, False, False]

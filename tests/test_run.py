@@ -1,0 +1,307 @@
+"""The runner, on stand-in notebooks that take a second: what it refuses, runs, skips, and says when a cell fails."""
+
+import json
+import os
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from helpers import paths, report, run
+
+CORPUS = """
+from pathlib import Path
+from helpers import paths
+folder = paths.room(run, "corpus"); folder.mkdir(parents=True, exist_ok=True)
+files = [] if source == "sample" else [Path(source)] if Path(source).is_file() else sorted(Path(source).glob("*.txt"))
+text = "".join(file.read_text("utf-8") for file in files) or "花\\n"
+(folder / "train-00000.jsonl").write_text(text[:size], "utf-8")
+values = {"run": run, "source": source, "size": size, "ratio": ratio, "deep": deep, "words": words, "limit": limit}
+_ = paths.write_manifest(run, "corpus", parameters=values, inputs=files, outputs=[folder / "train-00000.jsonl"],
+                         result={"documents": len(text), "characters": 12345})
+print(sorted(values))
+"""
+VOCAB = """
+from helpers import paths
+paths.open_room(run, "corpus")
+folder = paths.room(run, "vocab"); folder.mkdir(parents=True, exist_ok=True)
+(folder / "vocab_user.txt").write_text("花\\n", "utf-8")
+_ = paths.write_manifest(run, "vocab", parameters={"run": run, "size": size},
+                         inputs=[paths.room(run, "corpus") / "train-00000.jsonl"],
+                         outputs=[folder / "vocab_user.txt"], result={"vocab_size": size})
+"""
+EMPTY = '# parameters\nrun: str = "sample"  # name of the run\n'
+HOUSE = {
+    "corpus": (
+        EMPTY + 'source: str = "sample"\nsize: int = 100\nratio: float = 0.5\ndeep: bool = False\n'
+        "words: list = []\nlimit: int | None = None",
+        CORPUS,
+    ),
+    "vocab": (EMPTY + "size: int = 50", VOCAB),
+    "train": (EMPTY + "epochs: int = 1\nlr: float = 1.0e-3", "# divide\nx = 1\nx / 0"),
+    "serve": (EMPTY, "import os\nos._exit(9)"),
+}
+
+
+@pytest.fixture
+def house(tmp_path, monkeypatch):
+    """Make a repository of stand-in notebooks, and run from a folder that is not it."""
+    root = tmp_path / "house"
+    for folder in ("notebooks", "presets"):
+        (root / folder).mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setenv("RUNS_DIR", str(tmp_path / "runs"))
+    monkeypatch.setenv("HEADLESS", "")  # main() sets it: put it back afterwards
+    monkeypatch.setenv("TQDM_DISABLE", "")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+    monkeypatch.setattr(paths, "repo_root", lambda: root)
+    for stage in paths.STAGES:
+        parameters, code = HOUSE.get(stage, (EMPTY, "pass"))
+        cells = [
+            new_markdown_cell(f"# {stage} 一步 $x$ [docs](https://example.org)"),
+            new_code_cell(parameters, metadata={"tags": ["parameters"]}),
+            new_code_cell(code.strip()),
+        ]
+        nbformat.write(new_notebook(cells=cells), paths.notebook(stage))
+    return root
+
+
+def preset(house, text):
+    (house / "presets" / "small.yaml").write_text(text, "utf-8")
+
+
+def plan(stages=(), corpus=None, preset=None, **settings):
+    return run.plan(run.choose_stages(list(stages)), "r", corpus, preset, settings.items())
+
+
+# ---- what to run ----
+
+
+@pytest.mark.parametrize("word", ["train", "04", "04_train", "04_train.ipynb"])
+def test_a_stage_goes_by_its_noun_its_number_or_its_notebook(word):
+    assert run.choose_stages([word]) == ["train"]
+
+
+def test_stages_run_in_the_order_of_the_course_and_all_of_them_by_default():
+    assert run.choose_stages(["generate", "01"]) == ["corpus", "generate"]
+    assert run.choose_stages([]) == list(paths.STAGES)
+
+
+def test_a_misspelt_stage_is_refused_with_the_closest_one():
+    with pytest.raises(run.Refused, match="no stage is called 'trian'; did you mean 'train'?"):
+        run.choose_stages(["trian"])
+
+
+def test_later_sources_of_a_value_win(house):
+    preset(house, "corpus:\n  size: 7\n  ratio: 2\nvocab:\n  size: 8\ntrain:\n")
+    values = plan(["corpus", "vocab"], preset="small", size="9")
+    assert values["corpus"] | values["vocab"] == values["corpus"]  # -p reaches every notebook that has the name
+    assert values["corpus"] == {
+        "run": "r", "source": "sample", "size": 9, "ratio": 2.0, "deep": False, "words": [], "limit": None,
+    }  # fmt: skip
+    assert plan(preset="small")["vocab"] == {"run": "r", "size": 8}
+
+
+def test_words_of_the_command_line_take_the_type_of_the_default(house):
+    values = plan(ratio="1e-3", deep="true", words="[一, 二]", limit="5", source="sample")["corpus"]
+    assert (values["ratio"], values["deep"], values["words"], values["limit"]) == (1e-3, True, ["一", "二"], 5)
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({"sise": "3"}, "did you mean 'size'"),
+        ({"size": "3.5"}, "size is '3.5', str, but the notebook's default 100 is int"),
+        ({"size": "true"}, "is 'true', str"),
+        ({"deep": "1"}, "is 1, int, but the notebook's default False is bool"),
+        ({"x; import os": "3"}, "no notebook that is to run has it"),
+        ({"run": "other"}, "--run"),
+        ({"epochs": "3"}, "no notebook that is to run has it"),
+    ],
+)
+def test_an_unknown_name_or_a_wrong_type_is_refused(house, settings, words):
+    with pytest.raises(run.Refused, match=re.escape(words)):
+        plan(["corpus", "vocab"], **settings)
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("train:\n  lr: 1e-3", "write 1.0e-3"),
+        ("train:\n  lr: fast", "lr is 'fast', str"),
+        ("train:\n  epochs: true", "epochs is True, bool"),
+        ("train:\n  epochs: 2.0", "epochs is 2.0, float"),
+        ("train:\n  epoch: 2", "did you mean 'epochs'"),
+        ("training:\n  epochs: 2", "did you mean 'train'"),
+        ("corpus:\n  source: 12", "put it in quotes"),
+        ("corpus:\n  run: a", "with --run"),
+        ("train: 3", "expected lines like"),
+        ("- train", "one section a stage"),
+        ("train: {", "not readable YAML"),
+    ],
+)
+def test_a_preset_is_checked_whole_before_anything_runs(house, text, words):
+    """Numbers that arrive as text ('32' x 512) were one fault of the old notebooks: here they never reach a kernel."""
+    preset(house, text)
+    with pytest.raises(run.Refused, match=re.escape(words)):
+        plan(["vocab"], preset="small")
+
+
+def test_a_preset_is_found_by_name_or_by_path(house, tmp_path):
+    preset(house, "vocab:\n  size: 8\n")
+    elsewhere = tmp_path / "mine.yaml"
+    elsewhere.write_text("vocab:\n  size: 9\n", "utf-8")
+    assert plan(["vocab"], preset="small")["vocab"]["size"] == 8
+    assert plan(["vocab"], preset=str(elsewhere))["vocab"]["size"] == 9
+    with pytest.raises(run.Refused, match="did you mean 'small'"):
+        plan(preset="smal")
+
+
+def test_a_relative_corpus_is_the_callers_and_must_exist(house):
+    Path("诗 词.txt").write_text("花", "utf-8")
+    assert plan(corpus="诗 词.txt")["corpus"]["source"] == str(Path.cwd() / "诗 词.txt")
+    with pytest.raises(run.Refused, match="does not exist"):
+        plan(corpus="nothing.txt")
+
+
+def test_what_is_refused_leaves_no_trace(house, capsys):
+    assert run.main(["--run", "r", "-p", "sise", "3"]) == 2
+    assert run.main(["--run", "../r"]) == 2
+    assert "nothing was run" in capsys.readouterr().err
+    assert not paths.runs_dir().exists()
+
+
+# ---- running, skipping, failing ----
+
+
+def executed(stage):
+    return nbformat.read(run.executed_copy("r", stage), as_version=4)
+
+
+def test_two_stages_run_then_rest_until_something_changes(house, capsys):
+    Path("c").mkdir()
+    Path("c/一.txt").write_text("明月几时有", "utf-8")
+    command = ["corpus", "vocab", "--run", "r", "--corpus", "c"]
+
+    def skipped(*more):
+        assert run.main([*command, *more]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split()[0] for line in lines] == ["01_corpus", "02_vocab", "report"]
+        return ["skipped" in line for line in lines[:2]]
+
+    assert skipped() == [False, False]
+    assert paths.read_manifest("r", "corpus")["parameters"]["source"] == str(Path("c").resolve())
+    assert os.environ["HEADLESS"] == "1"
+    assert executed("corpus").metadata.papermill.parameters == {"run": "r", "source": str(Path("c").resolve())}
+    assert skipped() == [True, True]
+    assert skipped("--force") == [False, False]
+    assert skipped("-p", "ratio", "0.25") == [False, True]  # the same corpus came out: what stands on it still holds
+    assert skipped() == [False, True]
+    Path("c/一.txt").write_text("明月几时有?", "utf-8")
+    assert skipped() == [False, False]
+    Path("c/二.txt").write_text("把酒问青天", "utf-8")  # a new file, not a changed one
+    assert skipped() == [False, False]
+    (paths.room("r", "vocab") / "vocab_user.txt").unlink()
+    assert skipped() == [True, False]
+    book = nbformat.read(paths.notebook("vocab"), as_version=4)
+    book.cells[2].source += "\nx = 1"
+    nbformat.write(book, paths.notebook("vocab"))
+    assert skipped() == [True, False]
+    assert skipped() == [True, True]
+
+
+def test_a_kernel_is_of_this_very_interpreter(house):
+    book = nbformat.read(paths.notebook("generate"), as_version=4)
+    book.metadata["kernelspec"] = {"name": "some-other", "display_name": "x", "language": "python"}
+    book.cells[2].source = "import sys; print(sys.executable)"
+    nbformat.write(book, paths.notebook("generate"))
+    assert run.main(["generate", "--run", "r"]) == 0
+    assert executed("generate").cells[-1].outputs[0].text.strip() == sys.executable
+
+
+def test_a_failing_cell_is_told_in_four_lines(house, capsys):
+    assert run.main(["train", "generate", "--run", "r"]) == 1
+    out, err = capsys.readouterr()
+    assert "failed after" in out and "05_generate" not in out
+    assert "04_train.ipynb, cell [3]: x = 1" in err and "ZeroDivisionError: division by zero" in err
+    assert str(run.executed_copy("r", "train")) in err and "Traceback" not in err and len(err.splitlines()) == 3
+    assert any(output.output_type == "error" for output in executed("train").cells[-1].outputs)
+
+
+def test_a_kernel_that_dies_is_told_too(house, capsys):
+    assert run.main(["serve", "--run", "r"]) == 1
+    assert "the kernel died" in capsys.readouterr().err
+
+
+def test_refresh_writes_clean_outputs_in_place(house, monkeypatch):
+    monkeypatch.delenv("RUNS_DIR")
+    book = nbformat.read(paths.notebook("corpus"), as_version=4)
+    book.metadata["widgets"] = {}
+    before = [(cell.id, cell.source, dict(cell.metadata)) for cell in book.cells]
+    book.cells[2].source += f"\nfrom IPython.display import display\ndisplay({{'{run.WIDGET_VIEW}': {{}}}}, raw=True)"
+    nbformat.write(book, paths.notebook("corpus"))
+    assert run.main(["refresh", "corpus"]) == 0
+    book = nbformat.read(paths.notebook("corpus"), as_version=4)
+    assert [(cell.id, dict(cell.metadata)) for cell in book.cells] == [(a, c) for a, _, c in before]
+    assert [cell.execution_count for cell in book.cells[1:]] == [1, 2]
+    assert [output.output_type for output in book.cells[2].outputs] == ["stream"]
+    assert "language_info" not in book.metadata
+    assert not (house / "runs").exists()
+    monkeypatch.delenv("RUNS_DIR")
+
+
+def test_refresh_leaves_a_failing_notebook_as_it_was(house, capsys):
+    before = paths.notebook("train").read_bytes()
+    assert run.main(["refresh", "04"]) == 1
+    assert "ZeroDivisionError" in capsys.readouterr().err and paths.notebook("train").read_bytes() == before
+
+
+@pytest.mark.parametrize("seconds, words", [(6.6, "7 s"), (245, "4 min 05 s"), (3720, "1 h 02 min")])
+def test_durations_read_like_speech(seconds, words):
+    assert run.clock(seconds) == words
+
+
+# ---- the report ----
+
+
+class Outside(HTMLParser):
+    """Collect what a page would have to fetch."""
+
+    def __init__(self):
+        super().__init__()
+        self.fetched, self.tags = [], set()
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        for name, value in attributes:
+            if name in ("src", "srcset", "data") or (tag == "link" and name == "href"):
+                self.fetched += [] if value.startswith("data:") else [value]
+
+
+def test_the_report_is_one_page_that_fetches_nothing(house):
+    samples = paths.room("r", "generate") / "samples.jsonl"
+    samples.parent.mkdir(parents=True)
+    samples.write_text(json.dumps({"text": "床前<b>明月光"}, ensure_ascii=False) + "\n", "utf-8")
+    book = nbformat.read(paths.notebook("vocab"), as_version=4)
+    book.cells[2].source += (
+        "\nfrom IPython.display import HTML, IFrame, Image, display"
+        "\ndisplay(HTML('<b>月</b>'), IFrame('http://127.0.0.1:5005', 9, 9), Image(bytes(range(9)), format='png'))"
+    )
+    nbformat.write(book, paths.notebook("vocab"))
+    assert run.main(["corpus", "vocab", "--run", "r"]) == 0
+    page = (paths.run_dir("r") / "report.html").read_text("utf-8")
+    outside = Outside()
+    outside.feed(page)
+    assert outside.fetched == [] and "iframe" not in outside.tags and "script" not in outside.tags
+    assert "床前&lt;b&gt;明月光" in page and "<b>月</b>" in page and "data:image/png;base64" in page
+    assert "characters 12,345" in page and page.count("<details") == 6 and "vocab 一步" in page
+
+
+def test_figures_that_a_stage_did_not_find_are_left_out(monkeypatch):
+    monkeypatch.setattr(paths, "read_manifest", lambda run, stage: {"result": {"steps": 900, "val_bits_per_char": 0.5}})
+    assert report.one_line("r", "train") == "steps 900 · validation, bits per character 0.500"

@@ -1,0 +1,260 @@
+"""The house as a whole: one list of dependencies, who imports whom, and the shape of the six notebooks."""
+
+import ast
+import json
+import re
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import nbformat
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from helpers import paths
+
+ROOT = paths.repo_root()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+
+# who may import whom, top to bottom: a module imports only what stands above it, and of that only what is listed
+MAY_IMPORT = {
+    "paths": set(),
+    "parallel": set(),
+    "sample_corpus": {"paths"},
+    "corpus": {"paths", "parallel", "sample_corpus"},
+    "vocab": {"paths", "parallel"},
+    "tokenizer": {"paths", "vocab"},
+    "tokens": {"paths", "parallel", "tokenizer"},
+    "model": {"paths"},
+    "checkpoint": {"paths"},
+    "train": {"tokenizer", "tokens", "model", "checkpoint"},
+    "launch": {"train"},
+    "sampling": set(),
+    "generate": {"tokenizer", "checkpoint", "sampling"},
+    "engine": {"generate"},
+    "serve": {"generate", "engine"},
+    "report": {"paths"},
+    "run": {"paths", "report"},
+}
+WITHOUT_TORCH = ("paths", "parallel", "sample_corpus", "corpus", "vocab", "tokenizer", "report", "run")
+MODULES = sorted(file for file in (ROOT / "helpers").rglob("*.py") if file.parent.name == "show" or file.name[0] != "_")
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+# ---- one list of dependencies ----
+
+
+def constraints():
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+
+def requirements():
+    return [Requirement(line) for line in PROJECT["dependencies"] + sum(EXTRAS.values(), [])]
+
+
+def test_conda_users_get_what_pyproject_says_and_nothing_else():
+    """Two environments for one course was one fault of the book: here both roads lead over one list."""
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text("utf-8"))
+    python, pip, nested = environment["dependencies"]
+    assert pip == "pip" and nested == {"pip": ["-c constraints.txt", "-e .[dev]"]}
+    assert re.fullmatch(r"python=3\.\d+", python)
+    assert Requirement(f"python{PROJECT['requires-python']}").specifier.contains(python.split("=")[1])
+    assert "dev" in EXTRAS and '-e ".[dev]" -c constraints.txt' in (ROOT / "Makefile").read_text("utf-8")
+
+
+def test_every_dependency_has_a_version_that_was_tested_and_fits():
+    tested = constraints()
+    for requirement in requirements():
+        name = canonicalize_name(requirement.name)
+        assert name in tested, f"constraints.txt lacks {name}"
+        assert requirement.specifier.contains(tested[name]), f"{requirement} against {tested[name]}"
+    assert not any("+" in version for version in tested.values()), "a build tag ties the course to one kind of machine"
+
+
+def test_the_tests_run_with_the_versions_of_constraints():
+    installed = {canonicalize_name(item.name): item.version.split("+")[0] for item in metadata.distributions()}
+    tested = constraints()
+    wrong = {name: installed[name] for name in tested if installed.get(name, tested[name]) != tested[name]}
+    assert not wrong, f"not at the versions of constraints.txt (run make test, which installs them): {wrong}"
+
+
+def test_every_dependency_says_who_uses_it():
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    for requirement in requirements():
+        assert re.search(rf'"{re.escape(requirement.name)}[^"]*",\s+# \w', text), requirement.name
+
+
+def test_what_is_imported_is_a_dependency():
+    by_module = {"yaml": "pyyaml", "IPython": "ipykernel", "PIL": "pillow"}
+    lines = PROJECT["dependencies"] + EXTRAS["cluster"] + EXTRAS["fast"]
+    listed = {canonicalize_name(Requirement(line).name) for line in lines} | {"distributed"}
+    for file in MODULES:
+        for module in imports(file) - {"helpers", *STANDARD}:
+            name = canonicalize_name(by_module.get(module, module))
+            assert name in listed, f"{file.name} imports {module}: pyproject.toml doesn't list it"
+
+
+# ---- who imports whom ----
+
+STANDARD = sys.stdlib_module_names
+
+
+def imported(file: Path) -> list[str]:
+    """Return the dotted names a module imports, anywhere in it, with `from x import y` as x.y."""
+    names = []
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file.name} imports relatively"
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
+
+
+def imports(file: Path) -> set[str]:
+    return {name.split(".")[0] for name in imported(file)}
+
+
+def ours(file: Path) -> set[str]:
+    return {name.split(".")[1] for name in imported(file) if name.startswith("helpers.")}
+
+
+@pytest.mark.parametrize("file", MODULES, ids=lambda file: file.relative_to(ROOT / "helpers").as_posix())
+def test_a_module_imports_only_what_stands_above_it(file):
+    if "show" in file.parts:
+        return  # for the eyes: it may look at everything
+    assert file.stem in MAY_IMPORT, f"helpers/{file.name} has no place in the house: give it a line in MAY_IMPORT"
+    assert "show" not in ours(file), "only notebooks import show"
+    above = list(MAY_IMPORT)[: list(MAY_IMPORT).index(file.stem)]
+    assert ours(file) <= (MAY_IMPORT[file.stem] | {"paths"}) & set(above)
+
+
+@pytest.mark.parametrize("file", MODULES, ids=lambda file: file.relative_to(ROOT / "helpers").as_posix())
+def test_heavy_libraries_stay_in_their_rooms(file):
+    used = imports(file)
+    if file.stem in WITHOUT_TORCH:
+        assert "torch" not in used
+    if "show" not in file.parts:
+        assert not used & {"ipywidgets", "IPython", "matplotlib"}
+    if file.stem != "serve":
+        assert "aiohttp" not in used
+
+
+@pytest.mark.parametrize("file", MODULES, ids=lambda file: file.relative_to(ROOT / "helpers").as_posix())
+def test_no_module_hides_an_error_or_runs_what_it_reads(file):
+    """A bare `except` that made words of failed sentences, and a corpus in pickle, were two faults of the sources."""
+    assert not imports(file) & {"pickle", "dill", "joblib"}
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.ExceptHandler):
+            assert node.type is not None, f"line {node.lineno}: bare except"
+            broad = isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException")
+            silent = all(isinstance(line, ast.Pass | ast.Continue) for line in node.body)
+            assert not (broad and silent), f"line {node.lineno}: an error is swallowed"
+        if isinstance(node, ast.Call):
+            for keyword in node.keywords:
+                bad = keyword.arg in ("shell", "trust_remote_code")
+                assert not (bad and getattr(keyword.value, "value", None) is True), f"line {node.lineno}: {keyword.arg}"
+
+
+@pytest.mark.parametrize("file", MODULES, ids=lambda file: file.relative_to(ROOT / "helpers").as_posix())
+def test_every_module_says_its_job(file):
+    assert ast.get_docstring(ast.parse(file.read_text("utf-8")))
+
+
+# ---- the six notebooks ----
+
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def read(path):
+    return nbformat.read(path, as_version=4)
+
+
+def code_cells(path):
+    return [cell for cell in read(path).cells if cell.cell_type == "code"]
+
+
+def outputs(path):
+    return [(cell, output) for cell in code_cells(path) for output in cell.outputs]
+
+
+def test_there_are_six():
+    assert [path.stem for path in NOTEBOOKS] == [notebook for notebook, _ in paths.STAGES.values()]
+
+
+@each_notebook
+def test_it_is_a_valid_notebook_without_widget_state(path):
+    """GitHub shows "Invalid Notebook" where widget state without its content was saved."""
+    book = read(path)
+    nbformat.validate(book)
+    assert "widgets" not in book.metadata and len({cell.id for cell in book.cells}) == len(book.cells)
+    assert not any("widget-view" in mime for _, output in outputs(path) for mime in output.get("data", {}))
+
+
+@each_notebook
+def test_it_was_run_from_top_to_bottom_without_an_error(path):
+    assert [cell.execution_count for cell in code_cells(path)] == list(range(1, len(code_cells(path)) + 1))
+    for _, output in outputs(path):
+        assert output.output_type != "error"
+        assert output.get("name") != "stderr", f"on stderr: {output.text[:200]}"
+        assert "Glyph" not in str(output.get("text", "")), "a figure has a character that its font lacks"
+
+
+@each_notebook
+def test_its_outputs_name_no_place_on_a_machine(path):
+    places = [str(ROOT), str(Path.home()), "/tmp/", "/home/", "/Users/", "site-packages", "C:\\\\"]
+    for cell, output in outputs(path):
+        shown = json.dumps({k: v for k, v in output.get("data", {}).items() if not k.startswith("image/")})
+        shown += output.get("text", "")
+        assert not [place for place in places if place in shown], f"cell [{cell.execution_count}] shows a path"
+
+
+@each_notebook
+def test_its_parameters_are_one_cell_of_plain_literals_with_a_comment_each(path):
+    stage = next(stage for stage in paths.STAGES if paths.notebook(stage) == path)
+    names = paths.notebook_parameters(stage)
+    assert list(names)[0] == "run" and names["run"] == "sample"
+    (cell,) = [cell for cell in code_cells(path) if "parameters" in cell.metadata.get("tags", [])]
+    # IPython would take a cell that is the single line `run: …` for its magic %run
+    assert len(cell.source.strip().splitlines()) > 1
+    for node in ast.parse(cell.source).body:
+        assert isinstance(node, ast.AnnAssign), f"{ast.unparse(node)}: write `name: type = value  # comment`"
+        lines = cell.source.splitlines()[node.lineno - 2 : node.end_lineno]
+        assert any("#" in line for line in lines), f"{node.target.id} has no comment"
+
+
+@each_notebook
+def test_its_cells_are_short_and_its_prose_keeps_up(path):
+    book = read(path)
+    prose = [cell for cell in book.cells if cell.cell_type == "markdown"]
+    for cell in code_cells(path):
+        assert len(cell.source.splitlines()) <= 25, f"a cell of more than 25 lines: {cell.source[:80]}"
+    assert 20 <= len(book.cells) <= 60 and 0.5 <= len(prose) / len(code_cells(path)) <= 2
+    assert prose[0].source.startswith(f"# {path.stem[:2]}")
+
+
+@each_notebook
+def test_it_reaches_for_the_package_and_not_around_it(path):
+    source = "\n".join(cell.source for cell in code_cells(path))
+    assert not re.search(r"sys\.path|^\s*[%!]|trust_remote_code|\bpickle\b|filterwarnings", source, re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", ROOT / "TERMS.md", *NOTEBOOKS], ids=lambda path: path.name)
+def test_links_inside_the_repository_live(path):
+    cells = read(path).cells if path.suffix == ".ipynb" else [nbformat.v4.new_markdown_cell(path.read_text("utf-8"))]
+    for cell in (cell for cell in cells if cell.cell_type == "markdown"):
+        for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`]*`", "", cell.source)):
+            if not re.match(r"https?:|mailto:|#", target):
+                assert (path.parent / target.split("#")[0]).exists(), f"{path.name} links to {target}"
+
+
+@pytest.mark.parametrize("preset", sorted((ROOT / "presets").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_preset_fits_the_notebooks(preset):
+    from helpers import run
+
+    assert run.plan(list(paths.STAGES)[1:], "r", None, preset.stem, [])

@@ -1,0 +1,552 @@
+"""What is for the eyes: safe HTML, the same output twice, a dashboard and a panel whose buttons work while they run."""
+
+import asyncio
+import base64
+import json
+import os
+import threading
+import time
+from collections import Counter
+from html.parser import HTMLParser
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from IPython.core.displaypub import CapturingDisplayPublisher
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from helpers import generate, show
+from helpers.show import dashboard, figures, panel, text
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture
+def shown(monkeypatch, tmp_path):
+    """Everything displayed, as a list of {data, metadata, transient, update}."""
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.delenv("HEADLESS", raising=False)
+    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    publisher = CapturingDisplayPublisher()
+    monkeypatch.setattr(shell, "display_pub", publisher)
+    yield publisher.outputs
+    InteractiveShell.clear_instance()
+
+
+def until(condition, seconds: float = 10) -> None:
+    """Wait until a condition holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.005)
+
+
+# ---------------------------------------------------------------- text
+
+
+class Page(HTMLParser):
+    """Collects tags, attribute names and text of a fragment."""
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.tags, self.attributes, self.words, self.open = set(), set(), "", []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        if tag != "br":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, f"</{tag}> closes nothing"
+
+    def handle_data(self, data):
+        self.words += data
+
+
+HOSTILE = st.text(max_size=12) | st.sampled_from(
+    ["<script>alert(1)</script>", "<b", "&amp;", "]]>", '" onload="x', "'"]
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(HOSTILE, HOSTILE)
+def test_any_text_is_shown_as_text(shown, one, two):
+    shown.clear()
+    show.table([[one, 1], [two, 2.5]], ["text", one])
+    show.documents([one, two])
+    show.pieces({one: [one, two], "tokenizer": [two]})
+    show.probabilities([(one, 0.5, 0.9), (two, 0.1, 0)])
+    show.samples([one + two, two], prompt=one)
+    show.labels([one, two], [two, None])
+    for output in shown:
+        page = Page(output["data"]["text/html"])
+        assert page.tags <= {"table", "thead", "tbody", "tr", "td", "th", "div", "span", "code", "br"}
+        assert page.attributes <= {"style"}
+        assert page.open == []
+        assert output["data"]["text/plain"].strip()
+    assert text.visible(one) in Page(shown[2]["data"]["text/html"]).words
+
+
+def test_blanks_and_newlines_can_be_seen(shown):
+    show.pieces({"cut": ["好", " ", "\u3000", "\n", "\t", "\u200b", "养"]})
+    assert shown[0]["data"]["text/plain"] == "cut (7): 好|␣|␣|↵|⇥|‹200B›|养"
+
+
+def test_table_aligns_chinese_in_plain_text(shown):
+    show.table([["龙血树", 12345, True], ["a", 7, False]], ["word", "times", "seen"])
+    assert shown[0]["data"]["text/plain"].splitlines() == [
+        "word     times  seen",
+        "龙血树  12,345  True",
+        "a            7  False",
+    ]
+    assert text.number(0.123456) == "0.1235"
+    assert text.number(123456.7) == "123,457"
+    with pytest.raises(ValueError, match="2 columns got a row of 1"):
+        show.table([["a"]], ["one", "two"])
+
+
+def test_documents_reads_no_more_than_it_shows(shown):
+    def endless():
+        yield "字" * 1000
+        yield "二"
+        raise AssertionError("read too far")
+
+    show.documents(endless(), limit=2, characters=10)
+    assert shown[0]["data"]["text/plain"] == f"[1 · 1,000 characters]\n{'字' * 10} …\n\n[2 · 1 characters]\n二"
+
+
+def test_removed_tokens_are_told_from_unlikely_ones(shown):
+    show.probabilities([("太阳", 0.5, 1.0), ("阴", 0.0001, 0.0)])
+    words = Page(shown[0]["data"]["text/html"]).words
+    assert "< 0.1 %" in words and "–" in words and "100.0 %" in words
+
+
+def test_the_prompt_is_dimmed_only_where_it_is(shown):
+    show.samples(["问\n答"], prompt="问\n")
+    assert '<span style="opacity:.55">问\n</span>答' in shown[0]["data"]["text/html"]
+    assert text.continuation("别的", "问") == "别的"
+
+
+def test_labels_need_one_label_an_input(shown):
+    with pytest.raises(ValueError, match="2 inputs and 1 labels"):
+        show.labels(["a", "b"], ["b"])
+    show.labels(["我"] * 100, [None] * 100)
+    assert shown[0]["data"]["text/plain"].count("我") == 100
+
+
+# ---------------------------------------------------------------- figures
+
+
+def rows_of(steps: int, total: int = 1000) -> list[dict]:
+    rows = [{"event": "start", "total_steps": total}]
+    for step in range(1, steps + 1):
+        bits = 1 + 9 / step
+        rows.append({"event": "step", "step": step, "bits_per_char": bits, "lr": 1e-3, "tokens_per_second": 5000.0,
+                     "seconds_left": 100.0})  # fmt: skip
+        if step % 10 == 0:
+            rows.append({"event": "validation", "step": step, "bits_per_char": bits + 0.1})
+    return rows
+
+
+def draw_all() -> None:
+    counts = Counter({f"w{i}": 5000 // (i + 1) for i in range(2000)})
+    show.length_histogram([20, 30, 30, 45])
+    show.length_histogram(i**2 for i in range(1, 500))
+    show.zipf(counts)
+    show.coverage(counts, vocab_size=500)
+    show.schedule([0.1 * step for step in range(10)])
+    show.window_diagram(2300, 512, 384)
+    show.window_diagram(10**6, 256, 256)
+    show.loss_curve(rows_of(900), floor=0.95, baselines={"unigram": 7.8, "bigram": 4.2})
+
+
+def test_figures_are_small_and_the_same_twice(shown):
+    draw_all()
+    first = [output["data"] for output in shown]
+    shown.clear()
+    draw_all()
+    assert [output["data"] for output in shown] == first
+    for data in first:
+        png = base64.b64decode(data["image/png"])
+        assert png.startswith(PNG) and len(png) < 60_000
+        assert data["text/plain"] and "object at 0x" not in data["text/plain"]
+
+
+def test_figures_of_nearly_nothing(shown):
+    show.length_histogram([])
+    show.length_histogram([7])
+    show.zipf(Counter())
+    show.zipf(Counter(a=1))
+    show.coverage(Counter())
+    show.coverage(Counter(a=1), vocab_size=100)
+    show.schedule([])
+    show.window_diagram(2, 8, 8)
+    show.loss_curve([])
+    show.loss_curve([{"event": "step", "step": 1, "bits_per_char": float("nan")}], floor=1.0)
+    assert all(base64.b64decode(output["data"]["image/png"]).startswith(PNG) for output in shown)
+
+
+@pytest.mark.parametrize(
+    ("n_tokens", "n_ctx", "stride"), [(2300, 512, 384), (513, 512, 512), (514, 512, 512), (2, 9, 3)]
+)
+def test_window_diagram_counts_as_the_windows_do(shown, n_tokens, n_ctx, stride):
+    from helpers.tokens import count_windows
+
+    show.window_diagram(n_tokens, n_ctx, stride)
+    assert shown[0]["data"]["text/plain"].startswith(f"{count_windows(n_tokens, n_ctx, stride)} windows")
+
+
+def test_a_long_run_is_averaged_not_sampled():
+    rows = [{"event": "step", "step": i, "bits_per_char": float(i % 2)} for i in range(10_000)]
+    steps, values = figures.series(rows, "step", "bits_per_char", points=100)
+    assert len(steps) == len(values) == 100
+    assert values == pytest.approx(0.5)
+
+
+def test_names_of_lines_do_not_cover_each_other():
+    places = figures.spread([0.5, 0.51, 0.0, 0.52, 0.99, 1.0], 0.06, 0.0, 1.0)
+    ordered = sorted(places)
+    assert min(b - a for a, b in zip(ordered, ordered[1:], strict=False)) >= 0.06 - 1e-9
+    assert 0 <= ordered[0] and ordered[-1] <= 1
+    assert places.index(min(places)) == 2 and places[0] < places[1] < places[3] < places[4] < places[5]
+
+
+# ---------------------------------------------------------------- metrics
+
+
+@given(st.lists(st.integers(1, 60), max_size=20))
+def test_a_file_that_grows_in_any_pieces_is_read_once(tmp_path_factory, sizes):
+    path = tmp_path_factory.mktemp("tail") / "metrics.jsonl"
+    rows = [{"event": "sample", "step": i, "text": "绿萝\n浇水" * i} for i in range(5)]
+    whole = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    tail, new = dashboard.Tail(path), []
+    assert tail.read() == []  # the file is not there yet
+    with open(path, "wb", buffering=0) as file:
+        for size in [*sizes, len(whole)]:
+            piece, whole = whole[:size], whole[size:]
+            file.write(piece)
+            new += tail.read()
+    assert new == tail.rows == rows == show.read_metrics(path)
+
+
+def test_steps_taken_again_replace_the_older_ones(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    rows = [
+        {"event": "start", "total_steps": 9, "step": 0},
+        *({"event": "step", "step": i, "run": 1} for i in (2, 4, 6)),
+    ]
+    rows += [
+        {"event": "end", "step": 6},
+        {"event": "resume", "step": 4},
+        {"event": "start", "total_steps": 9, "step": 4},
+    ]
+    rows += [{"event": "step", "step": 6, "run": 2}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"event": "st')
+    read = show.read_metrics(path)
+    assert [(row["step"], row["run"]) for row in read if row["event"] == "step"] == [(2, 1), (4, 1), (6, 2)]
+    assert dashboard.last(read, "end") == {}
+
+
+def test_a_file_begun_anew_is_read_anew(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"event": "step", "step": 1}\n{"event": "step", "step": 2}\n')
+    tail = dashboard.Tail(path)
+    tail.read()
+    path.write_text('{"event": "step", "step": 1}\n')
+    assert tail.read() == tail.rows == [{"event": "step", "step": 1}]
+
+
+def test_missing_metrics_name_the_notebook(tmp_path):
+    with pytest.raises(FileNotFoundError, match="04_train"):
+        show.loss_curve(tmp_path / "metrics.jsonl")
+
+
+# ---------------------------------------------------------------- dashboard
+
+
+class FakeTraining:
+    """A run that writes rows until it is asked to stop or has taken all its steps."""
+
+    def __init__(self, folder, total_steps: int, fails: bool = False):
+        self.metrics_path, self.total_steps, self.fails = folder / "metrics.jsonl", total_steps, fails
+        self.stops, self.error = 0, None
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        self.stops += 1
+
+    def wait(self, timeout: float | None = None) -> None:
+        self._thread.join(timeout)
+        if self.error:
+            raise self.error
+
+    def _work(self) -> None:
+        step = 0
+        with open(self.metrics_path, "w", encoding="utf-8") as file:
+            for row in rows_of(self.total_steps, self.total_steps):
+                step = row.get("step", 0)
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+                if self.stops:
+                    break
+                time.sleep(0.002)
+            if self.fails:
+                self.error = RuntimeError("the gradient is not finite")
+                return
+            file.write(json.dumps({"event": "sample", "step": step, "text": "叶子<黄>"}) + "\n")
+            file.write(json.dumps({"event": "end", "step": step, "reason": "", "seconds": 65.0}) + "\n")
+
+
+async def steps_written(training: FakeTraining, steps: int = 20) -> None:
+    """Wait until a run has written some steps."""
+    while not training.metrics_path.exists() or len(training.metrics_path.read_bytes().splitlines()) < steps:
+        await asyncio.sleep(0.01)
+
+
+def final(shown) -> dict:
+    """Return what is left on the page: display id -> data, updates applied."""
+    page = {}
+    for i, output in enumerate(shown):
+        page[(output["transient"] or {}).get("display_id", i)] = output["data"]
+    return page
+
+
+def check_left_behind(shown, words: str) -> None:
+    left = [data for data in final(shown).values() if data]
+    assert not any("application/vnd.jupyter.widget-view+json" in data for data in left)
+    assert [next(iter(data)) for data in left] == ["text/html", "image/png", "text/html"]
+    assert words in left[0]["text/plain"]
+    assert "叶子&lt;黄&gt;" in left[2]["text/html"]
+
+
+@pytest.fixture
+def views(monkeypatch):
+    """The live dashboards that `watch` makes."""
+    made = []
+
+    class Kept(dashboard.Live):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr(dashboard, "Live", Kept)
+    return made
+
+
+def test_headless_prints_lines_and_leaves_the_figure(shown, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HEADLESS", "1")
+    training = FakeTraining(tmp_path, 40)
+    assert asyncio.run(show.watch(training, floor=1.1, baselines={"unigram": 8.0}, interval=0.001)) is None
+    lines = capsys.readouterr().out.splitlines()
+    assert 2 <= len(lines) <= 7  # the four validations at most, the first step, the end
+    assert lines[-1] == "finished at step 40 of 40 · 1 min 05 s · validation 1.325 bits/char, 20 % above the floor"
+    assert [next(iter(output["data"])) for output in shown] == ["image/png", "text/html"]
+    assert training.stops == 0
+
+
+def test_live_leaves_no_widget(shown, tmp_path):
+    asyncio.run(show.watch(FakeTraining(tmp_path, 40), floor=1.1, interval=0.01))
+    assert "application/vnd.jupyter.widget-view+json" in shown[0]["data"]
+    check_left_behind(shown, "finished at step 40 of 40")
+
+
+def test_stop_button_works_while_the_cell_runs(shown, tmp_path, views):
+    training = FakeTraining(tmp_path, 5_000)
+
+    async def watch_and_click():
+        watching = asyncio.create_task(show.watch(training, interval=0.01))
+        await steps_written(training)
+        assert not watching.done()
+        views[0].button.click()
+        assert views[0].button.disabled
+        await asyncio.wait_for(watching, 10)
+
+    asyncio.run(watch_and_click())
+    assert training.stops == 1 and not training.running
+    check_left_behind(shown, "stopped at step")
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_the_kernels_stop_saves_and_ends_cleanly(shown, tmp_path, live):
+    training = FakeTraining(tmp_path, 5_000)
+
+    async def watch_and_cancel():
+        watching = asyncio.create_task(show.watch(training, interval=0.01, live=live))
+        await steps_written(training)
+        watching.cancel()
+        await asyncio.wait_for(watching, 10)
+
+    asyncio.run(watch_and_cancel())
+    assert training.stops == 1 and not training.running
+    assert any("image/png" in data for data in final(shown).values())
+
+
+def test_a_keyboard_interrupt_stops_the_run_too(shown, tmp_path, monkeypatch):
+    training, sleep, calls = FakeTraining(tmp_path, 5_000), asyncio.sleep, []
+
+    async def interrupted(seconds):
+        calls.append(seconds)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        await sleep(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", interrupted)
+    asyncio.run(show.watch(training, interval=0.01))
+    assert training.stops == 1 and not training.running
+
+
+def test_asked_twice_the_watching_ends_at_once(shown, tmp_path, monkeypatch):
+    training = FakeTraining(tmp_path, 5_000)
+    monkeypatch.setattr(training, "stop", lambda: None)  # a run that takes long to save
+
+    async def watch_and_cancel():
+        watching = asyncio.create_task(show.watch(training, interval=0.01))
+        for _ in range(2):
+            await asyncio.sleep(0.1)
+            watching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(watching, 10)
+
+    asyncio.run(watch_and_cancel())
+    assert training.running
+    assert not any("application/vnd.jupyter.widget-view+json" in data for data in final(shown).values())
+    training.stops = 1
+    training.wait(10)
+
+
+def test_the_error_of_the_run_is_the_error_of_the_cell(shown, tmp_path):
+    with pytest.raises(RuntimeError, match="not finite"):
+        asyncio.run(show.watch(FakeTraining(tmp_path, 20, fails=True), interval=0.01))
+    assert any("image/png" in data for data in final(shown).values())
+
+
+def test_pictures_take_a_small_share_of_the_time(shown, tmp_path, monkeypatch):
+    monkeypatch.setattr(dashboard, "REDRAW", 0.0)
+    view = dashboard.Live(SimpleNamespace(total_steps=10, metrics_path=tmp_path), None, {})
+    rows = rows_of(5)
+    view.draw(rows)  # the first one is not counted
+    began = time.thread_time()
+    view.draw(rows)
+    cost = time.thread_time() - began
+    assert view.due - time.monotonic() == pytest.approx(cost / 0.05, rel=0.3)
+    before = len(shown)
+    view.update(rows, rows)  # too soon
+    assert len(shown) == before and view.stale
+    view.due = 0.0
+    view.update(rows, [])  # nothing new since, but that picture is still owed
+    assert len(shown) > before and not view.stale
+    view.close(rows)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.4, "0 s"), (59.7, "1 min 00 s"), (185, "3 min 05 s"), (7800, "2 h 10 min")]
+)
+def test_durations_are_words(seconds, words):
+    assert dashboard.duration(seconds) == words
+
+
+# ---------------------------------------------------------------- panel
+
+
+@pytest.fixture
+def play(shown, monkeypatch):
+    """A panel over a fake model; `play.stream` is what it streams."""
+    import torch
+
+    state = SimpleNamespace(forwards=0, stream=lambda prompt, settings, stop: iter(["好", "的"]))
+
+    def next_logits(model, tokenizer, prompt):
+        state.forwards += 1
+        return torch.tensor([[1, 2]]), torch.tensor([[0.0, 1.0, 2.0, 3.0]])
+
+    monkeypatch.setattr(panel, "PAUSE", 0.01)
+    monkeypatch.setattr(panel, "FRAME", 0.0)
+    monkeypatch.setattr(generate, "next_logits", next_logits)
+    monkeypatch.setattr(generate, "stream", lambda model, tokenizer, *rest: state.stream(*rest))
+    model = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=64))
+    names = lambda ids: [["甲", "[CLS]", "<乙>", "丙"][i] for i in ids]  # noqa: E731
+    tokenizer = SimpleNamespace(convert_ids_to_tokens=names)
+    state.panel = panel.Panel(model, tokenizer, "问 <b>\n")
+    until(lambda: "丙" in state.panel.bars.value)
+    return state
+
+
+def test_text_streams_into_the_panel(play):
+    play.panel.generate.click()
+    until(lambda: not play.panel.generate.disabled)
+    words = Page(play.panel.text.value).words
+    assert words == "问 <b>\n好的"
+    assert play.panel.note.value.startswith("2 characters in ")
+    assert play.panel.cancel.disabled
+
+
+def test_cancel_works_in_the_middle_of_a_text(play):
+    def endless(prompt, settings, stop):
+        while not stop.is_set():
+            yield "字"
+            time.sleep(0.005)
+
+    play.stream = endless
+    began = time.monotonic()
+    play.panel.generate.click()
+    assert time.monotonic() - began < 1  # the callback left the work to a thread
+    assert play.panel.generate.disabled and not play.panel.cancel.disabled
+    worker = play.panel.worker
+    until(lambda: "字字字" in play.panel.text.value)
+    assert "▌" in play.panel.text.value
+    play.panel.generate.click()  # while a text is being written, nothing new begins
+    assert play.panel.worker is worker
+    play.panel.cancel.click()
+    worker.join(5)
+    assert not worker.is_alive()
+    assert play.panel.note.value.startswith("cancelled: ")
+    assert "▌" not in play.panel.text.value and not play.panel.generate.disabled
+
+
+def test_errors_are_told_in_the_panel(play):
+    def broken(prompt, settings, stop):
+        yield "好"
+        raise ValueError("the prompt is <too> long")
+
+    play.stream = broken
+    play.panel.generate.click()
+    until(lambda: not play.panel.generate.disabled)
+    assert Page(play.panel.note.value).words == "the prompt is <too> long"
+    assert Page(play.panel.text.value).words.endswith("好")
+
+
+def test_sliders_redraw_the_bars_without_a_new_forward(play):
+    before = play.panel.bars.value
+    assert "&lt;乙&gt;" in before and "[CLS]" in before
+    play.panel.settings["top_k"].value = 1
+    until(lambda: play.panel.bars.value != before)
+    assert "100.0 %" in play.panel.bars.value
+    assert play.forwards == 1
+    play.panel.prompt.value = "别的"
+    until(lambda: play.forwards == 2)
+
+
+def test_settings_are_those_of_the_sliders(play):
+    got = []
+    play.stream = lambda prompt, settings, stop: got.append((prompt, settings)) or iter(())
+    play.panel.settings["seed"].value = 7
+    play.panel.settings["temperature"].value = 0.5
+    play.panel.generate.click()
+    until(lambda: not play.panel.generate.disabled)
+    assert got == [("问 <b>\n", generate.Settings(64, 0.5, 0, 0.95, 1.0, 7))]
+
+
+def test_headless_the_panel_is_a_sentence(play, monkeypatch):
+    assert "application/vnd.jupyter.widget-view+json" in play.panel.box._repr_mimebundle_()
+    monkeypatch.setitem(os.environ, "HEADLESS", "1")
+    assert list(play.panel.box._repr_mimebundle_()) == ["text/plain"]

@@ -1,0 +1,181 @@
+"""tokenizer: any text comes back exactly, specials are never read from text, plain Hugging Face loads the folder."""
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers import paths, tokenizer
+
+WORDS = {"绿萝": 90, "叶子": 60, "叶": 20, "发黄": 10, "浇水": 50, "，": 80, "的": 70, "the": 5, "ab": 3, "[C": 2}
+TEXT = "绿萝的叶子发黄，怎么办？\n浇水。"
+tok = tokenizer.build(WORDS, TEXT)
+LOOK_ALIKES = [*tokenizer.SPECIAL_TOKENS, "<0x41>", "<0xE7>", "▁", "Ġ", "##a", "</s>", "\x00", "\u0301", "\ufeff",
+               "\u200d", "👨‍👩‍👧", "𠮷", "\U0010ffff", "\r\n", " .", " n't", "绿萝", "叶子"]  # fmt: skip
+any_text = st.lists(st.one_of(st.text(max_size=8), st.sampled_from(LOOK_ALIKES)), max_size=12).map("".join)
+
+
+@settings(max_examples=400)
+@given(any_text)
+def test_any_text_comes_back_and_is_never_a_special_token(text):
+    ids = tokenizer.encode(tok, text)
+    assert tokenizer.decode(tok, ids) == text
+    assert not set(ids) & set(tok.all_special_ids)
+    assert "".join(tokenizer.pieces(tok, text)) == text
+
+
+@given(st.lists(any_text, max_size=5))
+def test_a_batch_gives_the_ids_of_its_texts(texts):
+    assert tokenizer.encode_batch(tok, texts) == [tokenizer.encode(tok, text) for text in texts]
+
+
+@given(any_text)
+def test_the_hugging_face_call_gives_the_same_ids(text):
+    assert tok(text)["input_ids"] == tokenizer.encode(tok, text)
+    assert tok.decode(tokenizer.encode(tok, text)) == text
+
+
+def test_every_single_byte_piece_and_look_alike_loses_to_its_letters():
+    """Pieces of a Unigram vocabulary are matched in plain text: "<0x41>" must not be the byte A, nor "[CLS]" an end."""
+    for piece in [*tokenizer.SPECIAL_TOKENS, *(f"<0x{byte:02X}>" for byte in range(256))]:
+        for text in (piece, f"绿{piece}萝", piece * 3):
+            ids = tokenizer.encode(tok, text)
+            assert tok.convert_tokens_to_ids(piece) not in ids
+            assert tokenizer.decode(tok, ids) == text
+
+
+def test_special_tokens_have_their_names_ids_and_meanings():
+    assert tok.convert_ids_to_tokens(range(5)) == ["[SEP]", "[CLS]", "[MASK]", "[PAD]", "[UNK]"]
+    names = [tok.sep_token, tok.eos_token, tok.bos_token, tok.pad_token, tok.unk_token]
+    assert names == tokenizer.SPECIAL_TOKENS
+    assert set(tok("绿萝")) == {"input_ids", "attention_mask"}
+
+
+def test_ids_follow_the_word_list_and_every_size_comes_from_the_tokenizer():
+    assert tok.convert_tokens_to_ids(list(WORDS)) == list(range(5, 5 + len(WORDS)))
+    letters = {*TEXT, "\t", "\n", "\r", *map(chr, range(32, 127))} - set(WORDS)
+    assert len(tok) == tok.vocab_size == 5 + len(WORDS) + len(letters) + 256
+
+
+def test_words_are_found_and_strangers_are_spelled_in_bytes():
+    assert tokenizer.pieces(tok, "绿萝的叶子，") == ["绿萝", "的", "叶子", "，"]
+    tokens = tok.convert_ids_to_tokens(tokenizer.encode(tok, "绿é"))
+    assert tokens == ["绿", "<0xC3>", "<0xA9>"]
+
+
+def naive(text: str, scores: dict[str, float]) -> float:
+    """The best sum of scores over all ways to cut the text: every way is tried."""
+    if not text:
+        return 0.0
+    heads = (text[:n] for n in range(1, len(text) + 1))
+    return max((scores[head] + naive(text[len(head) :], scores) for head in heads if head in scores), default=-math.inf)
+
+
+def test_the_cut_is_the_best_of_all_cuts():
+    """Against an exhaustive search, on random vocabularies over three letters (scores agree to 1e-9)."""
+    chance = random.Random(0)
+    for _ in range(60):
+        words = {"".join(chance.choices("甲乙丙", k=chance.randint(1, 4))): chance.randint(1, 99) for _ in range(8)}
+        small = tokenizer.build(words, "甲乙丙")
+        scores = tokenizer.scores(small)
+        text = "".join(chance.choices("甲乙丙", k=9))
+        found = sum(scores[piece] for piece in tokenizer.pieces(small, text))
+        assert found == pytest.approx(naive(text, scores), abs=1e-9)
+
+
+def test_a_score_is_the_log_of_the_frequency():
+    scores = tokenizer.scores(tok)
+    total = sum(WORDS.values())
+    assert scores["绿萝"] == pytest.approx(math.log(90 / total))
+    assert scores["黄"] == pytest.approx(math.log(1 / total))  # no word of its own
+    assert scores["叶"] == pytest.approx(math.log(20 / total))
+
+
+def test_a_lone_surrogate_is_refused_with_its_place():
+    with pytest.raises(ValueError, match=r"character 2: '\\ud800' is half a surrogate pair"):
+        tokenizer.encode(tok, "绿萝\ud800")
+    with pytest.raises(ValueError, match="text 1, character 0"):
+        tokenizer.encode_batch(tok, ["绿萝", "\udfff"])
+
+
+def test_decoding_skips_special_tokens_and_survives_broken_bytes():
+    ids = tokenizer.encode(tok, "绿萝")
+    assert tokenizer.decode(tok, [tok.bos_token_id, *ids, tok.eos_token_id, tok.pad_token_id]) == "绿萝"
+    assert "\ufffd" in tokenizer.decode(tok, tok.convert_tokens_to_ids(["<0xE7>"]))
+    assert tokenizer.decode(tok, []) == ""
+
+
+def test_words_named_like_special_or_byte_pieces_do_no_harm():
+    odd = tokenizer.build({"[CLS]": 500, "<0x41>": 500, "绿萝": 9}, "")
+    for text in ("[CLS]", "<0x41>", "A绿萝[CLS]é"):
+        ids = tokenizer.encode(odd, text)
+        assert tokenizer.decode(odd, ids) == text
+        assert not set(ids) & set(odd.all_special_ids)
+    assert odd.convert_tokens_to_ids("[CLS]") == 1
+
+
+def test_no_word_at_all_still_makes_a_tokenizer():
+    empty = tokenizer.build({}, "")
+    assert tokenizer.decode(empty, tokenizer.encode(empty, TEXT)) == TEXT
+
+
+def test_a_very_long_line_is_fast():
+    line = ("绿萝的叶子发黄，" * 5000)[:39_000] + "é😀" * 500  # 0.03 s here; a quadratic cut takes minutes
+    start = time.perf_counter()
+    assert tokenizer.decode(tok, tokenizer.encode(tok, line)) == line
+    assert time.perf_counter() - start < 5
+
+
+def test_the_same_words_give_the_same_bytes_whatever_the_order_of_the_characters(tmp_path):
+    for name, characters in (("a", TEXT), ("b", set(TEXT)), ("c", TEXT[::-1])):
+        tokenizer.build(WORDS, characters).save_pretrained(tmp_path / name)
+    files = sorted(file.name for file in (tmp_path / "a").iterdir())
+    assert files == ["tokenizer.json", "tokenizer_config.json"]
+    for name in files:
+        assert len({(tmp_path / folder / name).read_bytes() for folder in "abc"}) == 1
+
+
+def test_load_gives_the_tokenizer_back_or_says_what_to_run(tmp_path):
+    tok.save_pretrained(tmp_path)
+    again = tokenizer.load(tmp_path)
+    assert tokenizer.encode(again, "[CLS]绿萝") == tokenizer.encode(tok, "[CLS]绿萝")
+    with pytest.raises(paths.RoomError, match="02_vocab"):
+        tokenizer.load(tmp_path / "nowhere")
+
+
+OUTSIDE = """
+import json, sys
+from transformers import AutoTokenizer
+texts = json.loads(sys.stdin.read())
+found = []
+for model_type in (None, "gpt2", "llama", "mixtral"):
+    if model_type:  # the config of a model beside it, as in final_model/
+        with open("config.json", "w") as file:
+            json.dump({"model_type": model_type}, file)
+    tok = AutoTokenizer.from_pretrained(".")
+    ids = tok(texts)["input_ids"]
+    specials = [tok.bos_token_id, tok.eos_token_id, tok.pad_token_id, tok.unk_token_id, tok.sep_token_id]
+    found.append([ids, tok.batch_decode(ids), specials, len(tok)])
+assert not any(name.split(".")[0] == "helpers" for name in sys.modules)
+print(json.dumps(found))
+"""
+
+
+def test_plain_hugging_face_loads_the_folder_in_another_process(tmp_path):
+    tok.save_pretrained(tmp_path)
+    texts = [TEXT, *LOOK_ALIKES, "".join(LOOK_ALIKES)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", OUTSIDE], input=json.dumps(texts), capture_output=True, text=True, cwd=tmp_path,
+        env=environment, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    expected = [tokenizer.encode_batch(tok, texts), texts, [2, 1, 3, 4, 0], len(tok)]
+    assert json.loads(done.stdout) == [expected] * 4

@@ -1,0 +1,150 @@
+"""Room 03: nothing is lost or torn between documents, shards, windows and batches."""
+
+import json
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers import paths, tokenizer, tokens
+from helpers.tokens import IGNORE, TokenStream, Windows
+
+TEXTS = [f"第{i}天浇水。\n今天{'很' * (i % 7)}热" for i in range(200)]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A run with a corpus of two shards and a small tokenizer."""
+    monkeypatch.setenv("RUNS_DIR", str(tmp_path))
+    corpus = paths.room("t", "corpus")
+    corpus.mkdir(parents=True)
+    for name, texts in (("train-00000", TEXTS[:120]), ("train-00001", TEXTS[120:190]), ("val-00000", TEXTS[190:])):
+        lines = (json.dumps({"text": text, "source": "t"}, ensure_ascii=False) + "\n" for text in texts)
+        (corpus / f"{name}.jsonl").write_text("".join(lines), "utf-8")
+    tokenizer.build({"浇水": 9, "今天": 5}, set("".join(TEXTS))).save_pretrained(paths.room("t", "vocab"))
+    return "t"
+
+
+def write(run: str, num_pieces: int) -> TokenStream:
+    tokens.write_shards(run, num_pieces, workers=1)
+    return TokenStream(run, "train", "uint16")
+
+
+def test_every_document_comes_back_from_the_shards(run):
+    """The book joined ids without a blank, so that a shard was one number; here each document is found again."""
+    stream, tok = write(run, 5), tokenizer.load(paths.room(run, "vocab"))
+    ends = [*stream.documents[1:], len(stream)]
+    for text, start, end in zip(TEXTS[:190], stream.documents, ends, strict=True):
+        ids = stream.read(int(start), int(end)).tolist()
+        assert (ids[0], ids[-1]) == (tok.bos_token_id, tok.eos_token_id)
+        assert tokenizer.decode(tok, ids[1:-1]) == text
+
+
+@pytest.mark.parametrize("num_pieces", [1, 2, 7, 500])
+def test_the_stream_does_not_depend_on_the_number_of_shards(run, num_pieces):
+    whole = write(run, 1)
+    ids, documents = whole.read(0, len(whole)), whole.documents
+    cut = write(run, num_pieces)
+    assert len(cut.shards) == min(num_pieces, 190)
+    np.testing.assert_array_equal(cut.read(0, len(cut)), ids)
+    np.testing.assert_array_equal(cut.documents, documents)
+
+
+def test_workers_write_the_same_bytes(run):
+    tokens.write_shards(run, 3, workers=1)
+    alone = {file.name: file.read_bytes() for file in paths.room(run, "tokenize").iterdir()}
+    tokens.write_shards(run, 3, workers=2)
+    assert {file.name: file.read_bytes() for file in paths.room(run, "tokenize").iterdir()} == alone
+
+
+def test_old_shards_are_removed(run):
+    write(run, 7)
+    assert len(write(run, 2).shards) == 2
+
+
+def test_shards_are_balanced(run):
+    write(run, 4)
+    sizes = [len(shard) for shard in TokenStream(run, "train", "uint16").shards]
+    assert max(sizes) < 1.2 * min(sizes)
+
+
+def test_dtype_holds_every_id():
+    assert tokens.dtype_for(65536) == "uint16"
+    assert tokens.dtype_for(65537) == "uint32"
+
+
+class Counting:
+    """A stand-in stream whose ids are their own positions."""
+
+    def __init__(self, size: int):
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        return np.arange(start, min(stop, self.size), dtype=np.int64)
+
+
+@given(st.integers(2, 200), st.integers(1, 40), st.data())
+def test_windows_hold_every_answer(size, n_ctx, data):
+    """No tail is dropped and no window is ragged (the book announced 5 steps, ran 0, and saved the model)."""
+    stride = data.draw(st.integers(1, n_ctx))
+    answers, scored = Counter(), Counter()
+    windows = Windows(Counting(size), n_ctx, stride, pad_id=-7)
+    once = Windows(Counting(size), n_ctx, stride, pad_id=-7, once=True)
+    for i in range(len(windows)):
+        inputs, labels = windows[i]
+        assert inputs.shape == labels.shape == (n_ctx,)
+        real = labels != IGNORE
+        assert real.any()
+        np.testing.assert_array_equal(inputs[real] + 1, labels[real])
+        assert (inputs[~real] == -7).all()
+        answers.update(labels[real].tolist())
+        scored.update(once[i][1][once[i][1] != IGNORE].tolist())
+    assert set(answers) == set(range(1, size))
+    assert scored == Counter(range(1, size))
+    if stride == n_ctx:
+        assert answers == Counter(range(1, size))
+
+
+@pytest.mark.parametrize("stride", [0, 9])
+def test_a_stride_that_leaves_tokens_out_is_refused(stride):
+    with pytest.raises(ValueError, match="stride"):
+        Windows(Counting(50), 8, stride, 0)
+
+
+@given(st.integers(1, 500), st.integers(0, 2**32), st.integers(0, 50))
+def test_order_visits_each_window_once(n, seed, epoch):
+    first = tokens.order(n, seed, epoch)
+    assert sorted(first) == list(range(n))
+    np.testing.assert_array_equal(first, tokens.order(n, seed, epoch))
+
+
+def test_epochs_have_different_orders():
+    assert (tokens.order(100, 0, 0) != tokens.order(100, 0, 1)).any()
+
+
+def test_baselines_agree_with_counting_by_hand(run):
+    train = write(run, 2)
+    val = TokenStream(run, "val", "uint16")
+    tok = tokenizer.load(paths.room(run, "vocab"))
+    found = tokens.baselines(train, val, len(tok))
+
+    ids, held = train.read(0, len(train)).tolist(), val.read(0, len(val)).tolist()
+    counts, pairs = Counter(ids), Counter(zip(ids, ids[1:], strict=False))
+    contexts, followers = Counter(ids[:-1]), Counter(first for first, _ in pairs)
+    unigram = {i: (counts[i] + 1) / (len(ids) + len(tok)) for i in range(len(tok))}
+    loss_1 = loss_2 = 0.0
+    for first, second in zip(held, held[1:], strict=False):
+        loss_1 -= math.log(unigram[second])
+        weight = contexts[first] + followers[first]
+        p = (pairs[first, second] + followers[first] * unigram[second]) / weight if weight else unigram[second]
+        loss_2 -= math.log(p)
+    assert found["uniform"] == pytest.approx(math.log(len(tok)))
+    assert found["unigram"] == pytest.approx(loss_1 / (len(held) - 1), rel=1e-9)
+    assert found["bigram"] == pytest.approx(loss_2 / (len(held) - 1), rel=1e-9)
+    assert found["bigram"] < found["unigram"] < found["uniform"]
