@@ -329,9 +329,9 @@ def suspicions(seen: Counter, rules: Counter) -> list[str]:
     if seen["?"] > max(0.01 * seen["all"], seen["？"]):
         found.append(f"{seen['?']:,} '?' beside {seen['？']:,} '？': perhaps characters lost in an earlier conversion")
     if lost := rules["U+FFFD"]:
-        found.append(f"{lost:,} U+FFFD: characters already lost when this file was made")
+        found.append(f"{lost:,} U+FFFD removed: characters that were lost before this file was made")
     if private := rules["private-use characters"]:
-        found.append(f"{private:,} private-use characters, which mean something only in one font")
+        found.append(f"{private:,} private-use characters removed: they mean something only in one font")
     return found
 
 
@@ -506,6 +506,8 @@ def _read_task(task: _Task) -> list[FileReport]:
                 for text in _documents_of(path, task, report):
                     part.write(_part_line(text, source, number))
             except (BadFile, OSError) as error:
+                if isinstance(error, OSError) and error.filename is None:
+                    raise  # not a file that cannot be opened: the disk itself is full or failing
                 part.seek(mark)
                 part.truncate()  # no half of a file stays behind
                 why = str(error) if isinstance(error, BadFile) else f"cannot be read: {error.strerror}"

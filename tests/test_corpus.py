@@ -402,6 +402,18 @@ def test_senseless_settings_are_refused(raw, settings):
         build(raw, **settings)
 
 
+def test_a_full_disk_is_not_a_bad_file(raw, monkeypatch):
+    """A bare except once turned a failed sentence into nothing; only what concerns one file is forgiven."""
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    (raw / "a.txt").write_text("一\n二", "utf-8")
+    monkeypatch.setattr(corpus, "_part_line", full)
+    with pytest.raises(OSError, match="No space left"):
+        build(raw, document="line")
+
+
 # ---------------------------------------------------------------- duplicates, lengths, split, shards
 
 

@@ -224,8 +224,8 @@ def test_its_parameters_are_one_cell_of_plain_literals_with_a_comment_each(path)
     assert len(cell.source.strip().splitlines()) > 1
     for node in ast.parse(cell.source).body:
         assert isinstance(node, ast.AnnAssign), f"{ast.unparse(node)}: write `name: type = value  # comment`"
-        lines = cell.source.splitlines()[node.lineno - 2 : node.end_lineno]
-        assert any("#" in line for line in lines), f"{node.target.id} has no comment"
+        line = cell.source.splitlines()[node.end_lineno - 1]
+        assert re.search(r"  # \w|  # \"", line), f"{node.target.id} has no comment"
 
 
 @each_notebook
@@ -233,6 +233,8 @@ def test_its_cells_are_short_and_its_prose_keeps_up(path):
     book = read(path)
     prose = [cell for cell in book.cells if cell.cell_type == "markdown"]
     for cell in code_cells(path):
+        if "parameters" in cell.metadata.get("tags", []):
+            continue
         assert len(cell.source.splitlines()) <= 25, f"a cell of more than 25 lines: {cell.source[:80]}"
     assert 20 <= len(book.cells) <= 60 and 0.5 <= len(prose) / len(code_cells(path)) <= 2
     assert prose[0].source.startswith(f"# {path.stem[:2]}")

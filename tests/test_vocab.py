@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import parallel, vocab
@@ -49,6 +49,7 @@ def test_segment_is_silent_and_keeps_every_blank(model, capsys):
 
 
 def test_segment_loses_nothing(model):
+    @settings(deadline=None)
     @given(st.text(st.sampled_from("绿萝叶子 \u3000\n\t\r\x00\x1c\u2028a1，。😀\u0301[<"), max_size=40))
     def check(text):
         assert "".join(vocab.segment(text)) == text
@@ -107,6 +108,7 @@ def test_each_distinct_line_is_segmented_once():
 def test_texts_are_segmented_in_order_and_without_loss():
     with parallel.executor(1) as pool:
 
+        @settings(deadline=None)
         @given(st.lists(st.text(st.sampled_from("绿萝叶子a1 \n\r\u2028\x85，"))))
         def check(texts):
             segmented = vocab.segment_texts(texts, pool, segmenter=stand_in)
@@ -163,6 +165,7 @@ def test_boundary_f1_by_hand():
         vocab.boundary_f1([["绿萝"]], [["浇水"]])
 
 
+@settings(deadline=None)
 @given(st.sets(st.integers(1, 29)), st.sets(st.integers(1, 29)))
 def test_boundary_f1_is_the_harmonic_mean_of_precision_and_recall(ours, theirs):
     pieces = [["x" * (end - start) for start, end in pairwise([0, *sorted(cuts), 30])] for cuts in (ours, theirs)]
