@@ -21,10 +21,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils import logging as transformers_logging
 
 from helpers import paths, sampling
 from helpers.tokenizer import decode, encode
 from helpers.tokenizer import load as load_tokenizer
+
+transformers_logging.disable_progress_bar()  # a bar for each loaded file would fill the notebook
 
 PADDING = -1  # stands left of a row's first id in a batch; no token has this id
 MAX_ROWS = 64  # rows that generate_batch decodes at once
@@ -49,10 +52,10 @@ class Settings:
     def __post_init__(self) -> None:
         for name, is_right, right in (
             ("max_new_tokens", self.max_new_tokens >= 0, "0 or more"),
-            ("temperature", 0 <= self.temperature < math.inf, "0 (greedy) or more"),
+            ("temperature", 0 <= self.temperature <= 100, "between 0 (greedy) and 100 (1 is off)"),
             ("top_k", self.top_k >= 0, "0 (off) or more"),
             ("top_p", 0 <= self.top_p <= 1, "between 0 (greedy) and 1 (off)"),
-            ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "above 0 (1 is off)"),
+            ("repetition_penalty", 0.01 <= self.repetition_penalty <= 100, "between 0.01 and 100 (1 is off)"),
         ):
             if not is_right:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be {right}")
@@ -350,20 +353,19 @@ def stream(
 ) -> Iterator[str]:
     """Yield the continuation (without the prompt) piece by piece; setting `stop` ends it within one token.
 
-    The pieces add up to exactly what `generate` returns. A character that is spelled in byte pieces is held back
-    until it is whole.
+    The pieces add up to exactly what `generate` returns. Byte pieces are held back until the next word, so that
+    no character is cut in two.
     """
     batch, row = DecodeBatch(model, tokenizer), Row(prompt_ids(tokenizer, prompt), settings)
-    shown = 0
+    shown = len(row.ids)
     if not row.done:
         batch.add([row])
     while batch.rows and not (stop and stop.is_set()):
         batch.step()
-        new = row.new
-        if len(new) > shown and _byte(tokenizer, new[-1]) is None:
-            yield decode(tokenizer, new[shown:])
-            shown = len(new)
-    if rest := decode(tokenizer, _whole(tokenizer, row.new[shown:])):
+        if len(row.ids) > shown and _byte(tokenizer, row.ids[-1]) is None:
+            yield decode(tokenizer, row.ids[shown:])
+            shown = len(row.ids)
+    if rest := decode(tokenizer, _whole(tokenizer, row.ids[shown:])):
         yield rest
 
 

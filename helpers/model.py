@@ -79,7 +79,8 @@ def sizes(cfg: PretrainedConfig) -> dict[str, int]:
     positions = model.transformer.wpe.weight.numel() if cfg.model_type == "gpt2" else 0
     matrices = total - positions  # the token table counts: tied, it is the output matrix
     attention = 6 * cfg.num_hidden_layers * cfg.max_position_embeddings * cfg.hidden_size
-    return {"parameters": total, "embedding_parameters": tokens + positions, "flops_per_token": 6 * matrices + attention}
+    flops = 6 * matrices + attention
+    return {"parameters": total, "embedding_parameters": tokens + positions, "flops_per_token": flops}
 
 
 def training_memory(cfg: PretrainedConfig, batch_size: int) -> int:

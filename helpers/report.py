@@ -44,11 +44,11 @@ body { max-width: 54rem; margin: 2rem auto; padding: 0 1rem; line-height: 1.6; c
        font-family: system-ui, "Noto Sans CJK SC", "PingFang SC", "Microsoft YaHei", sans-serif; }
 h1, h2, h3 { line-height: 1.25; } img { max-width: 100%; } pre { white-space: pre-wrap; overflow-wrap: anywhere; }
 table { border-collapse: collapse; } th, td { text-align: left; padding: .3rem .9rem .3rem 0; vertical-align: top; }
-tr { border-bottom: 1px solid #ddd; } nav a { margin-right: 1rem; } .when, summary { color: #777; }
+tr { border-bottom: 1px solid #ddd; } nav { margin-bottom: 1.5rem; } nav a { margin-right: 1rem; } .when, summary { color: #777; }
 .text { white-space: pre-wrap; border-left: 3px solid #7a9; padding-left: .8rem; margin: 1rem 0; }
 .notebook { border-top: 4px solid #7a9; margin-top: 4rem; }
 details.code > summary { font: .8rem monospace; overflow: hidden; white-space: nowrap; text-overflow: ellipsis; }
-.highlight { background: #f6f6f4; padding: .2rem .8rem; overflow-x: auto; }
+details.code { margin: .4rem 0; } .highlight { background: #f6f6f4; padding: .2rem .8rem; overflow-x: auto; }
 .jp-RenderedText pre, .output pre { background: none; }
 """
 
@@ -93,9 +93,14 @@ def samples(run: str) -> str:
     file = paths.room(run, "generate") / "samples.jsonl"
     if not file.is_file():
         return ""
-    lines = file.read_text("utf-8").splitlines()[:SAMPLES]
-    texts = [html.escape(json.loads(line)["text"].strip()) for line in lines]
-    return "<h2>What the model writes</h2>" + "".join(f"<div class='text'>{text}</div>" for text in texts)
+    parts = []
+    for line in file.read_text("utf-8").split("\n")[:SAMPLES]:
+        if line:
+            sample = json.loads(line)
+            prompt, text = sample.get("prompt", ""), sample["text"]
+            rest = text.removeprefix(prompt)
+            parts.append(f"<div class='text'><b>{html.escape(prompt)}</b>{html.escape(rest.strip())}</div>")
+    return "<h2>What the model writes</h2><p>The beginning in bold was given.</p>" + "".join(parts)
 
 
 def chapter(exporter: HTMLExporter, stage: str, notebook: nbformat.NotebookNode) -> str:

@@ -45,8 +45,8 @@ class ThisPython(AsyncKernelManager):
 
     @property
     def kernel_spec(self) -> KernelSpec:
-        # a kernel's warnings would stand between the progress lines; its errors stay
-        return KernelSpec(resource_dir=RESOURCES, **get_kernel_dict(extra_arguments=["--log-level=ERROR"]))
+        # what a kernel logs about itself would stand between the progress lines
+        return KernelSpec(resource_dir=RESOURCES, **get_kernel_dict(extra_arguments=["--log-level=CRITICAL"]))
 
 
 # ---- what to run, and with which parameters ----
@@ -187,15 +187,30 @@ def code(notebook: nbformat.NotebookNode) -> list[str]:
     return [cell.source for cell in cells if "injected-parameters" not in cell.metadata.get("tags", [])]
 
 
+def results_read(run: str, manifest: dict) -> dict[str, dict]:
+    """Return {stage: result} of the rooms a stage took files from: it may have used their figures as well."""
+    rooms = {name.split("/")[0] for name in manifest["inputs"]}
+    stages = [stage for stage, (_, room) in paths.STAGES.items() if room in rooms]
+    return {stage: paths.read_manifest(run, stage)["result"] for stage in stages}
+
+
+def remember(run: str, stage: str) -> None:
+    """Note in the executed copy that it ran to its end, and what its earlier rooms said of themselves then."""
+    if (paths.room(run, stage) / paths.MANIFEST).is_file():
+        copy = nbformat.read(executed_copy(run, stage), as_version=4)
+        copy.metadata["read"] = results_read(run, paths.read_manifest(run, stage))
+        nbformat.write(copy, executed_copy(run, stage))
+
+
 def finished_unchanged(run: str, stage: str, values: dict) -> bool:
     """Tell whether a stage has finished with these parameters, these inputs and this notebook."""
     try:
         manifest = paths.open_room(run, stage)
+        results = results_read(run, manifest)
         copy = nbformat.read(executed_copy(run, stage), as_version=4)
     except (paths.RoomError, OSError, nbformat.reader.NotJSONError):
         return False
-    record = copy.metadata.get("papermill", {})
-    if record.get("exception") or not record.get("end_time"):
+    if copy.metadata.get("read") != results:  # a copy that didn't run to its end has no such entry
         return False
     if manifest["parameters"] != values or code(copy) != code(nbformat.read(paths.notebook(stage), as_version=4)):
         return False
@@ -258,6 +273,7 @@ def run_stages(run: str, values: dict[str, dict], force: bool) -> None:
         begin = time.monotonic()
         try:
             execute(run, stage, values[stage])
+            remember(run, stage)
         except BaseException as error:
             word = "failed" if isinstance(error, StageFailed) else "stopped"
             print(f"{word} after {clock(time.monotonic() - begin)}", flush=True)

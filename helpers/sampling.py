@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 Setting = float | int | Tensor
+COLDEST = 1e-6  # logits divided by less would overflow
 
 
 def _column(setting: Setting, logits: Tensor) -> Tensor:
@@ -18,18 +19,20 @@ def _column(setting: Setting, logits: Tensor) -> Tensor:
 def temperature(logits: Tensor, t: Setting) -> Tensor:
     """Divide logits (B, V) by t: below 1 sharpens the distribution, above 1 flattens it, 1 changes nothing.
 
-    t = 0 is the limit: only the likeliest token is left (greedy); of equals, the first.
+    t = 0 is the limit: only the likeliest token is left (greedy); of equals, the first. So it is below 1e-6.
     """
     t = _column(t, logits)
-    greedy = t == 0
+    greedy = t < COLDEST
     scaled = logits / torch.where(greedy, 1.0, t).to(logits.dtype)
+    if not greedy.any():
+        return scaled
     best = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, logits.argmax(-1, keepdim=True), True)
     return scaled.masked_fill(greedy & ~best, -torch.inf)
 
 
 def top_k(logits: Tensor, k: Setting) -> Tensor:
     """Keep the k likeliest tokens of each row, and those equal to the k-th; k = 0 keeps all (Fan et al. 2018)."""
-    k = _column(k, logits).long().clamp(max=logits.shape[-1])  # (B, 1)
+    k = _column(k, logits).clamp(max=logits.shape[-1]).long()  # (B, 1)
     most = int(k.max())
     if most == 0:
         return logits

@@ -150,80 +150,110 @@ class TokenStream:
         return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)
 
 
-class Windows:
-    """Windows of `n_ctx` ids with the next id of each as its label, `stride` ids apart, over a token stream.
+def choose_packing(packing: str, stream: TokenStream, n_ctx: int) -> str:
+    """Return "documents" or "stream"; "auto" is documents where most of them fit into a window whole.
 
-    A stream of T tokens holds T - 1 answers. Every answer is in a window; at stride = n_ctx in exactly one.
-    The last window may be short: it is filled with `pad_id` and its labels with IGNORE, so no window is
-    ragged and no token is lost. With `once` the answers that an earlier window holds are IGNOREd as well:
-    then each token is scored exactly once, with at least n_ctx - stride tokens before it.
+    documents: a window never holds two of them. For short texts: each is seen from its start, and nothing distracts.
+    stream: all texts in one row, cut every `stride` tokens. For long texts: no window is padded.
+    """
+    if packing == "auto":
+        lengths = np.diff(stream.documents, append=len(stream))
+        return "documents" if np.mean(lengths <= n_ctx + 1) > 0.75 else "stream"
+    if packing not in ("documents", "stream"):
+        raise ValueError(f"packing is '{packing}': choose documents, stream or auto")
+    return packing
+
+
+class Windows:
+    """Windows of at most `n_ctx` ids with the next id of each as its label, over each document or the whole stream.
+
+    A text of L tokens holds L - 1 answers. Its windows start `stride` ids apart; every answer is in one, at
+    stride = n_ctx in exactly one. A short window is filled with `pad_id` and its labels with IGNORE, so nothing
+    is ragged and no token is lost. With `once` the answers that an earlier window holds are IGNOREd as well:
+    then each token is scored exactly once, with at least n_ctx - stride tokens of its text before it.
     """
 
-    def __init__(self, stream: TokenStream, n_ctx: int, stride: int, pad_id: int, once: bool = False):
+    def __init__(
+        self, stream: TokenStream, n_ctx: int, stride: int, pad_id: int, packing: str = "stream", once: bool = False
+    ):
         if not 1 <= stride <= n_ctx:
             raise ValueError(f"stride is {stride}, n_ctx is {n_ctx}: a stride outside 1…n_ctx would leave tokens out")
         if len(stream) < 2:
             raise ValueError("the stream holds fewer than two tokens: there is nothing to predict")
-        self.stream, self.n_ctx, self.stride, self.pad_id, self.once = stream, n_ctx, stride, pad_id, once
+        self.stream, self.n_ctx, self.pad_id = stream, n_ctx, pad_id
+        begins = stream.documents if choose_packing(packing, stream, n_ctx) == "documents" else np.zeros(1, np.int64)
+        sizes = np.diff(begins, append=len(stream))  # of each text, in tokens
+        per_text = count_windows(sizes, n_ctx, stride)
+        first = np.repeat(np.cumsum(per_text) - per_text, per_text)  # of each window: the first window of its text
+        number = np.arange(len(first)) - first  # of each window: 0, 1, 2, … within its text
+        self.starts = np.repeat(begins, per_text) + number * stride
+        self.lengths = np.minimum(n_ctx, np.repeat(begins + sizes, per_text) - 1 - self.starts)  # answers in each
+        self.skip = np.where(once & (number > 0), n_ctx - stride, 0)  # how many of them are not scored again
+        self.answers = int((sizes - 1).sum())
 
     def __len__(self) -> int:
-        return count_windows(len(self.stream), self.n_ctx, self.stride)
+        return len(self.starts)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (inputs, labels) of one window, each (n_ctx,) int64."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"window {index} of {len(self)}")
-        start = index * self.stride
-        ids = self.stream.read(start, start + self.n_ctx + 1)
+        start, length = int(self.starts[index]), int(self.lengths[index])
+        ids = self.stream.read(start, start + length + 1)
         inputs = np.full(self.n_ctx, self.pad_id, np.int64)
         labels = np.full(self.n_ctx, IGNORE, np.int64)
-        inputs[: len(ids) - 1] = ids[:-1]
-        labels[: len(ids) - 1] = ids[1:]
-        if self.once and index > 0:
-            labels[: self.n_ctx - self.stride] = IGNORE
+        inputs[:length] = ids[:-1]
+        labels[:length] = ids[1:]
+        labels[: self.skip[index]] = IGNORE
         return inputs, labels
 
     def batch(self, indices) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (inputs, labels) of several windows, each (B, n_ctx) int64."""
+        """Return (inputs, labels) of several windows, each (B, T) int64; T is what the longest needs, in eights."""
         inputs, labels = zip(*(self[int(i)] for i in indices), strict=True)
-        return torch.from_numpy(np.stack(inputs)), torch.from_numpy(np.stack(labels))
+        width = min(self.n_ctx, -8 * (-int(self.lengths[np.asarray(indices)].max()) // 8))
+        return torch.from_numpy(np.stack(inputs)[:, :width]), torch.from_numpy(np.stack(labels)[:, :width])
 
 
-def count_windows(tokens: int, n_ctx: int, stride: int) -> int:
-    """Return how many windows a stream of `tokens` ids needs so that each of its tokens - 1 answers is in one."""
-    return 1 + max(0, math.ceil((tokens - 1 - n_ctx) / stride))
+def count_windows(tokens, n_ctx: int, stride: int):
+    """Return how many windows texts of `tokens` ids need so that each of their tokens - 1 answers is in one."""
+    return 1 + np.maximum(0, -(-(tokens - 1 - n_ctx) // stride))
 
 
-def order(n_windows: int, seed: int, epoch: int) -> np.ndarray:
-    """Return the order in which an epoch visits its windows: a function of seed and epoch alone.
+def order(lengths: np.ndarray, seed: int, epoch: int) -> np.ndarray:
+    """Return the order in which an epoch visits windows of these lengths: a function of seed and epoch alone.
 
+    Random, but windows of about equal length stand together in blocks of 64, so that batches hold little padding.
     Whoever knows (seed, epoch, position) knows which windows come next, so a resumed run replays nothing.
     """
-    return np.random.default_rng([seed, epoch]).permutation(n_windows)
+    random = np.random.default_rng([seed, epoch])
+    shuffled = random.permutation(len(lengths))
+    whole, rest = np.split(shuffled, [len(shuffled) // 64 * 64])  # the rest, unsorted, comes last
+    blocks = []
+    for chunk in np.split(whole, range(4096, len(whole), 4096)):
+        blocks += np.split(chunk[lengths[chunk].argsort(kind="stable")], range(64, len(chunk), 64))
+    return np.concatenate([*(blocks[i] for i in random.permutation(len(blocks))), rest])
 
 
 # ---------------------------------------------------------------- what a model must beat
 
 
-def baselines(train: TokenStream, val: TokenStream, vocab_size: int) -> dict[str, float]:
+def baselines(train: TokenStream, val: TokenStream, vocab_size: int, bos_id: int) -> dict[str, float]:
     """Return the cross-entropy on `val`, in nats a token, of three models that only count.
 
     uniform: ln vocab_size. unigram: add-one frequencies. bigram: Witten-Bell interpolation with the
-    unigram (Witten and Bell 1991): a context is trusted as far as it repeats itself.
+    unigram (Witten and Bell 1991): a context is trusted as far as it repeats itself. The start of a document
+    follows every end; it is nobody's answer.
     """
     ids, held = train.read(0, len(train)), val.read(0, len(val))
-    counts = np.bincount(ids, minlength=vocab_size)
-    unigram = (counts + 1) / (len(ids) + vocab_size)
+    counts = np.bincount(ids[ids != bos_id], minlength=vocab_size)
+    unigram = (counts + 1) / (counts.sum() + vocab_size)
     pairs, pair_counts = np.unique(ids[:-1] * vocab_size + ids[1:], return_counts=True)
     follows = np.bincount(pairs // vocab_size, minlength=vocab_size)  # distinct successors of each id
     seen = np.bincount(ids[:-1], minlength=vocab_size)
-    first, second = held[:-1], held[1:]
-    at = np.minimum(np.searchsorted(pairs, wanted := first * vocab_size + second), len(pairs) - 1)
+    first, second = held[:-1][held[1:] != bos_id], held[1:][held[1:] != bos_id]
+    wanted = first * vocab_size + second
+    at = np.minimum(np.searchsorted(pairs, wanted), len(pairs) - 1)
     joint = np.where(pairs[at] == wanted, pair_counts[at], 0)
-    weight = seen[first] + follows[first]
-    bigram = np.where(
-        weight > 0, (joint + follows[first] * unigram[second]) / np.maximum(weight, 1), unigram[second]
-    )
+    trust = seen[first] + follows[first]
+    bigram = np.where(trust > 0, (joint + follows[first] * unigram[second]) / np.maximum(trust, 1), unigram[second])
     return {
         "uniform": math.log(vocab_size),
         "unigram": float(-np.log(unigram[second]).mean()),

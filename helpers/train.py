@@ -28,14 +28,16 @@ from helpers import model as models
 from helpers.tokens import IGNORE, TokenStream, Windows, order
 
 # parameters that change how a run is watched or where it runs, not what it computes: they may differ on resume
-_NOT_IDENTITY = ("run", "log_step", "eval_step", "sample_step", "checkpoint_step", "device", "devices", "resume", "compile")
+_NOT_IDENTITY = "run log_step eval_step sample_step checkpoint_step device devices resume compile".split()
 _BAD_STEPS_IN_A_ROW = 10
 
 
 # ---------------------------------------------------------------- the pieces, each small enough to try alone
 
 
-def learning_rate(step: int, total_steps: int, lr: float, warmup_steps: int, schedule: str, final_fraction: float) -> float:
+def learning_rate(
+    step: int, total_steps: int, lr: float, warmup_steps: int, schedule: str, final_fraction: float
+) -> float:
     """Return the rate of update `step` (0 … total_steps-1): linear warm-up to `lr`, then decay to final_fraction × lr.
 
     `schedule` is "linear", "cosine" (Loshchilov and Hutter 2017) or "constant".
@@ -170,7 +172,9 @@ def _load(windows: Windows, indices, device: torch.device) -> tuple[torch.Tensor
     return inputs.to(device, non_blocking=True), labels.to(device, non_blocking=True)
 
 
-def accumulate(loss_of, batches: list, n_labels: int, precision: str, device, scaler, world: int = 1) -> tuple[float, float]:
+def accumulate(
+    loss_of, batches: list, n_labels: int, precision: str, device, scaler, world: int = 1
+) -> tuple[float, float]:
     """Add up the gradients of one update's micro-batches; return (summed loss, right guesses) of this process.
 
     Each micro-batch's loss is divided by the labels of the whole update, on all processes: so k micro-batches
@@ -213,7 +217,8 @@ def evaluate(loss_of: nn.Module, windows: Windows, batch_size: int, precision: s
     was_training = loss_of.training
     loss_of.eval()
     loss_sum = correct_sum = labels_sum = 0.0
-    for batch in share(range(len(windows)), batch_size, rank, world):
+    by_length = windows.lengths.argsort(kind="stable")  # little padding
+    for batch in share(by_length, batch_size, rank, world):
         inputs, labels = _load(windows, batch, device)
         with autocast(precision, device):
             loss, correct = loss_of(inputs, labels)
@@ -233,7 +238,10 @@ class Log:
         if writes:
             from torch.utils.tensorboard import SummaryWriter  # takes seconds to import: only where it is used
 
-            self.file = open(folder / "metrics.jsonl", "a", encoding="utf-8")
+            self.file = open(folder / "metrics.jsonl", "a+", encoding="utf-8")
+            self.file.seek(0)
+            if (text := self.file.read()) and not text.endswith("\n"):  # a run was killed while it wrote a row
+                self.file.write("\n")
             self.board = SummaryWriter(str(folder / "tensorboard"))
 
     def write(self, event: str, **row) -> None:
@@ -345,7 +353,7 @@ def fit(
         return found
 
     while epoch < epochs and not stopped:
-        windows = order(len(train), seed, epoch)
+        windows = order(train.lengths, seed, epoch)
         while position < len(train):
             lap = time.perf_counter()
             indices = windows[position : position + per_update]
@@ -441,9 +449,9 @@ def windows(run: str, tokens: dict, pad_id: int) -> tuple[Windows, Windows]:
 
     Validation windows overlap by half and score each token once, so that none is judged without context.
     """
-    n_ctx = tokens["n_ctx"]
-    train = Windows(TokenStream(run, "train", tokens["dtype"]), n_ctx, tokens["stride"], pad_id)
-    val = Windows(TokenStream(run, "val", tokens["dtype"]), n_ctx, max(1, n_ctx // 2), pad_id, once=True)
+    n_ctx, packing = tokens["n_ctx"], tokens["packing"]
+    train = Windows(TokenStream(run, "train", tokens["dtype"]), n_ctx, tokens["stride"], pad_id, packing)
+    val = Windows(TokenStream(run, "val", tokens["dtype"]), n_ctx, max(1, n_ctx // 2), pad_id, packing, once=True)
     return train, val
 
 
@@ -473,13 +481,14 @@ def plan(parameters: dict) -> dict:
         "windows_per_update": per_update,
         "steps_per_epoch": steps_per_epoch,
         "total_steps": total_steps,
-        "tokens": tokens["windows"] * tokens["n_ctx"] * parameters["epochs"],
+        "tokens": tokens["tokens"] * parameters["epochs"],
     }
 
 
 def _identity(parameters: dict, tokens_manifest: dict) -> str:
     kept = {name: value for name, value in sorted(parameters.items()) if name not in _NOT_IDENTITY}
-    text = json.dumps([kept, tokens_manifest["outputs"], tokens_manifest["result"]["n_ctx"]], sort_keys=True)
+    cut = [tokens_manifest["result"][name] for name in ("n_ctx", "stride", "packing")]
+    text = json.dumps([kept, tokens_manifest["outputs"], cut], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -576,9 +585,9 @@ def start(parameters: dict) -> Training:
 
 
 def main() -> None:
-    """Train from a shell: `[torchrun …] -m helpers.train PARAMETERS.json`, a JSON object of notebook 04's parameters."""
+    """Train from a shell: `[torchrun …] -m helpers.train PARAMETERS.json`, an object of notebook 04's parameters."""
     if len(sys.argv) != 2:
-        sys.exit("usage: python -m helpers.train PARAMETERS.json  (notebook 04 writes one: runs/NAME/model/parameters.json)")
+        sys.exit("usage: python -m helpers.train PARAMETERS.json  (notebook 04 writes runs/NAME/model/parameters.json)")
     parameters = json.loads(Path(sys.argv[1]).read_text("utf-8"))
     parameters["devices"] = int(os.environ.get("WORLD_SIZE", 1))
     folder = paths.room(parameters["run"], "train")

@@ -56,11 +56,11 @@ def test_damage_is_found_named_and_passed_over(tmp_path, name, damage):
     checkpoint.save(tmp_path, 1, model, [optimizer], {})
     newest = checkpoint.save(tmp_path, 2, model, [optimizer], {})
     data = bytearray((newest / name).read_bytes())
-    if damage == "flip":
-        data[len(data) // 2] ^= 1
-    (newest / name).write_bytes({"flip": bytes(data), "truncate": bytes(data[:-7]), "empty": b"", "remove": b""}[damage])
     if damage == "remove":
         (newest / name).unlink()
+    else:
+        flipped = data[:-1] + bytes([data[-1] ^ 1])
+        (newest / name).write_bytes({"flip": flipped, "truncate": data[:-7], "empty": b""}[damage])
     named = "step-00000002" if name == "checksums.json" else name  # a damaged list accuses the file it lists
     with pytest.raises(checkpoint.BadCheckpoint, match=named):
         checkpoint.verify(newest)

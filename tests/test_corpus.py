@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers import corpus, paths, sample_corpus
+from helpers import cleaning, corpus, paths, reading, sample_corpus
 
 SENTENCE = "绿萝喜欢散射光，土干了再浇水。"
 PROSE = "".join(f"第{n}天，{SENTENCE}\n" for n in range(60))
@@ -74,7 +74,7 @@ def all_texts(run="test") -> list[str]:
 @pytest.mark.parametrize("block", [3, 2**20])
 def test_encoding_is_found_and_text_comes_back(raw, monkeypatch, codec, mark, name, block):
     """GBK files were what users of the book's code asked about: open() on them fails, or reads another text."""
-    monkeypatch.setattr(corpus, "BLOCK_BYTES", block)  # characters and \r\n in two blocks
+    monkeypatch.setattr(reading, "BLOCK_BYTES", block)  # characters and \r\n in two blocks
     text = PROSE + "生僻字：𠮷㐂\n"  # four bytes each in GB18030
     (raw / "a.txt").write_bytes(mark + text.replace("\n", "\r\n").encode(codec))
     report = build(raw, document="line")
@@ -87,7 +87,7 @@ def test_encoding_is_found_and_text_comes_back(raw, monkeypatch, codec, mark, na
 @pytest.mark.parametrize("codec", ["utf-16-le", "utf-16-be"])
 def test_english_in_utf16_without_a_mark(raw, codec):
     (raw / "a.txt").write_bytes("Water the plant.\nWait a week.\n".encode(codec))
-    assert corpus.find_encoding(raw / "a.txt").name == codec
+    assert reading.find_encoding(raw / "a.txt").name == codec
     assert build(raw, document="line").documents == 2
 
 
@@ -118,8 +118,8 @@ def test_mixed_encodings_are_refused_with_the_byte_and_the_run_goes_on(raw):
 
 def test_binary_is_refused(raw):
     (raw / "a.txt").write_bytes(bytes(range(256)) * 8)
-    with pytest.raises(corpus.BadFile, match="byte 0 is 0x00.*binary"):
-        corpus.find_encoding(raw / "a.txt")
+    with pytest.raises(reading.BadFile, match="byte 0 is 0x00.*binary"):
+        reading.find_encoding(raw / "a.txt")
 
 
 @pytest.mark.parametrize(
@@ -144,8 +144,8 @@ def test_mojibake_is_recognised(raw, text, word):
 )
 def test_decent_text_is_not_suspected(text):
     seen = Counter()
-    corpus.look(text * 3, seen)
-    assert not [line for line in corpus.suspicions(seen, Counter()) if "mojibake" in line]
+    reading.look(text * 3, seen)
+    assert not [line for line in reading.suspicions(seen, Counter()) if "mojibake" in line]
 
 
 # ---------------------------------------------------------------- cleaning
@@ -176,7 +176,7 @@ def test_decent_text_is_not_suspected(text):
 )
 def test_a_rule_cleans_and_counts(dirt, clean, rule):
     counts = Counter()
-    assert corpus.clean(dirt, counts) == clean
+    assert cleaning.clean(dirt, counts) == clean
     assert counts[rule] >= 1
 
 
@@ -200,28 +200,28 @@ def test_a_rule_cleans_and_counts(dirt, clean, rule):
 def test_text_that_only_looks_like_dirt_stays(text):
     """The book's cleaning threw away what it did not expect; here a character goes only if a rule names it."""
     counts = Counter()
-    assert corpus.clean(text, counts) == text
+    assert cleaning.clean(text, counts) == text
     assert not counts
 
 
 @given(st.one_of(ANY, DIRTY))
 def test_cleaning_twice_changes_nothing_more(text):
-    once = corpus.clean(text)
+    once = cleaning.clean(text)
     counts = Counter()
-    assert corpus.clean(once, counts) == once
+    assert cleaning.clean(once, counts) == once
     assert not counts
 
 
 @given(st.one_of(ANY, DIRTY))
 def test_sparing_rules_changes_nothing(text):
     """Texts without a suspicious character skip most rules: no rule may have had work there."""
-    if not corpus._SUSPECT.search(text):
-        assert not [name for name, pattern, _ in corpus.RULES[:-4] if pattern.search(text)]
+    if not cleaning._SUSPECT.search(text):
+        assert not [name for name, pattern, _ in cleaning.RULES[:-4] if pattern.search(text)]
 
 
 @given(st.lists(CHINESE, max_size=5).map("\n".join))
 def test_clean_chinese_comes_back_unchanged(text):
-    assert corpus.clean(text) == unicodedata.normalize("NFC", text).strip("\n").replace("\n\n\n\n", "\n\n").replace(
+    assert cleaning.clean(text) == unicodedata.normalize("NFC", text).strip("\n").replace("\n\n\n\n", "\n\n").replace(
         "\n\n\n", "\n\n"
     )
 
@@ -235,20 +235,20 @@ def test_hostile_text_takes_no_time():
         "&" * 50_000,
         "<a b=" * 9_999,
     ]:
-        corpus.clean(text)
+        cleaning.clean(text)
 
 
 @given(st.text("绿萝。\n ！a.", max_size=300), st.integers(1, 50))
 def test_cutting_loses_nothing(text, max_length):
-    parts = corpus.cut(text, max_length)
+    parts = cleaning.cut(text, max_length)
     assert "".join(parts) == text
     assert all(0 < len(part) <= max_length for part in parts) or parts == [""]
 
 
 def test_cuts_are_at_line_ends_then_sentence_ends():
-    assert all(part.endswith("\n") for part in corpus.cut(PROSE, 200))
-    assert all(part.endswith("。") for part in corpus.cut(PROSE.replace("\n", ""), 200))
-    assert min(map(len, corpus.cut("字" * 2010, 2000))) > 900  # not 2000 and a crumb
+    assert all(part.endswith("\n") for part in cleaning.cut(PROSE, 200))
+    assert all(part.endswith("。") for part in cleaning.cut(PROSE.replace("\n", ""), 200))
+    assert min(map(len, cleaning.cut("字" * 2010, 2000))) > 900  # not 2000 and a crumb
 
 
 # ---------------------------------------------------------------- what is a document

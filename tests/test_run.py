@@ -22,7 +22,7 @@ text = "".join(file.read_text("utf-8") for file in files) or "花\\n"
 (folder / "train-00000.jsonl").write_text(text[:size], "utf-8")
 values = {"run": run, "source": source, "size": size, "ratio": ratio, "deep": deep, "words": words, "limit": limit}
 _ = paths.write_manifest(run, "corpus", parameters=values, inputs=files, outputs=[folder / "train-00000.jsonl"],
-                         result={"documents": len(text), "characters": 12345})
+                         result={"documents": len(text), "characters": 12345, "deep": deep})
 print(sorted(values))
 """
 VOCAB = """
@@ -202,6 +202,8 @@ def test_two_stages_run_then_rest_until_something_changes(house, capsys):
     assert skipped("--force") == [False, False]
     assert skipped("-p", "ratio", "0.25") == [False, True]  # the same corpus came out: what stands on it still holds
     assert skipped() == [False, True]
+    assert skipped("-p", "deep", "true") == [False, False]  # the same files, but the room says something else of them
+    assert skipped() == [False, False]
     Path("c/一.txt").write_text("明月几时有?", "utf-8")
     assert skipped() == [False, False]
     Path("c/二.txt").write_text("把酒问青天", "utf-8")  # a new file, not a changed one

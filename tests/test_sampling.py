@@ -95,6 +95,17 @@ def test_temperature_zero_is_greedy(data, tensor):
     assert torch.equal(sampling.choose(sampling.temperature(tensor, 0), draws), tensor.argmax(-1))
 
 
+@pytest.mark.parametrize("t", [5e-324, 1e-30, 1e-7])
+def test_a_temperature_near_zero_does_not_overflow(t):
+    tensor = torch.tensor([[50.0, 80.0, -math.inf, 79.0]])
+    assert sampling.choose(sampling.temperature(tensor, t), torch.tensor([0.99])).tolist() == [1]
+
+
+def test_top_k_beyond_any_vocabulary_keeps_all():
+    tensor = torch.tensor([[1.0, 2.0, 3.0]])
+    assert torch.equal(sampling.top_k(tensor, 10**30), tensor)
+
+
 def test_top_p_zero_is_greedy():
     tensor = torch.tensor([[0.1, 2.0, 1.0], [3.0, 0.0, -1.0]])
     assert sampling.top_p(tensor, 0).isfinite().tolist() == [[False, True, False], [True, False, False]]

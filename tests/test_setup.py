@@ -25,7 +25,9 @@ MAY_IMPORT = {
     "paths": set(),
     "parallel": set(),
     "sample_corpus": {"paths"},
-    "corpus": {"paths", "parallel", "sample_corpus"},
+    "cleaning": set(),
+    "reading": {"cleaning"},
+    "corpus": {"paths", "parallel", "sample_corpus", "cleaning", "reading"},
     "vocab": {"paths", "parallel"},
     "tokenizer": {"paths", "vocab"},
     "tokens": {"paths", "parallel", "tokenizer"},
@@ -40,7 +42,7 @@ MAY_IMPORT = {
     "report": {"paths"},
     "run": {"paths", "report"},
 }
-WITHOUT_TORCH = ("paths", "parallel", "sample_corpus", "corpus", "vocab", "tokenizer", "report", "run")
+WITHOUT_TORCH = ("paths", "parallel", "sample_corpus", "cleaning", "reading", "corpus", "vocab", "tokenizer", "report", "run")
 MODULES = sorted(file for file in (ROOT / "helpers").rglob("*.py") if file.parent.name == "show" or file.name[0] != "_")
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 

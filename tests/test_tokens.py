@@ -117,34 +117,86 @@ def test_a_stride_that_leaves_tokens_out_is_refused(stride):
         Windows(Counting(50), 8, stride, 0)
 
 
-@given(st.integers(1, 500), st.integers(0, 2**32), st.integers(0, 50))
-def test_order_visits_each_window_once(n, seed, epoch):
-    first = tokens.order(n, seed, epoch)
-    assert sorted(first) == list(range(n))
-    np.testing.assert_array_equal(first, tokens.order(n, seed, epoch))
+@given(st.lists(st.integers(2, 60), min_size=1, max_size=20), st.integers(1, 40), st.data())
+def test_windows_over_documents_hold_every_answer_of_one_document(sizes, n_ctx, data):
+    """A window never holds two documents, each document is seen from its start, and no answer is lost."""
+    stride = data.draw(st.integers(1, n_ctx))
+    stream = Counting(sum(sizes))
+    stream.documents = np.cumsum([0, *sizes[:-1]])
+    windows = Windows(stream, n_ctx, stride, pad_id=-7, packing="documents")
+    once = Windows(stream, n_ctx, stride, pad_id=-7, packing="documents", once=True)
+    answers, scored = set(), Counter()
+    for i in range(len(windows)):
+        inputs, labels = windows[i]
+        real = labels != IGNORE
+        assert real.sum() == windows.lengths[i] > 0
+        document = np.searchsorted(stream.documents, inputs[real], side="right")
+        assert len({*document, *np.searchsorted(stream.documents, labels[real], side="right")}) == 1
+        answers.update(labels[real].tolist())
+        scored.update(once[i][1][once[i][1] != IGNORE].tolist())
+    wanted = set(range(sum(sizes))) - set(stream.documents.tolist())  # a document's start is nobody's answer
+    assert answers == wanted
+    assert scored == Counter(wanted)
+    assert windows.answers == len(wanted)
+    assert set(stream.documents.tolist()) <= set(windows.starts.tolist())
+
+
+def test_a_batch_is_as_wide_as_its_longest_window():
+    stream = Counting(60)
+    stream.documents = np.array([0, 5, 25])
+    windows = Windows(stream, 32, 32, pad_id=-7, packing="documents")
+    inputs, labels = windows.batch([0, 1])
+    assert inputs.shape == labels.shape == (2, 24)  # 19 answers, in eights
+    assert (labels[0, 4:] == IGNORE).all() and (labels[1, 19:] == IGNORE).all()
+    assert windows.batch([2, 3])[0].shape == (2, 32)
+
+
+def test_packing_suits_the_documents(run):
+    stream = write(run, 2)
+    assert tokens.choose_packing("auto", stream, 64) == "documents"
+    assert tokens.choose_packing("auto", stream, 4) == "stream"
+    with pytest.raises(ValueError, match="packing"):
+        tokens.choose_packing("tetris", stream, 4)
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=500), st.integers(0, 2**32), st.integers(0, 50))
+def test_order_visits_each_window_once(lengths, seed, epoch):
+    first = tokens.order(np.array(lengths), seed, epoch)
+    assert sorted(first) == list(range(len(lengths)))
+    np.testing.assert_array_equal(first, tokens.order(np.array(lengths), seed, epoch))
 
 
 def test_epochs_have_different_orders():
-    assert (tokens.order(100, 0, 0) != tokens.order(100, 0, 1)).any()
+    lengths = np.full(100, 7)
+    assert (tokens.order(lengths, 0, 0) != tokens.order(lengths, 0, 1)).any()
+
+
+def test_batches_hold_little_padding():
+    lengths = np.random.default_rng(0).integers(10, 100, 10_000)
+    ordered = lengths[tokens.order(lengths, 0, 0)]
+    padded = sum(len(batch) * batch.max() for batch in np.split(ordered, range(32, len(ordered), 32)))
+    assert lengths.sum() > 0.95 * padded
 
 
 def test_baselines_agree_with_counting_by_hand(run):
     train = write(run, 2)
     val = TokenStream(run, "val", "uint16")
     tok = tokenizer.load(paths.room(run, "vocab"))
-    found = tokens.baselines(train, val, len(tok))
+    found = tokens.baselines(train, val, len(tok), tok.bos_token_id)
 
     ids, held = train.read(0, len(train)).tolist(), val.read(0, len(val)).tolist()
     counts, pairs = Counter(ids), Counter(zip(ids, ids[1:], strict=False))
     contexts, followers = Counter(ids[:-1]), Counter(first for first, _ in pairs)
-    unigram = {i: (counts[i] + 1) / (len(ids) + len(tok)) for i in range(len(tok))}
+    del counts[tok.bos_token_id]
+    unigram = {i: (counts[i] + 1) / (sum(counts.values()) + len(tok)) for i in range(len(tok))}
     loss_1 = loss_2 = 0.0
-    for first, second in zip(held, held[1:], strict=False):
+    answers = [pair for pair in zip(held, held[1:], strict=False) if pair[1] != tok.bos_token_id]
+    for first, second in answers:
         loss_1 -= math.log(unigram[second])
         weight = contexts[first] + followers[first]
         p = (pairs[first, second] + followers[first] * unigram[second]) / weight if weight else unigram[second]
         loss_2 -= math.log(p)
     assert found["uniform"] == pytest.approx(math.log(len(tok)))
-    assert found["unigram"] == pytest.approx(loss_1 / (len(held) - 1), rel=1e-9)
-    assert found["bigram"] == pytest.approx(loss_2 / (len(held) - 1), rel=1e-9)
+    assert found["unigram"] == pytest.approx(loss_1 / len(answers), rel=1e-9)
+    assert found["bigram"] == pytest.approx(loss_2 / len(answers), rel=1e-9)
     assert found["bigram"] < found["unigram"] < found["uniform"]

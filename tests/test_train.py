@@ -312,8 +312,8 @@ def run(tmp_path, monkeypatch):
     TOK.save_pretrained(paths.room("t", "vocab"))
     shards = tokens.write_shards("t", 2, workers=1)
     n_tokens = sum(shard["tokens"] for shard in shards["train"])
-    result = dict(n_ctx=8, stride=8, dtype="uint16", windows=tokens.count_windows(n_tokens, 8, 8))
-    result |= dict(chars_per_token=1.0, val_chars_per_token=1.0)
+    result = dict(n_ctx=8, stride=8, dtype="uint16", windows=int(tokens.count_windows(n_tokens, 8, 8)))
+    result |= dict(chars_per_token=1.0, val_chars_per_token=1.0, tokens=n_tokens, packing="stream")
     outputs = paths.room("t", "tokenize").glob("*.bin")
     paths.write_manifest("t", "tokenize", parameters={}, inputs=[], outputs=outputs, result=result)
     return "t"
