@@ -40,9 +40,12 @@ def executor(workers: int = 0) -> Executor:
 
 
 def map_shards(pool: Executor, function: Callable, items: Iterable, label: str = "") -> list:
-    """Return [function(item) for item in items], in order, with a progress bar named `label` (none if empty)."""
+    """Return [function(item) for item in items], in order, with a progress bar named `label` (none if empty).
+
+    There is no bar either where the environment variable HEADLESS says that nobody watches.
+    """
     futures = [pool.submit(function, item) for item in items]
-    bar = tqdm(futures, desc=label, unit="shard", disable=not label, leave=False)
+    bar = tqdm(futures, desc=label, unit="shard", disable=not label or bool(os.environ.get("HEADLESS")), leave=False)
     try:
         return [future.result() for future in bar]
     except BaseException:

@@ -76,11 +76,14 @@ def write_text(path: Path, text: str) -> None:
     """Write a small text file whole or not at all: beside it, flushed to disk, then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with open(beside, "w", encoding="utf-8", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
+    try:
+        with open(beside, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def write_manifest(run: str, stage: str, *, parameters: dict, inputs, outputs, result: dict, seed: int = 0) -> dict:

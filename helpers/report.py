@@ -44,7 +44,8 @@ body { max-width: 54rem; margin: 2rem auto; padding: 0 1rem; line-height: 1.6; c
        font-family: system-ui, "Noto Sans CJK SC", "PingFang SC", "Microsoft YaHei", sans-serif; }
 h1, h2, h3 { line-height: 1.25; } img { max-width: 100%; } pre { white-space: pre-wrap; overflow-wrap: anywhere; }
 table { border-collapse: collapse; } th, td { text-align: left; padding: .3rem .9rem .3rem 0; vertical-align: top; }
-tr { border-bottom: 1px solid #ddd; } nav { margin-bottom: 1.5rem; } nav a { margin-right: 1rem; } .when, summary { color: #777; }
+tr { border-bottom: 1px solid #ddd; } .when, summary { color: #777; }
+nav { margin-bottom: 1.5rem; } nav a { margin-right: 1rem; }
 .text { white-space: pre-wrap; border-left: 3px solid #7a9; padding-left: .8rem; margin: 1rem 0; }
 .notebook { border-top: 4px solid #7a9; margin-top: 4rem; }
 details.code > summary { font: .8rem monospace; overflow: hidden; white-space: nowrap; text-overflow: ellipsis; }
@@ -105,6 +106,7 @@ def samples(run: str) -> str:
 
 def chapter(exporter: HTMLExporter, stage: str, notebook: nbformat.NotebookNode) -> str:
     """Return an executed notebook as a part of the page."""
+    notebook.metadata.pop("widgets", None)  # a widget lives only as long as its kernel
     body, _ = exporter.from_notebook_node(notebook)
     body = re.sub(r"<iframe\b.*?</iframe>", "", body, flags=re.DOTALL)  # its server was shut down with the notebook
     return f"<section class='notebook' id='{paths.STAGES[stage][0]}'>{body}</section>"

@@ -57,7 +57,8 @@ def test_zero_workers_means_one_a_core_and_less_is_refused():
         parallel.executor(-1)
 
 
-def test_a_label_shows_progress_and_its_absence_shows_nothing(capfd):
+def test_a_label_shows_progress_and_its_absence_shows_nothing(capfd, monkeypatch):
+    monkeypatch.delenv("HEADLESS", raising=False)  # `make test` sets it
     with parallel.executor(1) as pool:
         parallel.map_shards(pool, square, range(3))
         assert capfd.readouterr() == ("", "")
