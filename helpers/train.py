@@ -19,7 +19,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -30,6 +29,7 @@ from helpers.tokens import IGNORE, TokenStream, Windows, order
 # parameters that change how a run is watched or where it runs, not what it computes: they may differ on resume
 _NOT_IDENTITY = "run log_step eval_step sample_step checkpoint_step device devices resume compile".split()
 _BAD_STEPS_IN_A_ROW = 10
+CHUNK = 2**22  # logits in memory at once: 16 MB in fp32, so that they stay in a processor's cache
 
 
 # ---------------------------------------------------------------- the pieces, each small enough to try alone
@@ -80,6 +80,43 @@ def make_optimizers(model: nn.Module, name: str, lr: float, weight_decay: float)
     return optimizers + [torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True)]
 
 
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    """Cross-entropy straight from hidden states, a few rows of logits at a time: they never stand in memory whole.
+
+    The gradients of a chunk are computed while its logits are there (the idea of Liger Kernel, Hsu et al. 2024).
+    """
+
+    @staticmethod
+    def forward(ctx, hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor):
+        rows = max(1, CHUNK // len(weight))
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        learns = any(ctx.needs_input_grad)
+        grad_hidden = torch.empty_like(hidden) if learns else None
+        grad_weight = torch.zeros_like(weight, dtype=wide) if learns else None
+        loss, correct = hidden.new_zeros((), dtype=wide), labels.new_zeros(())
+        for at in range(0, len(hidden), rows):
+            h, y = hidden[at : at + rows], labels[at : at + rows]
+            logits = (h @ weight.T).to(wide)  # (rows, V)
+            log_p = logits.log_softmax(-1)
+            loss -= log_p.gather(1, y[:, None]).sum()
+            correct += (logits.argmax(-1) == y).sum()
+            if learns:
+                grad = log_p.exp_()  # of the logits: p - 1 at the right word, p elsewhere
+                grad[torch.arange(len(y), device=y.device), y] -= 1
+                grad = grad.to(hidden.dtype)
+                grad_hidden[at : at + rows] = grad @ weight
+                grad_weight += grad.T @ h
+        if learns:
+            ctx.save_for_backward(grad_hidden, grad_weight.to(weight.dtype))
+        ctx.mark_non_differentiable(correct)
+        return loss, correct
+
+    @staticmethod
+    def backward(ctx, grad_loss: torch.Tensor, _):
+        grad_hidden, grad_weight = ctx.saved_tensors
+        return grad_hidden * grad_loss.to(grad_hidden.dtype), grad_weight * grad_loss.to(grad_weight.dtype), None
+
+
 class Loss(nn.Module):
     """Model and cross-entropy in one module, so that what wraps it (data parallel, compiler) sees both."""
 
@@ -95,12 +132,11 @@ class Loss(nn.Module):
         # embeddings, not ids: given ids the library searches each batch for padding, which here is always at the
         # right end, where a causal model cannot see it
         embeddings = self.model.get_input_embeddings()(inputs)  # (B, T, C)
-        logits = self.model(inputs_embeds=embeddings, use_cache=False).logits  # (B, T, V)
-        flat = logits.flatten(0, 1)  # (B*T, V)
-        loss = F.cross_entropy(flat.float(), labels.flatten(), ignore_index=IGNORE, reduction="sum")
-        with torch.no_grad():
-            correct = (flat.argmax(-1) == labels.flatten()).sum()
-        return loss, correct
+        hidden = self.model.base_model(inputs_embeds=embeddings, use_cache=False).last_hidden_state  # (B, T, C)
+        answered = labels != IGNORE
+        weight, device = self.model.get_output_embeddings().weight, inputs.device.type  # (V, C)
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+        return _ChunkedCrossEntropy.apply(hidden[answered].to(dtype), weight.to(dtype), labels[answered])
 
 
 def pick_device(name: str) -> torch.device:

@@ -107,16 +107,38 @@ def test_accumulation_equals_the_big_batch(sizes):
     model.zero_grad()
     batches = list(zip(inputs.split(sizes), labels.split(sizes), strict=True))
 
-    class Double(train.Loss):  # Loss takes the logits to fp32 for its cross-entropy; here nothing may be rounded
-        def forward(self, inputs, labels):
-            logits = self.model(input_ids=inputs).logits.flatten(0, 1)
-            loss = torch.nn.functional.cross_entropy(logits, labels.flatten(), ignore_index=IGNORE, reduction="sum")
-            return loss, (logits.argmax(-1) == labels.flatten()).sum()
-
     n_labels = int((labels != IGNORE).sum())
-    train.accumulate(Double(model), batches, n_labels, "fp32", CPU, no_scaler())
+    train.accumulate(train.Loss(model), batches, n_labels, "fp32", CPU, no_scaler())
     for p, grad in zip(model.parameters(), wanted, strict=True):
         torch.testing.assert_close(p.grad, grad, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 100])
+def test_the_loss_in_chunks_is_the_loss(monkeypatch, rows):
+    """Value, right guesses and all gradients against torch's cross-entropy over whole logits: fp64, 1e-12."""
+    monkeypatch.setattr(train, "CHUNK", rows * len(TOK))
+    model = tiny(dtype=torch.float64)
+    inputs, labels = uneven_batch()
+    logits = model(input_ids=inputs).logits.flatten(0, 1)
+    wanted = torch.nn.functional.cross_entropy(logits, labels.flatten(), ignore_index=IGNORE, reduction="sum")
+    wanted.backward()
+    grads = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    loss, correct = train.Loss(model)(inputs, labels)
+    loss.backward()
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-12)
+    assert correct == (logits.argmax(-1) == labels.flatten()).sum()
+    for p, grad in zip(model.parameters(), grads, strict=True):
+        torch.testing.assert_close(p.grad, grad, rtol=1e-12, atol=1e-14)
+
+
+def test_a_batch_without_labels_has_loss_and_gradient_0():
+    model = tiny()
+    inputs, labels = uneven_batch()
+    loss, correct = train.Loss(model)(inputs, torch.full_like(labels, IGNORE))
+    loss.backward()
+    assert loss == correct == 0
+    assert all((p.grad == 0).all() for p in model.parameters())
 
 
 def test_masked_positions_have_no_gradient():
