@@ -19,7 +19,7 @@ export ENV
 PY := "$$ENV/bin/python"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lab serve refresh bench lint clean
+.PHONY: help setup run test lab serve refresh lint clean
 
 help:  ## this list
 	@echo "make TARGET [RUN=name] [CORPUS=path] [PRESET=name]"
@@ -42,15 +42,12 @@ serve: setup  ## serve the trained model of RUN over HTTP
 refresh: setup  ## run the notebooks at their defaults and write the outputs into notebooks/, to be committed
 	@$(PY) -m helpers.run refresh
 
-bench: setup  ## the benchmarks, one after the other; each prints one line of JSON last
-	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(PY) "$$file"; done
-
 lint: setup  ## ruff over modules, tests and notebooks
 	@$(PY) -m ruff check .
 
 clean:  ## remove what tools leave behind; .venv and runs/ stay
 	@rm -rf .pytest_cache .ruff_cache .hypothesis *.egg-info
-	@find helpers tests benchmarks notebooks -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf
+	@find helpers tests notebooks -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf
 
 # Done again only when this folder, pyproject.toml or constraints.txt has changed since it last succeeded.
 # --no-compile: Python compiles what it imports, which is a small part of what is installed; it halves the time.

@@ -342,12 +342,13 @@ def fit(
     log = Log(folder, writes=rank == 0)
 
     step = epoch = position = 0  # updates done; epochs done; windows done of this epoch
+    spent = {"seconds": 0.0, "updating": 0.0, "tokens": 0}  # in all sessions; updating: without validation and saving
     if resumed := checkpoint.latest(folder / "checkpoints"):
         path, state, complaints = resumed
         if state["identity"] != identity:
             raise checkpoint.BadCheckpoint(f"{path} belongs to a run with other data or parameters")
         checkpoint.restore(path, model, optimizers)
-        step, epoch, position = state["step"], state["epoch"], state["position"]
+        step, epoch, position, spent = (state[name] for name in ("step", "epoch", "position", "spent"))
         scaler.load_state_dict(state["scaler"])
         log.write("resume", step=step, complaints=complaints)
 
@@ -365,14 +366,15 @@ def fit(
 
     nats_to_bits = {split: 1 / math.log(2) / n for split, n in chars_per_token.items()}
     stop_file = folder / "STOP"
-    begin = time.perf_counter()
-    busy = 0.0  # seconds spent in updates, without evaluation, samples and saving
+    begin = time.perf_counter() - spent["seconds"]
     since = {"loss": 0.0, "correct": 0.0, "labels": 0.0, "seconds": 0.0}  # sums since the last logged row
-    trained_tokens, bad_steps, stopped, validation = 0, 0, False, None
+    bad_steps, stopped, validation = 0, False, None
 
     def save() -> None:
         if rank == 0:
-            state = {"epoch": epoch, "position": position, "identity": identity, "scaler": scaler.state_dict()}
+            spent["seconds"] = time.perf_counter() - begin
+            state = {"epoch": epoch, "position": position, "spent": spent, "identity": identity}
+            state["scaler"] = scaler.state_dict()
             try:
                 path = checkpoint.save(folder / "checkpoints", step, model, optimizers, state)
                 log.write("checkpoint", step=step, path=path.name)
@@ -409,8 +411,8 @@ def fit(
             step += 1
             position += len(indices)
             seconds = time.perf_counter() - lap
-            busy += seconds
-            trained_tokens += int(n_labels)
+            spent["updating"] += seconds
+            spent["tokens"] += int(n_labels)
             bad_steps = 0 if math.isfinite(norm) else bad_steps + 1
             if bad_steps >= _BAD_STEPS_IN_A_ROW and not scaler.is_enabled():
                 log.write("end", step=step, reason="gradient not finite", seconds=time.perf_counter() - begin)
@@ -431,7 +433,7 @@ def fit(
                     grad_norm=norm,
                     tokens_per_second=labels_all / since["seconds"],
                     seconds=time.perf_counter() - begin,
-                    seconds_left=(total_steps - step) * busy / max(1, trained_tokens) * n_labels,
+                    seconds_left=(total_steps - step) * spent["updating"] / step,
                 )
                 since = dict.fromkeys(since, 0.0)
             last = step == total_steps
@@ -459,7 +461,7 @@ def fit(
         "steps": step,
         "total_steps": total_steps,
         "seconds": round(elapsed, 1),
-        "tokens_per_second": round(trained_tokens / busy) if busy else None,
+        "tokens_per_second": round(spent["tokens"] / spent["updating"]) if step else 0,
         "val_loss": validation["loss"],
         "val_bits_per_char": validation["bits_per_char"],
         "accuracy": validation["accuracy"],
