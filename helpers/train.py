@@ -27,7 +27,7 @@ from helpers import model as models
 from helpers.tokens import IGNORE, TokenStream, Windows, order
 
 # parameters that change how a run is watched or where it runs, not what it computes: they may differ on resume
-_NOT_IDENTITY = "run log_step eval_step sample_step checkpoint_step device devices resume compile".split()
+_NOT_IDENTITY = "run log_step eval_step sample_step checkpoint_step device devices resume".split()
 _BAD_STEPS_IN_A_ROW = 10
 CHUNK = 2**22  # logits in memory at once: 16 MB in fp32, so that they stay in a processor's cache
 
@@ -118,7 +118,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 
 class Loss(nn.Module):
-    """Model and cross-entropy in one module, so that what wraps it (data parallel, compiler) sees both."""
+    """Model and cross-entropy in one module, so that what wraps it for data parallel training sees both."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -323,7 +323,6 @@ def fit(
     eval_step: int,
     sample_step: int,
     checkpoint_step: int,
-    compile: bool,
     chars_per_token: dict[str, float],
     identity: str = "",
 ) -> dict:
@@ -352,7 +351,7 @@ def fit(
         scaler.load_state_dict(state["scaler"])
         log.write("resume", step=step, complaints=complaints)
 
-    alone = torch.compile(Loss(model)) if compile else Loss(model)
+    alone = Loss(model)
     loss_of = alone
     if world > 1:
         loss_of = DistributedDataParallel(alone, device_ids=[device.index] if device.type == "cuda" else None)
@@ -563,7 +562,7 @@ def run_job(parameters: dict) -> dict:
     train, val = windows(run, tokens, tok.pad_token_id)
     names = (
         "epochs batch_size gradient_accumulation optimizer lr warmup_steps schedule final_lr_fraction weight_decay "
-        "max_grad_norm seed log_step eval_step sample_step checkpoint_step compile"
+        "max_grad_norm seed log_step eval_step sample_step checkpoint_step"
     ).split()
     return fit(
         models.build(config(parameters, tok, tokens["n_ctx"]), parameters["seed"]),

@@ -37,7 +37,7 @@ def tiny(seed: int = 0, dtype=torch.float32, **changes):
 DEFAULTS = dict(
     epochs=2, batch_size=4, gradient_accumulation=2, optimizer="adamw", lr=1e-2, warmup_steps=2, schedule="cosine",
     final_lr_fraction=0.1, weight_decay=0.1, max_grad_norm=1.0, precision="fp32", device=CPU, seed=0, log_step=1,
-    eval_step=0, sample_step=0, checkpoint_step=0, compile=False, chars_per_token={"train": 1.5, "val": 1.5},
+    eval_step=0, sample_step=0, checkpoint_step=0, chars_per_token={"train": 1.5, "val": 1.5},
 )  # fmt: skip
 
 
