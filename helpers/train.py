@@ -494,7 +494,7 @@ def windows(run: str, tokens: dict, pad_id: int) -> tuple[Windows, Windows]:
 
 def config(parameters: dict, tok, n_ctx: int):
     """Return the model's config from notebook 04's parameters."""
-    names = ("n_embd", "n_layer", "n_head", "n_kv_head", "dropout")
+    names = ("n_embd", "n_layer", "n_head", "dropout")
     return models.config(parameters["architecture"], tok, n_ctx=n_ctx, **{name: parameters[name] for name in names})
 
 

@@ -215,7 +215,7 @@ def test_evaluation_scores_each_token_once_without_dropout():
     windows = Windows(Numbers(50), 8, 4, 3, once=True)
     found = train.evaluate(train.Loss(model), windows, 3, "fp32", CPU)
     assert found["tokens"] == 49
-    assert found == train.evaluate(train.Loss(model), windows, 5, "fp32", CPU) | {"loss": found["loss"]}
+    assert train.evaluate(train.Loss(model), windows, 5, "fp32", CPU) == pytest.approx(found, rel=1e-5)
     assert model.training
 
 
@@ -344,7 +344,7 @@ def run(tmp_path, monkeypatch):
 
 def parameters(run: str, **changes) -> dict:
     fixed = {name: value for name, value in DEFAULTS.items() if name not in ("device", "chars_per_token")}
-    shape = dict(architecture="gpt2", n_embd=16, n_layer=2, n_head=2, n_kv_head=0, dropout=0.0)
+    shape = dict(architecture="gpt2", n_embd=16, n_layer=2, n_head=2, dropout=0.0)
     return dict(run=run, device="cpu", devices=1, resume=True) | fixed | shape | changes
 
 
