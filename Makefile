@@ -19,19 +19,25 @@ export ENV
 PY := "$$ENV/bin/python"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lab serve refresh lint clean
+.PHONY: help setup run test test-faults bench lab serve refresh lint clean
 
 help:  ## this list
 	@echo "make TARGET [RUN=name] [CORPUS=path] [PRESET=name]"
-	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  \1\t\2/p' Makefile | expand -t 12
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' Makefile | expand -t 15
 
 run: setup  ## the six notebooks in order, then runs/<RUN>/report.html; CORPUS: your own text; PRESET: presets/<PRESET>.yaml
 	@$(PY) -m helpers.run --run "$$RUN" $${CORPUS:+--corpus "$$CORPUS"} $${PRESET:+--preset "$$PRESET"}
 
-test: setup  ## unit tests, the six notebooks at a tiny scale, and the committed outputs computed anew (about 15 minutes)
+test: setup  ## unit tests, the six notebooks at a tiny scale, and the committed outputs computed anew (about 25 minutes)
 	@RUNS_DIR="$$(mktemp -d)" && export RUNS_DIR && trap 'rm -rf "$$RUNS_DIR"' EXIT && \
 	HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests notebooks --nbval --nbval-current-env \
 		--nbval-sanitize-with tests/nbval.cfg --nbval-cell-timeout 1800 --nbval-kernel-startup-timeout 180
+
+test-faults: setup  ## every fault of training with its full counts: killed, damaged, full, poisoned (about an hour)
+	@FAULTS=full HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests/test_checkpoint.py tests/test_faults.py
+
+bench: setup  ## what benchmarks/README.md reports; RUN must have passed notebooks 01 to 03 (about half an hour)
+	@$(PY) -m benchmarks.train_speed && $(PY) -m benchmarks.recipes --run "$$RUN"
 
 lab: setup  ## JupyterLab, opened on the notebooks
 	@$(PY) -m jupyterlab --notebook-dir=. notebooks/01_corpus.ipynb

@@ -1,7 +1,8 @@
-"""A word list becomes a Hugging Face fast tokenizer that cuts any text without loss and without thulac.
+"""A word list, or the vocabulary of a pretrained model, becomes a Hugging Face fast tokenizer; text to ids and back.
 
-The model is a Unigram (Kudo 2018, "Subword Regularization"): each piece has a score, its log frequency, and a
-text is cut into the pieces whose scores add up highest. Characters nobody has seen are spelled as UTF-8 bytes.
+Ours cuts any text without loss and without thulac. The model is a Unigram (Kudo 2018, "Subword Regularization"): each
+piece has a score, its log frequency, and a text is cut into the pieces whose scores add up highest. Characters nobody
+has seen are spelled as UTF-8 bytes.
 """
 
 import json
@@ -9,8 +10,9 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import Regex, Tokenizer, decoders, models, processors
 from transformers import PreTrainedTokenizerFast
+from transformers.utils import cached_file
 
 from helpers import paths
 
@@ -20,6 +22,8 @@ _ASCII = ["\t", "\n", "\r", *map(chr, range(32, 127))]
 # Pieces are matched in plain text. With this score neither "[CLS]" nor "<0x41>" in a user's text ever beats the
 # same text letter by letter: 1e4 is more than any six letters cost together.
 _NEVER = -1e4
+# what is written without blanks: Chinese and Japanese characters, their punctuation, full-width forms
+_NO_BLANKS = r"\p{Han}\p{Hiragana}\p{Katakana}\x{3000}-\x{303F}\x{FF00}-\x{FFEF}"
 
 
 def build(words: dict[str, int], characters: Iterable[str]) -> PreTrainedTokenizerFast:
@@ -40,18 +44,81 @@ def build(words: dict[str, int], characters: Iterable[str]) -> PreTrainedTokeniz
     unigram = models.Unigram(list(scores.items()), unk_id=SPECIAL_TOKENS.index("[UNK]"), byte_fallback=True)
     backend = Tokenizer(unigram)
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    names = {"bos_token": "[MASK]", "eos_token": "[CLS]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
+    return _wrap(backend, names | {"sep_token": "[SEP]"})
+
+
+def _wrap(backend: Tokenizer, special_tokens: dict) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        bos_token="[MASK]",
-        eos_token="[CLS]",
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        sep_token="[SEP]",
         split_special_tokens=True,  # "[CLS]" typed by a user is five letters
         clean_up_tokenization_spaces=False,  # it would turn "a ." into "a."
         model_input_names=["input_ids", "attention_mask"],
         model_max_length=2**31 - 1,  # none of its own: the context belongs to the model
+        **special_tokens,
     )
+
+
+def pretrained(name: str) -> PreTrainedTokenizerFast:
+    """Return the tokenizer of a pretrained model, a local folder or a Hub name, that works like ours.
+
+    Document start and end are bos and eos where the model has them, else [CLS] and [SEP] as in BERT; padding falls
+    back on the end, the start too. What the model's own normalisation changes (BERT: capitals, newlines) is lost:
+    decode(encode(x)) == x does not hold for all. Raises ValueError with what to do about it.
+    """
+    try:
+        theirs = _theirs(name)
+    except (OSError, ValueError, ImportError) as error:
+        why = str(error).strip().split("\n")[0][:200]
+        raise ValueError(
+            f"pretrained_model: no tokenizer could be read from '{name}' ({why}). Give a folder with tokenizer.json or "
+            "vocab.txt (and tokenizer_config.json, where there is one), or a Hub name while you are online"
+        ) from None
+    names = {f"{kind}_token": getattr(theirs, f"{kind}_token") for kind in "bos eos pad unk sep cls mask".split()}
+    end = names["eos_token"] or names["sep_token"]
+    if not end:
+        raise ValueError(
+            f"pretrained_model: the tokenizer of '{name}' names no token that ends a document (eos_token, sep_token): "
+            "write the one that its model was trained with into tokenizer_config.json"
+        )
+    start = names["bos_token"] or names["cls_token"] or end
+    names |= {"bos_token": start, "eos_token": end, "pad_token": names["pad_token"] or end}
+    others = [str(token) for token in theirs.added_tokens_decoder.values() if token.special]
+    names["extra_special_tokens"] = [token for token in others if token not in names.values()]
+
+    backend = theirs.backend_tokenizer
+    backend.no_truncation()  # some folders carry the settings of their last batch
+    backend.no_padding()
+    backend.post_processor = processors.Sequence([])  # start and end are ours to set: a prompt has no end
+    if isinstance(backend.decoder, decoders.WordPiece):
+        blanks = f"(?<=[{_NO_BLANKS}]) +| +(?=[{_NO_BLANKS}])|^##"  # ## begins a text that goes on inside a word
+        join = [decoders.WordPiece(prefix="##", cleanup=True), decoders.Fuse(), decoders.Replace(Regex(blanks), "")]
+        backend.decoder = decoders.Sequence(join)
+    tok = _wrap(backend, {kind: token for kind, token in names.items() if token})
+    for token in {start, end}:
+        if tok.convert_tokens_to_ids(token) in encode(tok, token):
+            raise ValueError(
+                f"pretrained_model: the tokenizer of '{name}' reads '{token}' in a text as its own signal, so any text "
+                "could end a document: it cannot be used here"
+            )
+    return tok
+
+
+def _theirs(name: str) -> PreTrainedTokenizerFast:
+    """Load the tokenizer from what the folder has; AutoTokenizer goes by the model's kind, and would take GPT-2's."""
+    # not at the top: they import torch, which the workers of rooms 02 and 03 don't need
+    from transformers import AutoTokenizer, BertTokenizer
+
+    def has(file: str) -> bool:
+        return cached_file(name, file, _raise_exceptions_for_missing_entries=False) is not None
+
+    if has("tokenizer.json"):
+        return PreTrainedTokenizerFast.from_pretrained(name)
+    if has("vocab.txt"):
+        return BertTokenizer.from_pretrained(name)
+    if has("vocab.json") or has("tokenizer.model"):
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    raise ValueError("none of tokenizer.json, vocab.txt, vocab.json, tokenizer.model is there")
 
 
 def load(folder: Path | str) -> PreTrainedTokenizerFast:
@@ -84,7 +151,7 @@ def encode_batch(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> li
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    """Return the ids of a user's text; decode gives exactly this text back. ValueError for a lone surrogate."""
+    """Return the ids of a user's text; of ours, decode gives exactly it back. ValueError for a lone surrogate."""
     return encode_batch(tokenizer, [text])[0]
 
 
@@ -94,9 +161,21 @@ def decode(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> str:
 
 
 def pieces(tokenizer: PreTrainedTokenizerFast, text: str) -> list[str]:
-    """Return the text cut where the tokenizer cuts it; unknown characters spelled in bytes are one piece together."""
-    offsets = _backend(tokenizer, [text]).encode(text, add_special_tokens=False).offsets
-    return [text[start:end] for start, end in dict.fromkeys(offsets)]
+    """Return the text cut where the tokenizer cuts it; unknown characters spelled in bytes are one piece together.
+
+    The pieces, joined, are the text: what a pretrained tokenizer passes over, blanks mostly, is a piece as well.
+    """
+    cut, at = [], 0
+    for start, end in [*_backend(tokenizer, [text]).encode(text, add_special_tokens=False).offsets, (len(text),) * 2]:
+        cut += [text[at:start], text[max(at, start) : end]]
+        at = max(at, end)
+    return [piece for piece in cut if piece]
+
+
+def listed(tokenizer: PreTrainedTokenizerFast) -> list[str]:
+    """Return a line for each id, its token, with ␣ for every blank in it: for people to read."""
+    tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    return ["".join("␣" if character.isspace() else character for character in token or "␣") for token in tokens]
 
 
 def scores(tokenizer: PreTrainedTokenizerFast) -> dict[str, float]:

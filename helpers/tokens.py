@@ -5,6 +5,7 @@ A shard is a flat file of ids (`train-00000.bin`, uint16 or uint32, no header) a
 are one stream of tokens that is mapped into memory and never loaded. Knows nothing of models.
 """
 
+import copy
 import json
 import math
 from collections.abc import Iterator
@@ -193,6 +194,13 @@ class Windows:
 
     def __len__(self) -> int:
         return len(self.starts)
+
+    def first(self, count: int) -> "Windows":
+        """Return the first `count` of these windows: enough to compare models quickly."""
+        part = copy.copy(self)
+        part.starts, part.lengths, part.skip = self.starts[:count], self.lengths[:count], self.skip[:count]
+        part.answers = int((part.lengths - part.skip).sum())
+        return part
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (inputs, labels) of one window, each (n_ctx,) int64."""

@@ -9,3 +9,12 @@ def own_runs_dir(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RUNS_DIR", str(tmp_path_factory.mktemp("runs")))
         yield
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A run of a few short documents, ready to be trained."""
+    import tiny  # torch and transformers: only for the tests that ask
+
+    monkeypatch.setenv("RUNS_DIR", str(tmp_path))
+    return tiny.make_run()

@@ -3,7 +3,12 @@
 import asyncio
 import base64
 import json
+import math
 import os
+import random
+import re
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -18,7 +23,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from helpers import generate, show
-from helpers.show import dashboard, figures, panel, text
+from helpers.show import curves, dashboard, experts, figures, panel, record, runs, series, text
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -83,6 +88,8 @@ def test_any_text_is_shown_as_text(shown, one, two):
     show.probabilities([(one, 0.5, 0.9), (two, 0.1, 0)])
     show.samples([one + two, two], prompt=one)
     show.labels([one, two], [two, None])
+    show.samples_over_time([{"event": "sample", "step": 1, "text": one}])
+    show.spikes([{"event": "spike", "step": 1, "windows": [{"index": two, "loss": 2.0, "text": one}]}])
     for output in shown:
         page = Page(output["data"]["text/html"])
         assert page.tags <= {"table", "thead", "tbody", "tr", "td", "th", "div", "span", "code", "br"}
@@ -153,6 +160,25 @@ def rows_of(steps: int, total: int = 1000) -> list[dict]:
     return rows
 
 
+def full_rows(steps: int = 1000, layers: int = 2) -> list[dict]:
+    """Rows with every field that a run may write."""
+    rows = [{"event": "start", "step": 0, "total_steps": steps, "processes": 2}]
+    for step in range(1, steps + 1):
+        bits = 1.2 + 9 / step + 0.05 * math.sin(step)
+        load = [[0.25 + 0.1 * math.sin(step / 50 + layer), 0.25, 0.25, 0.25 - 0.1 * math.sin(step / 50 + layer)]
+                for layer in range(layers)]  # fmt: skip
+        rows.append({
+            "event": "step", "step": step, "total_steps": steps, "epoch": step / 500, "loss": bits, "accuracy": 0.3,
+            "bits_per_char": bits, "lr": 1e-3 * (1 - step / steps), "grad_norm": 0.5 + 8 / step, "update_ratio": 1e-3,
+            "tokens_per_second": 5e4, "mfu": 0.4, "memory": 2.1e9, "seconds": 0.12 * step, "train_seconds": 0.1 * step,
+            "seconds_left": 0.1 * (steps - step), "skipped": 0, "scale": 65536.0, "expert_load": load,
+        })  # fmt: skip
+        if step % 100 == 0:
+            rows.append({"event": "validation", "step": step, "bits_per_char": bits + 0.1})
+    windows = [{"index": 7, "loss": 5.5, "text": "乱码<##>"}, {"index": 9, "loss": 3.0, "text": "第二"}]
+    return [*rows, {"event": "spike", "step": steps, "loss": 4.0, "usual": 1.0, "windows": windows}]
+
+
 def draw_all() -> None:
     counts = Counter({f"w{i}": 5000 // (i + 1) for i in range(2000)})
     show.length_histogram([20, 30, 30, 45])
@@ -163,6 +189,9 @@ def draw_all() -> None:
     show.window_diagram(2300, 512, 384)
     show.window_diagram(10**6, 256, 256)
     show.loss_curve(rows_of(900), floor=0.95, baselines={"unigram": 7.8, "bigram": 4.2})
+    figures.show_figure(curves.run_figure(full_rows(500), 0.95, {"unigram": 7.8}), "a run")
+    figures.show_figure(runs.compare_figure({f"run {i}": full_rows(101 + i) for i in range(9)}), "nine runs")
+    show.expert_load(full_rows(500))
 
 
 def test_figures_are_small_and_the_same_twice(shown):
@@ -188,7 +217,14 @@ def test_figures_of_nearly_nothing(shown):
     show.window_diagram(2, 8, 8)
     show.loss_curve([])
     show.loss_curve([{"event": "step", "step": 1, "bits_per_char": float("nan")}], floor=1.0)
-    assert all(base64.b64decode(output["data"]["image/png"]).startswith(PNG) for output in shown)
+    for axis in series.AXES:
+        show.compare({"none": [], "one": rows_of(1)}, x=axis)
+    show.compare({})
+    show.expert_load([])
+    show.expert_load(full_rows(1, layers=1))
+    pictures = [output["data"]["image/png"] for output in shown if "image/png" in output["data"]]
+    assert len(pictures) == 16
+    assert all(base64.b64decode(picture).startswith(PNG) for picture in pictures)
 
 
 @pytest.mark.parametrize(
@@ -203,13 +239,13 @@ def test_window_diagram_counts_as_the_windows_do(shown, n_tokens, n_ctx, stride)
 
 def test_a_long_run_is_averaged_not_sampled():
     rows = [{"event": "step", "step": i, "bits_per_char": float(i % 2)} for i in range(10_000)]
-    steps, values = figures.series(rows, "step", "bits_per_char", points=100)
+    steps, values = series.series(rows, "step", "bits_per_char", points=100)
     assert len(steps) == len(values) == 100
     assert values == pytest.approx(0.5)
 
 
 def test_names_of_lines_do_not_cover_each_other():
-    places = figures.spread([0.5, 0.51, 0.0, 0.52, 0.99, 1.0], 0.06, 0.0, 1.0)
+    places = curves.spread([0.5, 0.51, 0.0, 0.52, 0.99, 1.0], 0.06, 0.0, 1.0)
     ordered = sorted(places)
     assert min(b - a for a, b in zip(ordered, ordered[1:], strict=False)) >= 0.06 - 1e-9
     assert 0 <= ordered[0] and ordered[-1] <= 1
@@ -224,7 +260,7 @@ def test_a_file_that_grows_in_any_pieces_is_read_once(tmp_path_factory, sizes):
     path = tmp_path_factory.mktemp("tail") / "metrics.jsonl"
     rows = [{"event": "sample", "step": i, "text": "绿萝\n浇水" * i} for i in range(5)]
     whole = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-    tail, new = dashboard.Tail(path), []
+    tail, new = record.Tail(path), []
     assert tail.read() == []  # the file is not there yet
     with open(path, "wb", buffering=0) as file:
         for size in [*sizes, len(whole)]:
@@ -249,13 +285,13 @@ def test_steps_taken_again_replace_the_older_ones(tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"event": "st')
     read = show.read_metrics(path)
     assert [(row["step"], row["run"]) for row in read if row["event"] == "step"] == [(2, 1), (4, 1), (6, 2)]
-    assert dashboard.last(read, "end") == {}
+    assert record.last(read, "end") == {}
 
 
 def test_a_file_begun_anew_is_read_anew(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"event": "step", "step": 1}\n{"event": "step", "step": 2}\n')
-    tail = dashboard.Tail(path)
+    tail = record.Tail(path)
     tail.read()
     path.write_text('{"event": "step", "step": 1}\n')
     assert tail.read() == tail.rows == [{"event": "step", "step": 1}]
@@ -264,6 +300,241 @@ def test_a_file_begun_anew_is_read_anew(tmp_path):
 def test_missing_metrics_name_the_notebook(tmp_path):
     with pytest.raises(FileNotFoundError, match="04_train"):
         show.loss_curve(tmp_path / "metrics.jsonl")
+
+
+@pytest.mark.parametrize("line", ["[1]", "3", "null", '"end"', "\\x00\\x00", '{"event": "step", "st', "\\xff{}"])
+def test_a_line_that_is_no_row_is_passed_over(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    raw = line.encode("latin-1").decode("unicode_escape").encode("latin-1")
+    path.write_bytes(b'{"event": "step", "step": 1}\n' + raw + b'\n{"event": "step", "step": 2}\n')
+    assert [row["step"] for row in show.read_metrics(path)] == [1, 2]
+    path.write_bytes(b"")
+    assert show.read_metrics(path) == []
+
+
+def test_a_file_that_vanishes_and_comes_back_longer(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"event": "step", "step": 1}\n')
+    tail = record.Tail(path)
+    tail.read()
+    path.rename(tmp_path / "previous.jsonl")
+    assert tail.read() == [] and len(tail.rows) == 1  # what was read stays
+    rows = [{"event": "step", "step": step, "run": 2} for step in (1, 2, 3)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert tail.read() == tail.rows == rows
+
+
+def test_a_run_is_found_by_file_folder_and_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("RUNS_DIR", str(tmp_path))
+    file = tmp_path / "mine" / "model" / "metrics.jsonl"
+    file.parent.mkdir(parents=True)
+    file.write_text('{"event": "step", "step": 5}\n')
+    for run in (file, str(file), file.parent, tmp_path / "mine", "mine"):
+        assert record.locate(run) == file
+        assert show.read_metrics(run) == [{"event": "step", "step": 5}]
+    assert record.locate("not_yet") == tmp_path / "not_yet" / "model" / "metrics.jsonl"
+    with pytest.raises(FileNotFoundError, match="no folder and no metrics.jsonl"):
+        show.attach("runs/of/nobody")
+
+
+NUMBERS = """step total_steps loss bits_per_char lr grad_norm update_ratio tokens_per_second mfu memory seconds
+train_seconds seconds_left skipped scale usual in_a_row micro_batch epoch accuracy""".split()
+ODD = [None, True, 0, -1, 3, 7.5, 1e-9, 1e15, math.nan, math.inf, -math.inf, "12"]
+OTHERS = {
+    "expert_load": [None, 1.0, [], [[]], [[0.5, None]], [[1.0], [2, 3]], [[0.5, 0.5]], "?"],
+    "windows": [None, [], [{}], [{"index": None, "loss": math.nan, "text": None}]],
+    "text": [None, "", "<b>", 3], "reason": [None, "", "full"], "complaints": [None, [], ["damaged"]],
+}  # fmt: skip
+EVENTS = """start step step step step epoch validation validation sample spike skipped out_of_memory checkpoint
+checkpoint_failed resume end unheard_of""".split()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("seed", range(12))
+def test_no_row_however_odd_breaks_the_dashboard(shown, tmp_path, seed):
+    """Every field missing, null, NaN, infinite, negative or a word now and then; a reader must not fall over it."""
+    chance = random.Random(seed)
+    rows = []
+    for i in range(chance.randrange(30)):
+        row = {"event": chance.choice(EVENTS), "step": i}
+        row |= {name: chance.choice([*ODD, 1.5, 2.5, 3.5]) for name in NUMBERS if chance.random() < 0.3}
+        row |= {name: chance.choice(values) for name, values in OTHERS.items() if chance.random() < 0.3}
+        rows.append({name: value for name, value in row.items() if name != "step" or chance.random() < 0.9})
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))  # NaN and Infinity as Python writes them
+    read = show.read_metrics(path)
+    for line in (record.progress(read), record.summary(read, 10, 1.0), dashboard.bar(read, 0), *record.troubles(read)):
+        assert isinstance(line, str) and line
+    show.samples_over_time(read)
+    show.spikes(read)
+    show.expert_load(read)
+    show.compare({"odd": read}, x=chance.choice(list(series.AXES)))
+    figures.png(curves.run_figure(read, 1.0))
+
+
+def test_a_nan_is_a_gap_and_hides_no_number():
+    rows = [{"event": "step", "step": i, "grad_norm": math.nan if i == 3 else 1.0 + (i == 5)} for i in range(1, 9)]
+    steps, values = series.series(rows, "step", "grad_norm")
+    assert list(steps) == list(range(1, 9)) and math.isnan(values[2])
+    _, values = series.series(rows, "step", "grad_norm", points=4)
+    assert list(values) == [1.0, 1.0, 1.5, 1.0]
+    *_, low, high = series.banded(rows, "step", "grad_norm", points=4)  # the step that stood out is still seen
+    assert list(low) == [1.0] * 4 and list(high) == [1.0, 1.0, 2.0, 1.0]
+    assert series.newest([*rows, {"event": "step", "step": 9, "grad_norm": None}], "step", "grad_norm") == 1.0
+
+
+def test_seconds_of_several_sessions_only_grow():
+    rows = [{"event": "step", "step": 10 * i, "train_seconds": t, "tokens_per_second": 100.0}
+            for i, t in enumerate((1.0, 2.0, 0.5, 1.5), 1)]  # fmt: skip
+    steps, at = series.places(rows, "train_seconds")
+    assert list(steps) == [0, 10, 20, 30, 40] and list(at) == [0, 1, 2, 2.5, 3.5]
+    _, tokens = series.places(rows, "tokens")
+    assert list(tokens) == pytest.approx([0, 100, 200, 250, 350])
+    old = [{"event": "step", "step": 1, "seconds": 3.0}]  # rows of before: no train_seconds
+    assert list(series.places(old, "train_seconds")[1]) == [0, 3]
+    assert series.places(old, "tokens") is None
+    with pytest.raises(ValueError, match="choose one of step, train_seconds, tokens"):
+        series.places(rows, "hours")
+
+
+# ---------------------------------------------------------------- in words
+
+
+def test_what_goes_wrong_is_said_in_words():
+    rows = [
+        {"event": "resume", "step": 0, "complaints": ["step-00000060: model.safetensors has another checksum"]},
+        {"event": "skipped", "step": 3, "reason": "loss or gradient is not finite", "in_a_row": 1},
+        {"event": "skipped", "step": 4, "reason": "loss or gradient is not finite", "in_a_row": 2},
+        {"event": "out_of_memory", "step": 5, "micro_batch": 4},
+        {"event": "checkpoint_failed", "step": 6, "reason": "[Errno 28] No space left on device"},
+    ]
+    words = record.troubles(rows)
+    assert words == [
+        "2 updates skipped, no weight changed, last at step 4 (loss or gradient is not finite)",
+        "out of memory at step 5: a micro-batch now has 4 windows",
+        "checkpoint not saved, at step 6 ([Errno 28] No space left on device); training goes on",
+        "resumed at step 0: step-00000060: model.safetensors has another checksum",
+    ]
+    rows += [{"event": "checkpoint", "step": 8, "path": "step-8"}, {"event": "step", "step": 9, "skipped": 5}]
+    words = record.troubles(rows)
+    assert words[0].startswith("5 updates skipped")  # three of them before a resume: their rows are gone
+    assert words[2].endswith("saved again at step 8")
+    assert record.troubles(rows_of(50)) == []
+
+
+def test_the_line_of_facts_has_speed_memory_and_a_total_that_changes():
+    rows = [
+        {"event": "start", "step": 0, "total_steps": None},
+        {"event": "step", "step": 5, "total_steps": 900, "tokens_per_second": 51234.5, "mfu": 0.413, "memory": 7.4e8,
+         "seconds_left": 61.0},
+    ]  # fmt: skip
+    words = "step 5 of 900 · 51,234 tokens/s (41 % of the machine's peak) · 740 MB · 1 min 01 s left"
+    assert record.progress(rows, 77) == words
+    assert record.progress([*rows, {"event": "step", "step": 6, "total_steps": 850}], 77) == "step 6 of 850"
+    assert record.progress(rows[:1]) == "step 0"
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ({"step": 9, "reason": "finished", "seconds": 4.0}, "finished at step 9 of 20 · 4 s"),  # a time budget
+        ({"step": 9, "reason": "stopped"}, "stopped at step 9 of 20"),
+        ({"step": 9, "reason": "gradient not finite"}, "ended (gradient not finite) at step 9 of 20"),
+        (None, "broke off at step 8 of 20"),
+    ],
+)
+def test_how_a_run_ended_is_said(end, words):
+    rows = [{"event": "step", "step": 8, "total_steps": 20}]
+    assert record.summary(rows + ([{"event": "end", **end}] if end else [])) == words
+
+
+# ---------------------------------------------------------------- runs beside each other, and looking back
+
+
+def test_compare_names_what_differs(shown, tmp_path):
+    for name, changes in (("slow", {"lr": 1e-4, "seed": 1}), ("quick", {"lr": 3e-3, "seed": 1})):
+        (tmp_path / name).mkdir()
+        rows = "".join(json.dumps(row) + "\n" for row in full_rows(200 if name == "slow" else 300))
+        (tmp_path / name / "metrics.jsonl").write_text(rows)
+        (tmp_path / name / "parameters.json").write_text(json.dumps({"run": name, "log_step": 5} | changes))
+    show.compare({"slow": tmp_path / "slow", "quick": str(tmp_path / "quick")}, floor=1.0, x="train_seconds")
+    picture, table = (output["data"] for output in shown)
+    assert picture["text/plain"] == "validation bits per character: slow 1.301, quick 1.280"
+    assert [line.replace("␣", " ").split() for line in table["text/plain"].splitlines()[1:]] == [
+        ["slow", "200", "20", "s", "1.201", "1.301", "50,000", "0.58", "lr", "0.0001"],
+        ["quick", "300", "30", "s", "1.180", "1.280", "50,000", "0.553", "lr", "0.003"],
+    ]
+
+
+@pytest.mark.filterwarnings("error")  # matplotlib warns of letters that its font lacks
+@pytest.mark.parametrize("name", ["我的模型", "a" * 99, "$x$ ^ _", ""])
+def test_any_name_of_a_run_can_be_compared(shown, name):
+    show.compare({name: rows_of(3), "other": rows_of(3)})
+    assert text.plain(name) in shown[1]["data"]["text/plain"]
+
+
+def test_runs_under_way_are_compared_until_all_have_ended(shown, tmp_path):
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir()
+
+    async def train_and_follow():
+        first = FakeTraining(folders[0], 20)
+        following = asyncio.create_task(
+            show.follow({folder.name: folder for folder in folders}, interval=0.05)  # the second has not begun
+        )
+        await asyncio.sleep(0.3)
+        assert not first.running and not following.done()
+        FakeTraining(folders[1], 30)
+        await asyncio.wait_for(following, 10)
+
+    asyncio.run(train_and_follow())
+    picture, table = final(shown).values()
+    assert picture["text/plain"] == "validation bits per character: one 1.550, two 1.400"
+    assert [line.split()[:2] for line in table["text/plain"].splitlines()[1:]] == [["one", "20"], ["two", "30"]]
+
+
+def test_stopping_the_cell_ends_only_the_following(shown, tmp_path):
+    training = FakeTraining(tmp_path, 5_000)
+
+    async def follow_and_cancel():
+        following = asyncio.create_task(show.follow({"one": tmp_path}, interval=0.05))
+        await steps_written(training)
+        following.cancel()
+        await asyncio.wait_for(following, 10)
+
+    asyncio.run(follow_and_cancel())
+    assert training.running and not (tmp_path / "STOP").exists()
+    training.stops = 1
+    training.wait(10)
+
+
+def test_samples_go_from_the_first_to_the_last(shown):
+    rows = rows_of(100)
+    rows += [{"event": "sample", "step": step, "text": f"<{step}>" + "字" * 500} for step in range(1, 101)]
+    show.samples_over_time(rows, limit=4, characters=20)
+    words = shown[0]["data"]["text/plain"]
+    assert [int(found) for found in re.findall(r"\[step (\d+)", words)] == [1, 5, 22, 100]
+    assert "[step 100 · 1.19 bits/char]\n<100>" in words and words.count("字 …") == 4
+    assert "&lt;100&gt;" in shown[0]["data"]["text/html"]
+
+
+def test_a_spike_shows_the_text_it_came_from(shown):
+    show.spikes(full_rows(20))
+    words = shown[0]["data"]["text/plain"]
+    assert words.splitlines()[1].split() == ["20", "4.00", "1.00"]
+    assert "[step 20 · window 7 · loss 5.50]\n乱码<##>" in words and words.index("乱码") < words.index("第二")
+    assert "乱码&lt;##&gt;" in shown[0]["data"]["text/html"]
+    shown.clear()
+    show.spikes(rows_of(5))
+    assert shown[0]["data"]["text/plain"] == "no spike"
+
+
+def test_experts_load_is_told_in_fair_shares(shown):
+    rows = [{"event": "step", "step": 1, "expert_load": [[0.5, 0.5, 0, 0], [0.25] * 4]}]
+    show.expert_load(rows)
+    assert shown[0]["data"]["text/plain"] == "load of 4 experts in 2 layers, fair share 1: 0.00 … 2.00"
+    assert experts.busiest(rows[0]) == 2.0 and experts.busiest({"expert_load": "?"}) is None
 
 
 # ---------------------------------------------------------------- dashboard
@@ -448,11 +719,143 @@ def test_pictures_take_a_small_share_of_the_time(shown, tmp_path, monkeypatch):
     view.close(rows)
 
 
+# a run in another process: it writes rows until somebody puts a STOP beside them
+ELSEWHERE = """
+import json, pathlib, sys, time
+folder = pathlib.Path(sys.argv[1])
+with open(folder / "metrics.jsonl", "w") as file:
+    def write(**row):
+        print(json.dumps(row), file=file, flush=True)
+    write(event="start", step=0, total_steps=100_000)
+    for step in range(1, 100_000):
+        write(event="step", step=step, bits_per_char=1 + 9 / step, lr=0.001)
+        time.sleep(0.005)
+        if (folder / "STOP").exists():
+            break
+    write(event="end", step=step, reason="stopped", seconds=1.0)
+"""
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", ELSEWHERE, str(tmp_path)])
+    until(lambda: (tmp_path / "metrics.jsonl").exists())
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_run_of_another_process_is_watched_and_stopped(shown, tmp_path, elsewhere, views):
+    async def watch_and_click():
+        watching = asyncio.create_task(show.watch(show.attach(tmp_path / "metrics.jsonl"), interval=0.01))
+        await steps_written(SimpleNamespace(metrics_path=tmp_path / "metrics.jsonl"))
+        assert not watching.done() and elsewhere.poll() is None
+        views[0].button.click()
+        await asyncio.wait_for(watching, 10)
+
+    asyncio.run(watch_and_click())
+    assert elsewhere.wait(10) == 0 and (tmp_path / "STOP").exists()
+    left = [data for data in final(shown).values() if data]
+    assert re.match(r"stopped at step \d+ of 100,000 · 1 s$", left[0]["text/plain"])
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_the_kernels_stop_leaves_a_run_of_another_process_alone(shown, tmp_path, elsewhere, live, capsys):
+    async def watch_and_cancel():
+        watching = asyncio.create_task(show.watch(show.attach(tmp_path), interval=0.01, live=live))
+        await steps_written(SimpleNamespace(metrics_path=tmp_path / "metrics.jsonl"))
+        watching.cancel()
+        await asyncio.wait_for(watching, 10)
+
+    asyncio.run(watch_and_cancel())
+    assert elsewhere.poll() is None and not (tmp_path / "STOP").exists()
+    words = [data for data in final(shown).values() if data][0]["text/plain"] if live else capsys.readouterr().out
+    assert "no longer watched, the run goes on" in words and "broke off" not in words
+
+
+def test_a_killed_run_is_given_up_and_said(shown, tmp_path, elsewhere):
+    until(lambda: len((tmp_path / "metrics.jsonl").read_bytes().splitlines()) > 5)
+    elsewhere.kill()
+    began = time.monotonic()
+    asyncio.run(show.watch(show.attach(tmp_path, patience=0.5), interval=0.01))
+    assert time.monotonic() - began < 8
+    words = [data for data in final(shown).values() if data][0]["text/plain"]
+    assert words.startswith("broke off at step ") and "the run was killed or hangs" in words
+
+
+def test_a_finished_run_is_shown_at_once(shown, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    rows = [*rows_of(40, 40), {"event": "end", "step": 40, "reason": "finished", "seconds": 9.0},
+            {"event": "sample", "step": 40, "text": "叶子<黄>"}]  # fmt: skip
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    attached = show.attach(path)
+    assert not attached.running and attached.complaint == ""
+    asyncio.run(asyncio.wait_for(show.watch(attached), 10))
+    check_left_behind(shown, "finished at step 40 of 40 · 9 s")
+    path.write_text(path.read_text() + '{"event": "resume", "step": 40}\n')  # and goes on
+    assert attached.running and attached.quiet < 5
+
+
+def test_an_old_file_without_an_end_is_given_up_at_once(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"event": "step", "step": 1}\n')
+    os.utime(path, (time.time() - 900, time.time() - 900))
+    attached = show.attach(path)
+    assert not attached.running and "no new row for 15 min" in attached.complaint
+    path.rename(tmp_path / "elsewhere.jsonl")  # a file that vanishes changes nothing
+    assert not attached.running and attached.wait() is None
+
+
+def test_a_run_that_never_starts_is_said(shown, tmp_path, capsys):
+    asyncio.run(show.watch(show.attach(tmp_path / "metrics.jsonl", patience=0.1), interval=0.01, live=False))
+    assert "no metrics.jsonl came in 0 s: is the run started, is the name right?" in capsys.readouterr().out
+
+
+def test_a_stop_that_cannot_be_asked_is_said(shown, tmp_path):
+    attached = show.attach(tmp_path / "metrics.jsonl")
+    attached.metrics_path = tmp_path / "gone" / "metrics.jsonl"
+    view = dashboard.Live(attached, None, {})
+    view.button.click()
+    assert not view.button.disabled and "cannot ask the run to stop" in view.line.value
+    view.close([])
+
+
+def test_troubles_are_seen_live_and_headless(shown, tmp_path, capsys):
+    training = SimpleNamespace(total_steps=10, metrics_path=tmp_path)
+    rows = [{"event": "step", "step": 1}, {"event": "checkpoint_failed", "step": 1, "reason": "<disk> full"}]
+    view = dashboard.Live(training, None, {})
+    view.update(rows, rows)
+    assert "⚠ checkpoint not saved, at step 1 (&lt;disk&gt; full)" in view.line.value
+    view.close(rows)
+    assert "⚠ checkpoint not saved" in final(shown)[next(iter(final(shown)))]["text/html"]
+    lines = dashboard.Lines(training, None, {})
+    many = [{"event": "skipped", "step": step, "reason": "NaN"} for step in range(2, 500)]
+    for i in range(len(many)):
+        lines.update(many[: i + 1], many[i : i + 1])
+    out = capsys.readouterr().out
+    assert out == "  1 update skipped, no weight changed, at step 2 (NaN)\n"  # not 498 lines
+    lines.update([*many, *rows_of(3)], [{"event": "resume", "step": 2, "complaints": []}])
+    assert capsys.readouterr().out == ""
+    lines.close(many)
+    assert "497 updates skipped, no weight changed, last at step 499" in capsys.readouterr().out
+
+
+def test_a_long_silence_is_said(shown, tmp_path, monkeypatch):
+    view = dashboard.Live(SimpleNamespace(total_steps=10, metrics_path=tmp_path), None, {})
+    rows = rows_of(5)
+    view.update(rows, rows)
+    assert "no new row" not in view.line.value
+    view.heard = time.monotonic() - 125
+    view.update(rows, [])
+    assert "no new row for 2 min 05 s" in view.line.value
+    view.close(rows)
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"), [(0.4, "0 s"), (59.7, "1 min 00 s"), (185, "3 min 05 s"), (7800, "2 h 10 min")]
 )
 def test_durations_are_words(seconds, words):
-    assert dashboard.duration(seconds) == words
+    assert record.duration(seconds) == words
 
 
 # ---------------------------------------------------------------- panel

@@ -11,6 +11,8 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import GPT2Config, PreTrainedTokenizerFast
 
 from helpers import paths, tokenizer
 
@@ -157,7 +159,7 @@ import json, sys
 from transformers import AutoTokenizer
 texts = json.loads(sys.stdin.read())
 found = []
-for model_type in (None, "gpt2", "llama", "mixtral"):
+for model_type in (None, "gpt2", "llama", "mistral", "qwen3", "qwen3_moe"):
     if model_type:  # the config of a model beside it, as in final_model/
         with open("config.json", "w") as file:
             json.dump({"model_type": model_type}, file)
@@ -180,4 +182,138 @@ def test_plain_hugging_face_loads_the_folder_in_another_process(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     expected = [tokenizer.encode_batch(tok, texts), texts, [2, 1, 3, 4, 0], len(tok)]
-    assert json.loads(done.stdout) == [expected] * 4
+    assert json.loads(done.stdout) == [expected] * 6
+
+
+# ---------------------------------------------------------------- tokenizers of pretrained models
+
+POEM = "床前明月光，疑是地上霜。举头望明月，低头思故乡。"
+BERT = ["[PAD]", *(f"[unused{i}]" for i in range(1, 100)), "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+BERT += [*dict.fromkeys(POEM), "the", "cat", "##s", "cls", "sep", "gpt", *"[]'.,a15"]
+
+
+@pytest.fixture
+def bert(tmp_path):
+    """The folder of a GPT-2 with a BERT vocabulary as it lies on many disks: a config, vocab.txt and nothing else."""
+    (tmp_path / "vocab.txt").write_text("\n".join(BERT) + "\n", "utf-8")
+    GPT2Config(vocab_size=len(BERT)).save_pretrained(tmp_path)  # its bos_token_id is 50256, of another vocabulary
+    return tmp_path
+
+
+def own_bpe(folder, **names):
+    """Write the tokenizer of a LLaMA-like model, byte-level BPE, trained on one poem; as tokenizer.json."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, special_tokens=["<pad>", "<s>", "</s>"],
+                                  show_progress=False)  # fmt: skip
+    backend.train_from_iterator([POEM] * 3, trainer)
+    backend.enable_truncation(4)
+    if "pad_token" in names:
+        backend.enable_padding(length=99, pad_id=0, pad_token=names["pad_token"])
+    PreTrainedTokenizerFast(tokenizer_object=backend, **names).save_pretrained(folder)
+    return folder
+
+
+def test_a_bert_vocabulary_has_its_ids_and_starts_and_ends_documents(bert):
+    theirs = tokenizer.pretrained(str(bert))
+    assert len(theirs) == len(BERT)
+    names = [theirs.pad_token, theirs.unk_token, theirs.bos_token, theirs.eos_token, theirs.mask_token]
+    assert names == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    assert theirs.convert_tokens_to_ids(names) == [0, 100, 101, 102, 103]
+    ids = tokenizer.encode(theirs, POEM)
+    assert ids == [BERT.index(character) for character in POEM] == theirs(POEM)["input_ids"]
+
+
+@pytest.mark.parametrize(
+    "text, back",
+    [
+        (POEM, POEM),  # no blank between Chinese characters
+        ("the cats 明月 a cat", "the cats明月a cat"),  # but between English words
+        ("The CATS\n明月\r\n光", "the cats明月光"),  # what BERT changes is lost
+        ("床 前", "床前"),
+        ("床the cat, a. 5", "床the cat, a. 5"),
+        ("", ""),
+    ],
+)
+def test_a_bert_vocabulary_is_joined_without_blanks_between_chinese_characters(bert, text, back):
+    theirs = tokenizer.pretrained(str(bert))
+    ids = tokenizer.encode(theirs, text)
+    assert tokenizer.decode(theirs, [theirs.bos_token_id, *ids, theirs.eos_token_id, theirs.pad_token_id]) == back
+    assert tokenizer.decode(theirs, theirs.convert_tokens_to_ids(["##s", "明"])) == "s明"
+    assert "".join(tokenizer.pieces(theirs, text)) == text
+
+
+def folders(bert, tmp_path_factory):
+    names = dict(bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+    return bert, own_bpe(tmp_path_factory.mktemp("bpe"), **names)
+
+
+def test_a_users_text_never_signals_anything_to_a_pretrained_model_either(bert, tmp_path_factory):
+    for folder in folders(bert, tmp_path_factory):
+        theirs = tokenizer.pretrained(str(folder))
+        signals = {theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id}
+        for token in [*theirs.all_special_tokens, "[CLS]床前[SEP]", "<s>床</s>", "[cls]", *LOOK_ALIKES]:
+            assert not set(tokenizer.encode(theirs, token)) & signals, token
+            assert "".join(tokenizer.pieces(theirs, token)) == token
+
+
+def test_byte_level_bpe_comes_back_exactly_and_is_neither_cut_nor_padded(bert, tmp_path_factory):
+    theirs = tokenizer.pretrained(str(folders(bert, tmp_path_factory)[1]))
+    for text in (POEM, "é😀 the  cats\n", "<s>", *LOOK_ALIKES):
+        assert tokenizer.decode(theirs, tokenizer.encode(theirs, text)) == text
+        assert theirs(text)["input_ids"] == tokenizer.encode(theirs, text)
+        assert "".join(tokenizer.pieces(theirs, text)) == text
+
+
+def test_the_saved_pretrained_tokenizer_loads_the_same_here_and_in_plain_hugging_face(bert, tmp_path_factory):
+    for folder in folders(bert, tmp_path_factory):
+        theirs, room = tokenizer.pretrained(str(folder)), tmp_path_factory.mktemp("vocab")
+        theirs.save_pretrained(room)
+        texts = [POEM, "[CLS] the cats", "明月 the 光"]
+        done = subprocess.run(
+            [sys.executable, "-c", OUTSIDE], input=json.dumps(texts), capture_output=True, text=True, cwd=room,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"}, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        ids = tokenizer.encode_batch(theirs, texts)
+        specials = [theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id, theirs.unk_token_id]
+        specials.append(theirs.sep_token_id)
+        expected = [ids, [tokenizer.decode(theirs, row) for row in ids], specials, len(theirs)]
+        assert json.loads(done.stdout) == [expected] * 6
+        again = tokenizer.load(room)
+        assert tokenizer.encode_batch(again, texts) == ids and again.bos_token_id == theirs.bos_token_id
+        once_more = tokenizer.pretrained(str(room))  # a run's own final model is a pretrained one too
+        assert tokenizer.encode_batch(once_more, texts) == ids and len(once_more) == len(theirs)
+
+
+def test_our_own_tokenizer_stays_itself_as_a_pretrained_one(tmp_path):
+    tok.save_pretrained(tmp_path)
+    again = tokenizer.pretrained(str(tmp_path))
+    assert again.backend_tokenizer.decoder.__getstate__() == tok.backend_tokenizer.decoder.__getstate__()
+    assert (again.bos_token, again.eos_token, again.pad_token) == (tok.bos_token, tok.eos_token, tok.pad_token)
+    for text in (TEXT, *LOOK_ALIKES):
+        assert tokenizer.encode(again, text) == tokenizer.encode(tok, text)
+        assert tokenizer.decode(again, tokenizer.encode(again, text)) == text
+
+
+def test_what_a_vocabulary_does_not_name_is_taken_from_the_end_or_refused(tmp_path):
+    theirs = tokenizer.pretrained(str(own_bpe(tmp_path / "a", eos_token="</s>")))
+    assert theirs.bos_token == theirs.eos_token == theirs.pad_token == "</s>"
+    with pytest.raises(ValueError, match="names no token that ends a document"):
+        tokenizer.pretrained(str(own_bpe(tmp_path / "b", pad_token="<pad>")))
+
+
+def test_a_vocabulary_that_reads_signals_in_plain_text_is_refused(tmp_path):
+    backend = Tokenizer(models.Unigram([("<unk>", 0.0), ("</s>", 0.0), *((letter, -9.0) for letter in "</s>")], 0))
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="any text could end a document"):
+        tokenizer.pretrained(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["nobody/no-such-model", "/no/such/folder", "{here}"])
+def test_a_tokenizer_that_is_not_there_is_refused_in_words(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match="no tokenizer could be read from .*Give a folder with tokenizer.json"):
+        tokenizer.pretrained(name.format(here=tmp_path))

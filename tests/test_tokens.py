@@ -109,6 +109,9 @@ def test_windows_hold_every_answer(size, n_ctx, data):
     assert scored == Counter(range(1, size))
     if stride == n_ctx:
         assert answers == Counter(range(1, size))
+    part = once.first(2)
+    assert len(part) == min(2, len(once))
+    assert part.answers == sum(int((part[i][1] != IGNORE).sum()) for i in range(len(part)))
 
 
 @pytest.mark.parametrize("stride", [0, 9])

@@ -10,14 +10,23 @@ import logging
 # at its first import on a machine matplotlib lists the fonts; where that takes long it says so in the notebook
 logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
 
-from helpers.show.dashboard import read_metrics, watch  # noqa: E402
-from helpers.show.figures import coverage, length_histogram, loss_curve, schedule, window_diagram, zipf  # noqa: E402
+from helpers.show.curves import loss_curve  # noqa: E402
+from helpers.show.dashboard import watch  # noqa: E402
+from helpers.show.experts import expert_load  # noqa: E402
+from helpers.show.figures import coverage, length_histogram, schedule, window_diagram, zipf  # noqa: E402
+from helpers.show.history import samples_over_time, spikes  # noqa: E402
 from helpers.show.panel import sampling_panel  # noqa: E402
+from helpers.show.record import attach, read_metrics  # noqa: E402
+from helpers.show.runs import compare, follow  # noqa: E402
 from helpers.show.text import documents, labels, pieces, probabilities, samples, table  # noqa: E402
 
 __all__ = [
+    "attach",
+    "compare",
     "coverage",
     "documents",
+    "expert_load",
+    "follow",
     "labels",
     "length_histogram",
     "loss_curve",
@@ -25,8 +34,10 @@ __all__ = [
     "probabilities",
     "read_metrics",
     "samples",
+    "samples_over_time",
     "sampling_panel",
     "schedule",
+    "spikes",
     "table",
     "watch",
     "window_diagram",

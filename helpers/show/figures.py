@@ -1,4 +1,4 @@
-"""Figures: lengths, Zipf, coverage, schedule, windows, and the loss against its floor. No Chinese in any of them.
+"""Figures of text and plans: lengths, Zipf, coverage, schedule, windows; and the one style of all figures. No Chinese.
 
 Each is drawn on its own `Figure`, without pyplot: nothing stays open, no backend is asked for, any thread may draw.
 """
@@ -7,7 +7,6 @@ import base64
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 import matplotlib
 import numpy as np
@@ -16,11 +15,11 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, NullFormatter
 from PIL import Image
 
 INK, GREY, GRID = "#333333", "#8a8f98", "#e8e8ea"
-BLUE, RUST, GREEN = "#2f6db0", "#c4502f", "#2b8a62"
+BLUE, RUST, GREEN, VIOLET = "#2f6db0", "#c4502f", "#2b8a62", "#8e5aa8"
 WIDTH = 720  # of a figure on the page, in CSS pixels; it is drawn at 1.5 times that, for sharp screens
 STYLE = {
     "figure.facecolor": "white",
@@ -79,11 +78,14 @@ def show_figure(fig: Figure, words: str, handle: DisplayHandle | None = None) ->
         handle.update(data, metadata=metadata, raw=True)
 
 
-def canvas(height: float = 3.3, **grid) -> tuple[Figure, Axes | np.ndarray]:
-    """Return an empty figure and its axes in the one style of the course; `grid` as in `Figure.subplots`."""
+def canvas(height: float = 3.3, **grid) -> tuple[Figure, Axes | np.ndarray | dict[str, Axes]]:
+    """Return an empty figure and its axes in the one style of the course.
+
+    `grid` as in `Figure.subplots`, or with `mosaic` as in `Figure.subplot_mosaic`.
+    """
     with matplotlib.rc_context(STYLE):
         fig = Figure(figsize=(WIDTH / 100, height), dpi=150, layout="constrained")
-        return fig, fig.subplots(**grid)
+        return fig, fig.subplot_mosaic(**grid) if "mosaic" in grid else fig.subplots(**grid)
 
 
 def length_histogram(lengths: Iterable[int], unit: str = "characters") -> None:
@@ -207,94 +209,3 @@ def window_diagram(n_tokens: int, n_ctx: int, stride: int, limit: int = 8) -> No
                Patch(facecolor="white", edgecolor=GREY, hatch="////", label="padding")]  # fmt: skip
     ax.legend(handles=handles, loc="lower left", ncols=3, bbox_to_anchor=(0, 1), borderaxespad=0.2, **LEGEND)
     show_figure(fig, f"{count:,} windows of {n_ctx:,} tokens over {n_tokens:,}, one every {stride:,}")
-
-
-def series(rows: Sequence[Mapping], event: str, name: str, points: int = 400) -> tuple[np.ndarray, np.ndarray]:
-    """Return (steps, values) of the rows of one event; a long run is averaged down to at most `points`."""
-    chosen = [(row["step"], row[name]) for row in rows if row.get("event") == event and row.get(name) is not None]
-    steps, values = np.array(chosen, dtype=float).reshape(-1, 2).T
-    if len(steps) <= points:
-        return steps, values
-    parts = np.linspace(0, len(steps), points + 1).astype(int)[:-1]
-    sizes = np.diff([*parts, len(steps)])
-    return np.add.reduceat(steps, parts) / sizes, np.add.reduceat(values, parts) / sizes
-
-
-def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Return positions near the wanted ones, in their order, at least `gap` apart, none above `high`."""
-    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
-    placed = [min(max(wanted[i], low), high) for i in order]
-    for i in range(1, len(placed)):
-        placed[i] = max(placed[i], placed[i - 1] + gap)
-    ceiling = high
-    for i in reversed(range(len(placed))):
-        placed[i] = min(placed[i], ceiling)
-        ceiling = placed[i] - gap
-    positions = [0.0] * len(wanted)
-    for i, position in zip(order, placed, strict=True):
-        positions[i] = position
-    return positions
-
-
-def draw_loss(ax: Axes, rows: Sequence[Mapping], floor: float | None, baselines: Mapping[str, float]) -> None:
-    """Draw training and validation loss in bits per character; lines are named at their right end."""
-    ends: list[tuple[float, str, str]] = []
-    for event, name, colour in (("step", "training", BLUE), ("validation", "validation", RUST)):
-        steps, values = series(rows, event, "bits_per_char")
-        mark = {"marker": "o", "markersize": 3.5} if event == "validation" else {}
-        ax.plot(steps, values, color=colour, zorder=3, **mark)
-        if len(values) and math.isfinite(values[-1]):
-            ends.append((values[-1], f"{name} {values[-1]:.2f}", colour))
-    levels = [(value, name, GREY, "--") for name, value in baselines.items() if value]
-    if floor:
-        levels.append((floor, "floor", GREEN, "-"))
-    for value, name, colour, dash in levels:
-        ax.axhline(value, color=colour, linewidth=1.2, linestyle=dash, zorder=2)
-        ends.append((value, f"{name} {value:.2f}", colour))
-
-    total = max([row.get("total_steps") or row.get("step") or 0 for row in rows], default=0)
-    ax.set_xlim(0, max(total, 1))
-    ax.xaxis.set_major_formatter(THOUSANDS)
-    ax.set_ylabel("bits per character")
-    if not ends:
-        ax.set_yticks([])
-        return
-    ax.set_yscale("log")  # the last tenth of a bit above the floor is as wide as the first bits of the fall
-    ax.yaxis.set_major_locator(FixedLocator([0.1, 0.2, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20]))
-    ax.yaxis.set_major_formatter(PLAIN)
-    ax.yaxis.set_minor_locator(NullLocator())
-    low, high = np.log(ax.get_ylim())
-    wanted = [(math.log(value) - low) / (high - low) for value, _, _ in ends]
-    places = spread(wanted, 0.06, 0.0, 1.0)
-    for place, (_, text, colour) in zip(places, ends, strict=True):
-        ax.annotate(text, (1, place), (6, 0), xycoords="axes fraction", textcoords="offset points", color=colour,
-                    fontsize=8.5, va="center", annotation_clip=False)  # fmt: skip
-
-
-def loss_curve(
-    metrics: str | Path | Sequence[Mapping], floor: float | None = None, baselines: Mapping[str, float] | None = None
-) -> None:
-    """Show a run's training and validation loss in bits per character.
-
-    `metrics` is a metrics.jsonl or its rows; `floor` the entropy of the corpus where it is known; `baselines` the
-    loss of simpler models by name, {"unigram": 7.9}. All in bits per character.
-    """
-    from helpers.show.dashboard import read_metrics  # dashboard draws with this module
-
-    rows = read_metrics(metrics) if isinstance(metrics, str | Path) else list(metrics)
-    fig, ax = canvas(3.7)
-    draw_loss(ax, rows, floor, baselines or {})
-    ax.set_xlabel("step")
-    show_figure(fig, describe_loss(rows, floor))
-
-
-def describe_loss(rows: Sequence[Mapping], floor: float | None) -> str:
-    """Return in words what the figure of the loss shows at its right end."""
-    words = []
-    for event, name in (("step", "training"), ("validation", "validation")):
-        values = series(rows, event, "bits_per_char")[1]
-        if len(values):
-            words.append(f"{name} {values[-1]:.2f}")
-    if floor:
-        words.append(f"floor {floor:.2f}")
-    return "bits per character: " + (", ".join(words) or "nothing measured yet")

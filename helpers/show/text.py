@@ -28,6 +28,13 @@ def visible(text: str) -> str:
     return "".join(map(sign, text))
 
 
+def plain(cell: str) -> str:
+    """Return a cell as plain text: blanks between words stay, those at its edges are made visible."""
+    if cell != cell.strip(" "):
+        return visible(cell)
+    return " ".join(map(visible, cell.split(" ")))
+
+
 def width(text: str) -> int:
     """Return how many columns a text takes in a fixed-width font (a Chinese character takes two)."""
     return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
@@ -78,7 +85,7 @@ def render_table(rows: Iterable[Sequence], header: Sequence[str]) -> tuple[str, 
     head = line("th", list(header), f"padding:.25em .9em;border-bottom:1px solid {LINE}")
     body = "\n".join(line("td", row, "padding:.2em .9em;white-space:pre-wrap") for row in texts)
     html = f'<table style="border-collapse:collapse">\n<thead>{head}</thead>\n<tbody>\n{body}\n</tbody>\n</table>'
-    flat = [[visible(cell) for cell in row] for row in [list(header), *texts]]
+    flat = [[plain(cell) for cell in row] for row in [list(header), *texts]]
     widths = [max(width(row[i]) for row in flat) for i in range(len(header))]
     return html, "\n".join(padded(row, widths, right) for row in flat)
 

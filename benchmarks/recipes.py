@@ -1,0 +1,236 @@
+"""How fast does a small model learn? The book's recipe, and what each change to it is worth.
+
+The same model, text, order and seed each time; one thing is added after the other. Every recipe trains for the same
+number of seconds, then all are scored on the whole validation text. At the end the best one gets ever more time until
+it has reached what the book's recipe, and what nanoGPT's settings, reach in the full time.
+
+    python -m benchmarks.recipes --run NAME [--seconds 150] [--n-layer 4 --n-embd 256 --n-ctx 256] [--figure PNG]
+
+The run must have passed notebooks 01 to 03. Only seconds spent in updates count: not start, validation or saving.
+Before its clock runs, each recipe makes a few updates that are thrown away, so that none pays for loading libraries.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from helpers import loop, machine, paths, tokenizer
+from helpers import model as models
+from helpers.loss import Loss
+from helpers.tokens import TokenStream, Windows
+
+# The GPT-2 chapters of the book: linear decay over 5 epochs, which 150 seconds cut short as they would any reader's
+BOOK = dict(
+    optimizer="adamw", lr=1.5e-4, beta2=0.999, eps=1e-8, weight_decay=0.0, warmup_steps=2000, schedule="linear",
+    final_lr_fraction=0.0, batch_size=8, dropout=0.1, precision="fp32", max_grad_norm=1.0, fits=False,
+)  # fmt: skip
+CHANGES = {  # each on top of those before it; `fits`: the schedule ends when the time does
+    "book": {},
+    "+ bf16": {"precision": "fast"},
+    "+ a schedule that fits": {"fits": True, "warmup_steps": 20},
+    "+ rate, betas, decay": {"lr": 3e-3, "beta2": 0.95, "weight_decay": 0.1},
+    "+ batch, no dropout": {"batch_size": 16, "dropout": 0.0},
+    "+ Muon": {"optimizer": "muon", "lr": 1e-2},
+}
+# nanoGPT's config for small texts with what its README changes for a machine without a GPU (Karpathy 2022)
+NANOGPT = BOOK | dict(
+    lr=1e-3, beta2=0.99, weight_decay=0.1, warmup_steps=100, schedule="cosine", final_lr_fraction=0.1, batch_size=12,
+    dropout=0.0, fits=True,
+)  # fmt: skip
+SIDE = {"nanoGPT": NANOGPT, "nanoGPT in bf16": NANOGPT | {"precision": "fast"}}
+AIMS = {"book": 6 / 150, "nanoGPT": 40 / 150}  # the part of --seconds in which the best one reaches what they reach
+WARM = 3.0  # seconds of updates before the clock runs
+SLOWER = 1.5  # a budget that wasn't enough is followed by one so many times as long
+
+
+def recipes() -> dict[str, dict]:
+    """Return the recipes in the order of the table, each with all its settings."""
+    done, found = BOOK, {}
+    for name, changes in CHANGES.items():
+        done = done | changes
+        found[name] = done
+    return found | SIDE
+
+
+class Bench:
+    """One model and one text, on which recipes are tried."""
+
+    def __init__(self, options: argparse.Namespace):
+        result = paths.open_room(options.run, "tokenize")["result"]
+        self.tok = tokenizer.load(paths.room(options.run, "vocab"))
+        n_ctx, pad = options.n_ctx, self.tok.pad_token_id
+        streams = [TokenStream(options.run, split, result["dtype"]) for split in ("train", "val")]
+        self.train = Windows(streams[0], n_ctx, n_ctx, pad, "auto")
+        self.val = Windows(streams[1], n_ctx, n_ctx // 2, pad, "auto", once=True)
+        self.glance = Windows(_Beginning(streams[1]), n_ctx, n_ctx, pad)  # `fit` wants one; what counts is self.val
+        self.chars_per_token = {"train": result["chars_per_token"], "val": result["val_chars_per_token"]}
+        self.device = machine.pick_device("auto")
+        self.fast = machine.pick_precision("auto", self.device)
+        self.options = options
+
+    def config(self, dropout: float):
+        """Return the config of the one model."""
+        shape = {name: getattr(self.options, name) for name in ("n_ctx", "n_embd", "n_layer", "n_head")}
+        return models.config("gpt2", self.tok, dropout=dropout, **shape)
+
+    def fit(self, recipe: dict, seconds: float) -> tuple[torch.nn.Module, list[dict]]:
+        """Train a fresh model by a recipe for so long; return it and the rows of its log."""
+        model = models.build(self.config(recipe["dropout"]), self.options.seed)
+        settings = {name: value for name, value in recipe.items() if name not in ("dropout", "fits", "precision")}
+        began = []
+
+        def over() -> bool:  # asked once an update; its first call comes at the end of the first
+            began.append(time.perf_counter())
+            return not recipe["fits"] and began[-1] - began[0] > seconds * (1 - 1 / len(began))
+
+        with tempfile.TemporaryDirectory() as folder:
+            loop.fit(
+                model, self.train, self.glance, Path(folder), self.tok, **settings, epochs=5,
+                max_minutes=seconds / 60 if recipe["fits"] else 0.0, gradient_accumulation=1, device=self.device,
+                precision=self.fast if recipe["precision"] == "fast" else recipe["precision"], compile=False,
+                parallel="ddp", seed=self.options.seed, log_step=1, eval_step=0, sample_step=0, checkpoint_step=0,
+                chars_per_token=self.chars_per_token, stop=over,
+            )  # fmt: skip
+            lines = (Path(folder) / "metrics.jsonl").read_text("utf-8").splitlines()
+        rows = [json.loads(line) for line in lines]
+        return model, [row for row in rows if row["event"] == "step"]
+
+    def measure(self, name: str, recipe: dict, seconds: float) -> dict:
+        """Return what a recipe reaches in so many seconds, and how it came there."""
+        self.fit(recipe, min(WARM, seconds))
+        model, rows = self.fit(recipe, seconds)
+        found = loop.evaluate(Loss(model), self.val, 32, self.fast, self.device)
+        bits = found["loss"] / torch.log(torch.tensor(2.0)).item() / self.chars_per_token["val"]
+        row = {
+            "recipe": name, "seconds": rows[-1]["train_seconds"], "updates": rows[-1]["step"],
+            "epochs": rows[-1]["epoch"], "tokens_per_second": rows[-1]["tokens_per_second"], "bits_per_char": bits,
+            # while a text is new to the model, the loss on it is as good as a validation
+            "curve": [(each["train_seconds"], each["bits_per_char"]) for each in rows if each["epoch"] <= 1],
+        }  # fmt: skip
+        print(line(row), flush=True)
+        return row
+
+    def time_to_reach(self, name: str, recipe: dict, bits: float, seconds: float) -> list[dict]:
+        """Give a recipe `seconds`, then ever more up to the full time, until it reaches `bits`; return all tries."""
+        tries = []
+        while not tries or (tries[-1]["bits_per_char"] > bits and seconds <= self.options.seconds):
+            tries.append(self.measure(f"{name}, {seconds:.1f} s", recipe, seconds))
+            seconds *= SLOWER
+        return tries
+
+
+class _Beginning:
+    """The first few tokens of a stream."""
+
+    def __init__(self, stream: TokenStream):
+        self.stream = stream
+
+    def __len__(self) -> int:
+        return min(len(self.stream), 9)
+
+    def read(self, start: int, stop: int):
+        return self.stream.read(start, min(stop, len(self)))
+
+
+def line(row: dict) -> str:
+    """Return a row of the table as text."""
+    return (
+        f"{row['recipe']:24} {row['seconds']:7.1f} s {row['updates']:7,} updates {row['epochs']:6.2f} epochs "
+        f"{row['tokens_per_second']:8,.0f} tokens/s {row['bits_per_char']:8.3f} bits/char"
+    )
+
+
+def crossing(row: dict, bits: float, window: int = 20) -> float | None:
+    """Return the seconds at which a recipe's loss, averaged over `window` updates, first is at most `bits`.
+
+    A rate that hasn't fallen yet holds the loss up: a schedule fitted to fewer seconds gets there sooner.
+    """
+    for end in range(window, len(row["curve"]) + 1):
+        if sum(value for _, value in row["curve"][end - window : end]) / window <= bits:
+            return row["curve"][end - 1][0]
+    return row["seconds"] if row["bits_per_char"] <= bits else None
+
+
+def figure(rows: list[dict], tries: list[dict], path: Path) -> None:
+    """Draw loss over training time: a line for each recipe, its validation at the end, and the best one's tries."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    fig, ax = plt.subplots(figsize=(8, 5))
+    for row in rows:
+        (drawn,) = ax.plot(*zip(*row["curve"], strict=True), linewidth=1, alpha=0.7)
+        label = f"{row['recipe']}: {row['bits_per_char']:.2f}"
+        ax.plot(row["seconds"], row["bits_per_char"], "o", color=drawn.get_color(), label=label)
+    for row in tries:
+        ax.plot(row["seconds"], row["bits_per_char"], "k*", markersize=10)
+    ax.plot([], [], "k*", label="the best, given less time")
+    ax.set(xscale="log", xlabel="seconds of training", ylabel="bits per character")
+    ax.set_title("lines: text as it is first read; points: validation at the end")
+    ax.grid(alpha=0.3)
+    ax.legend(fontsize=8)
+    fig.savefig(path, dpi=120, bbox_inches="tight")
+    plt.close(fig)
+
+
+def main() -> None:
+    """Measure all recipes, print the table, draw the figure, and print one JSON line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.recipes", description=__doc__.splitlines()[0])
+    parser.add_argument("--run", default="sample", help="a run that has passed notebooks 01 to 03")
+    parser.add_argument("--seconds", type=float, default=150.0, help="training time of each recipe")
+    for name, value in dict(n_layer=4, n_embd=256, n_head=4, n_ctx=256, seed=0).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
+    parser.add_argument("--only", nargs="+", metavar="RECIPE", help="some of the recipes; the best one is among them")
+    parser.add_argument("--figure", type=Path, help="where to put a PNG")
+    options = parser.parse_args()
+
+    bench, known, best = Bench(options), recipes(), list(CHANGES)[-1]
+    chosen = {name: recipe for name, recipe in known.items() if not options.only or name in options.only + [best]}
+    if unknown := set(options.only or []) - set(known):
+        parser.error(f"no recipe is called {sorted(unknown)}; there is: {', '.join(known)}")
+    sizes = models.sizes(bench.config(0.0))
+    print(
+        f"run {options.run}: {len(bench.train):,} windows of at most {options.n_ctx} tokens, {sizes['parameters']:,} "
+        f"parameters, {bench.fast} on {bench.device}, {options.seconds:.0f} s each\n"
+    )
+    rows = [bench.measure(name, recipe, options.seconds) for name, recipe in chosen.items()]
+    found = {row["recipe"]: row for row in rows}
+
+    figures = {f"bits_per_char, {name}": round(row["bits_per_char"], 4) for name, row in found.items()}
+    tries, aims = [], {}
+    for name, part in AIMS.items():
+        if name not in found:
+            continue
+        aim = part * options.seconds
+        level = found[name]["bits_per_char"]
+        print(f"\nthe best recipe on its way to {level:.3f}, what {name} has after {options.seconds:.0f} s:")
+        made = bench.time_to_reach(best, chosen[best], level, 0.98 * aim)  # so that the last update is in time
+        tries += made
+        reached = made[-1]["bits_per_char"] <= level
+        took = round(made[-1]["seconds"], 2) if reached else None
+        value = {"value": took, "aim": round(aim, 2), "met": reached and took <= aim}
+        aims[f"seconds to {name}'s {options.seconds:.0f} s level"] = value
+        for row in rows:
+            sooner = crossing(row, level)
+            figures[f"seconds to {name}'s level, {row['recipe']}"] = sooner and round(sooner, 1)
+    figures |= {f"bits_per_char, {row['recipe']}": round(row["bits_per_char"], 4) for row in tries}
+
+    print("\nrecipe                   bits/char" + "".join(f"   to {name}'s level" for name in AIMS if name in found))
+    for row in rows:
+        times = [figures[f"seconds to {name}'s level, {row['recipe']}"] for name in AIMS if name in found]
+        cells = [f"{time:>13.1f} s" if time else f"{'–':>15}" for time in times]
+        print(f"{row['recipe']:24} {row['bits_per_char']:9.3f} " + "    ".join(cells))
+    if options.figure:
+        figure(rows, tries, options.figure)
+        print(f"figure: {options.figure}")
+    result = {"benchmark": "recipes", "machine": machine.describe(bench.device), "figures": figures, "aims": aims}
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""How much of this machine's speed does training use? Our update against `transformers.Trainer`, turn by turn.
+
+    python -m benchmarks.train_speed [--n-layer 12 --n-embd 768 --n-ctx 512 --batch 4 …] [--quick]
+
+One process measures in turn: the rate of a large matrix product, an update of ours, an update inside Trainer's own
+loop; with the same config, first weights, windows and precision. An update is compared with the product measured just
+before it and with Trainer's update just after it, so a machine that slows down slows all of them; the median counts.
+Before that, two processes of their own measure peak memory, with whole logits and with logits in chunks.
+
+The defaults are GPT-2's 124 million parameters and its vocabulary of 50,257. The tokens are random: speed does not
+know. Needs the package accelerate, which Trainer is built on (`pip install accelerate`).
+"""
+
+import argparse
+import copy
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import torch
+import torch.nn.functional as F
+from transformers import GPT2Config, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+
+from helpers import loop, machine, optim
+from helpers import model as models
+from helpers.loss import Loss
+
+DEFAULTS = dict(n_layer=12, n_embd=768, n_head=12, n_ctx=512, vocab=50257, batch=4, accumulation=1, laps=3)
+QUICK = dict(n_layer=2, n_embd=64, n_head=2, n_ctx=64, vocab=2000, batch=2, accumulation=2, laps=2)
+AIMS = {"cpu": {"share_of_matmul_rate": 0.5, "times_trainer": 1.3}, "cuda": {"share_of_matmul_rate": 0.45}}
+OPTIMIZER = dict(lr=1e-4, weight_decay=0.1, beta2=0.95)
+MIB = 2**20
+
+
+def build(options: argparse.Namespace):
+    """Return the model, as notebook 04 would build it, without dropout."""
+    cfg = GPT2Config(
+        vocab_size=options.vocab, n_positions=options.n_ctx, n_embd=options.n_embd, n_layer=options.n_layer,
+        n_head=options.n_head, activation_function="gelu_pytorch_tanh", resid_pdrop=0.0, embd_pdrop=0.0,
+        attn_pdrop=0.0, bos_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    return models.build(cfg, seed=0)
+
+
+def windows(options: argparse.Namespace, count: int) -> torch.Tensor:
+    """Return `count` windows of n_ctx + 1 random ids."""
+    return torch.randint(options.vocab, (count, options.n_ctx + 1), generator=torch.Generator().manual_seed(0))
+
+
+class Ours:
+    """Updates as helpers/loop.py makes them."""
+
+    def __init__(self, model, options: argparse.Namespace, precision: str, device: torch.device):
+        self.loss_of = Loss(model.to(device).train(), options.compile)
+        self.optimizers = optim.make_optimizers(model, options.optimizer, **OPTIMIZER)
+        self.parameters = list(model.parameters())
+        self.precision, self.device = precision, device
+        self.scaler = torch.amp.GradScaler(device.type, enabled=False)
+        ids = windows(options, options.batch * options.accumulation)
+        self.batches = [(part[:, :-1].to(device), part[:, 1:].to(device)) for part in ids.split(options.batch)]
+        self.labels = sum(labels.numel() for _, labels in self.batches)
+
+    def update(self) -> float:
+        """Make one update and return its seconds."""
+        begin = time.perf_counter()
+        loop.accumulate(self.loss_of, self.batches, self.labels, self.precision, self.device, self.scaler)
+        optim.update(self.optimizers, self.parameters, 1.0, self.scaler)  # its norm, a number, waits for the device
+        return time.perf_counter() - begin
+
+
+class Turns(TrainerCallback):
+    """Between two updates of Trainer, which it times from end to end, it measures the product and an update of ours."""
+
+    def __init__(self, ours: Ours):
+        self.ours, self.rows, self.resumed = ours, [], 0.0
+
+    def on_train_begin(self, *args, **kwargs):
+        """Make an update that counts for nothing, as Trainer's first one does: it loads and sets up."""
+        self.ours.update()
+        self._measure()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """Note Trainer's update and take the next turn."""
+        if self.ours.device.type == "cuda":
+            torch.cuda.synchronize()
+        self.rows[-1]["trainer"] = time.perf_counter() - self.resumed
+        if state.global_step < state.max_steps:
+            self._measure()
+
+    def _measure(self) -> None:
+        rate = machine.matmul_rate(self.ours.precision, self.ours.device)
+        self.rows.append({"rate": rate, "ours": self.ours.update()})
+        self.resumed = time.perf_counter()
+
+
+def train(options: argparse.Namespace, precision: str, device: torch.device) -> list[dict]:
+    """Return a row of each turn: rate (FLOP/s) and the seconds of one update each, ours and Trainer's."""
+    model = build(options)
+    turns = Turns(Ours(copy.deepcopy(model), options, precision, device))
+    data = [{"input_ids": row[:-1], "labels": row[:-1]} for row in windows(options, 64)]  # Trainer moves labels on
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            folder, max_steps=options.laps + 1, per_device_train_batch_size=options.batch,
+            gradient_accumulation_steps=options.accumulation, bf16=precision == "bf16", fp16=precision == "fp16",
+            use_cpu=device.type == "cpu", learning_rate=OPTIMIZER["lr"], weight_decay=OPTIMIZER["weight_decay"],
+            adam_beta2=OPTIMIZER["beta2"], torch_compile=options.compile, report_to=[], save_strategy="no",
+            logging_strategy="no", disable_tqdm=True,
+        )  # fmt: skip
+        dataset = data * options.accumulation * options.batch
+        trainer = Trainer(model, arguments, train_dataset=dataset, callbacks=[turns])
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+    return turns.rows[1:]
+
+
+def memory(options: argparse.Namespace, precision: str, device: torch.device) -> None:
+    """Print the peak memory, in bytes, of a forward and backward pass: before it, and in it."""
+    model = build(options).to(device)
+    ids = windows(options, options.batch).to(device)
+    inputs, labels = ids[:, :-1], ids[:, 1:]
+    before = machine.memory_peak(device)
+    with machine.autocast(precision, device):
+        if options.memory == "chunks":
+            objective = Loss(model)(inputs, labels).objective
+        else:
+            objective = F.cross_entropy(model(input_ids=inputs).logits.float().flatten(0, 1), labels.flatten())
+    objective.backward()
+    print(json.dumps({"before": before, "peak": machine.memory_peak(device)}))
+
+
+def measure_memory(how: str) -> dict:
+    """Return what `memory` prints in a process of its own, started with our arguments."""
+    command = [sys.executable, "-m", "benchmarks.train_speed", *sys.argv[1:], "--memory", how]
+    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return json.loads(out.splitlines()[-1])
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.train_speed", description=__doc__.splitlines()[0])
+    for name, value in DEFAULTS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=f"{value}; with --quick {QUICK[name]}")
+    parser.add_argument("--optimizer", choices=["adamw", "muon"], default="adamw", help="ours; Trainer's is AdamW")
+    parser.add_argument("--precision", default="bf16", help="of both: bf16 (default), fp32, fp16")
+    parser.add_argument("--compile", action="store_true", help="compile both models")
+    parser.add_argument("--quick", action="store_true", help="a tiny model, to see that it runs; no aims")
+    parser.add_argument("--memory", choices=["whole", "chunks"], help=argparse.SUPPRESS)  # one of the two processes
+    options = parser.parse_args()
+    for name, value in (QUICK if options.quick else DEFAULTS).items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    return options
+
+
+def main() -> None:
+    """Measure, print the table, and print one JSON line."""
+    options = arguments()
+    device = machine.pick_device("auto")
+    if options.memory:
+        return memory(options, options.precision, device)
+    peaks = {how: measure_memory(how) for how in ("whole", "chunks")}  # first: a child starts from its parent's peak
+    rows = train(options, options.precision, device)
+
+    sizes = models.sizes(build(options).config)
+    tokens = options.batch * options.accumulation * options.n_ctx
+    shares = {
+        who: [sizes["flops_per_token"] * tokens / row[who] / row["rate"] for row in rows] for who in ("ours", "trainer")
+    }
+    speed = {who: tokens / statistics.median(row[who] for row in rows) for who in shares}
+    extra = {how: peak["peak"] - peak["before"] for how, peak in peaks.items()}
+    figures = {
+        "parameters": sizes["parameters"],
+        "tokens_per_update": tokens,
+        "matmul_gflops": round(statistics.median(row["rate"] for row in rows) / 1e9, 1),
+        "tokens_per_second": round(speed["ours"], 1),
+        "trainer_tokens_per_second": round(speed["trainer"], 1),
+        "share_of_matmul_rate": round(statistics.median(shares["ours"]), 3),
+        "trainer_share_of_matmul_rate": round(statistics.median(shares["trainer"]), 3),
+        "times_trainer": round(statistics.median(row["trainer"] / row["ours"] for row in rows), 2),
+        "peak_mib_whole_logits": round(peaks["whole"]["peak"] / MIB),
+        "peak_mib_chunks": round(peaks["chunks"]["peak"] / MIB),
+        "peak_ratio": round(peaks["whole"]["peak"] / peaks["chunks"]["peak"], 2),
+        "pass_mib_whole_logits": round(extra["whole"] / MIB),
+        "pass_mib_chunks": round(extra["chunks"] / MIB),
+    }
+    print(f"{'':9} {'tokens/s':>9} {'of the products':>16}   (turns: {', '.join(f'{x:.0%}' for x in shares['ours'])})")
+    print(f"{'ours':9} {speed['ours']:9.1f} {figures['share_of_matmul_rate']:16.0%}")
+    print(f"{'Trainer':9} {speed['trainer']:9.1f} {figures['trainer_share_of_matmul_rate']:16.0%}")
+    print(f"ours is {figures['times_trainer']:.2f} × Trainer; a product alone: {figures['matmul_gflops']:.0f} GFLOP/s")
+    print(
+        f"peak memory: {figures['peak_mib_whole_logits']} MiB with whole logits, {figures['peak_mib_chunks']} MiB in "
+        f"chunks; of it for the pass {figures['pass_mib_whole_logits']} and {figures['pass_mib_chunks']} MiB"
+    )
+    aims = {} if options.quick else AIMS[device.type]
+    met = {name: {"value": figures[name], "aim": aim, "met": figures[name] >= aim} for name, aim in aims.items()}
+    result = {"benchmark": "train_speed", "machine": machine.describe(device), "figures": figures, "aims": met}
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""The load of a mixture's experts: which share of the tokens the router sends to each, now and over the steps.
+
+Loads are counted in fair shares: 1 is what each would get if all got the same. Knows nothing of routers or models.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from helpers.show.figures import GREY, INK, RUST, THOUSANDS, VIOLET, canvas, show_figure
+from helpers.show.record import planned, rows_of, step_of
+from helpers.show.series import parts
+
+
+def shares(row: Mapping) -> np.ndarray:
+    """Return a row's load of the experts, (layers, experts), 1 = a fair share; empty where it has none."""
+    try:
+        load = np.array(row.get("expert_load"), dtype=float)
+    except (TypeError, ValueError):  # not numbers, or layers of different length
+        return np.empty((0, 0))
+    return load * load.shape[1] if load.ndim == 2 and load.size else np.empty((0, 0))
+
+
+def busiest(row: Mapping) -> float | None:
+    """Return how many fair shares of the tokens the busiest expert of all layers got."""
+    load = shares(row)
+    return float(load.max()) if load.size else None
+
+
+def expert_figure(rows: Sequence[Mapping]) -> Figure:
+    """Return the experts' load: beside each other its last state (layer × expert) and its course over the steps."""
+    loaded = [(step_of(row), load) for row in rows if row.get("event") == "step" and (load := shares(row)).size]
+    shape = loaded[-1][1].shape if loaded else (1, 1)
+    loaded = [(step, load) for step, load in loaded if load.shape == shape]
+    layers, experts = shape
+    fig, (left, right) = canvas(min(1.3 + 0.3 * max(layers, 4), 4.5), ncols=2, width_ratios=[2, 3])
+    for ax in (left, right):
+        ax.grid(visible=False)
+    left.set(xlabel="expert", ylabel="layer")
+    left.set_title("share of the tokens, at last", fontsize=9, loc="left")
+    right.set(xlabel="step", ylabel="fair shares")
+    right.set_title("busiest and idlest expert of each layer (darker: deeper)", fontsize=9, loc="left")
+    if not loaded:
+        left.set(xticks=[], yticks=[])
+        return fig
+    now = loaded[-1][1]
+    # white is a fair share, orange too much, violet too little: told apart by every kind of eye
+    left.imshow(now, cmap="PuOr_r", vmin=0, vmax=2, aspect="auto")
+    left.set_xticks(range(experts) if experts <= 16 else [0, experts - 1])
+    left.set_yticks(range(layers) if layers <= 16 else [0, layers - 1])
+    if layers <= 16 and experts <= 8:
+        for layer, expert in np.ndindex(now.shape):
+            pale = 0.4 < now[layer, expert] < 1.6
+            left.annotate(f"{100 * now[layer, expert] / experts:.0f} %", (expert, layer), ha="center", va="center",
+                          fontsize=8, color=INK if pale else "white")  # fmt: skip
+    at = parts(len(loaded), 300)
+    steps = np.array([step for step, _ in loaded])[at]
+    course = np.add.reduceat(np.stack([load for _, load in loaded]), at) / np.diff([*at, len(loaded)])[:, None, None]
+    for layer in range(layers):
+        shade = 0.35 + 0.65 * (layer + 1) / layers  # deeper layers are darker
+        right.plot(steps, course[:, layer].max(1), color=RUST, alpha=shade, linewidth=1.2)
+        right.plot(steps, course[:, layer].min(1), color=VIOLET, alpha=shade, linewidth=1.2)
+    right.axhline(1, color=GREY, linewidth=1, linestyle="--")
+    right.set_ylim(0, max(2.0, 1.1 * np.nanmax(course)))
+    right.set_xlim(0, max(planned(rows), steps[-1], 1))
+    right.xaxis.set_major_formatter(THOUSANDS)
+    right.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    return fig
+
+
+def expert_load(metrics: str | Path | Sequence[Mapping]) -> None:
+    """Show how a mixture's router shares the tokens among the experts, now and over the steps.
+
+    1 is a fair share (all experts get as many tokens); an expert at 0 is dead, one far above 1 does all the work.
+    """
+    rows = rows_of(metrics)
+    now = next((load for row in reversed(rows) if (load := shares(row)).size), None)
+    words = "no load of experts in these rows: the model is no mixture of experts"
+    if now is not None:
+        layers, experts = now.shape
+        words = f"load of {experts} experts in {layers} layers, fair share 1: {now.min():.2f} … {now.max():.2f}"
+    show_figure(expert_figure(rows), words)
