@@ -50,8 +50,13 @@ def windows(run: str, tokens: dict, pad_id: int) -> tuple[Windows, Windows]:
 def build(parameters: dict, tok, n_ctx: int):
     """Return the model that notebook 04's parameters ask for: freshly initialised, or with pretrained weights."""
     if parameters["pretrained_model"]:
-        return models.pretrained(parameters["pretrained_model"], tok, n_ctx)
-    return models.build(config(parameters, tok, n_ctx), parameters["seed"])
+        model = models.pretrained(parameters["pretrained_model"], tok, n_ctx)
+    else:
+        model = models.build(config(parameters, tok, n_ctx), parameters["seed"])
+    # saved with the model: whoever samples from it with the library's `generate` gets text, never padding
+    unwritten = {i for i in tok.all_special_ids if i < model.config.vocab_size} - {tok.eos_token_id}
+    model.generation_config.suppress_tokens = sorted(unwritten)
+    return model
 
 
 def config(parameters: dict, tok, n_ctx: int):

@@ -7,7 +7,7 @@ import torch
 from tiny import parameters, weights
 from transformers import AutoModelForCausalLM
 
-from helpers import paths, train
+from helpers import paths, tokenizer, train
 
 # ---------------------------------------------------------------- with a run's rooms
 
@@ -94,3 +94,19 @@ def test_a_trial_leaves_the_runs_model_alone(run, tmp_path):
     found = train.trial(parameters(run, lr=5e-3), 1.0, tmp_path / "elsewhere")
     assert found["steps"] > 5 and found["seconds"] < 3 and (tmp_path / "elsewhere" / "metrics.jsonl").is_file()
     assert all(torch.equal(p, before[name]) for name, p in weights(run).items())
+
+
+def test_the_librarys_generate_writes_no_padding_even_if_the_model_would(run, capsys):
+    train.start(parameters(run)).wait()
+    model = AutoModelForCausalLM.from_pretrained(paths.room(run, "train") / "final_model").eval()
+    tok = tokenizer.load(paths.room(run, "vocab"))
+    special = set(tok.all_special_ids) - {tok.eos_token_id}
+    with torch.no_grad():
+        model.get_input_embeddings().weight[sorted(special)] *= 1000.0  # tied to the output: they win, or lose, it all
+    start = torch.full((20, 1), tok.bos_token_id)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        assert set(model(start).logits[:, -1].argmax(-1).tolist()) <= special
+    written = model.generate(start, attention_mask=torch.ones_like(start), do_sample=True, max_new_tokens=5)
+    ended = (written == tok.eos_token_id).cumsum(1).bool()  # `generate` fills up behind the end
+    assert not set(written[:, 1:][~ended[:, 1:]].tolist()) & special
