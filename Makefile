@@ -68,6 +68,6 @@ setup:
 			  "apt install python3-venv), or activate a conda environment first" >&2; exit 1; }; \
 	fi; \
 	echo "installing the dependencies into $$ENV (once; some minutes)"; \
-	$(PY) -m pip install --quiet --no-compile --disable-pip-version-check -e ".[dev]" -c constraints.txt; \
+	$(PY) -m pip install --quiet --no-compile --disable-pip-version-check -e ".[dev,text,cluster]" -c constraints.txt; \
 	$(PY) -m ipykernel install --sys-prefix --name python3 >/dev/null; \
 	printf '%s\n' "$$wanted" > "$$ENV/chinese-gpt-set-up"

@@ -68,10 +68,10 @@ def test_conda_users_get_what_pyproject_says_and_nothing_else():
     """Two environments for one course was one fault of the book: here both roads lead over one list."""
     environment = yaml.safe_load((ROOT / "environment.yml").read_text("utf-8"))
     python, pip, nested = environment["dependencies"]
-    assert pip == "pip" and nested == {"pip": ["-c constraints.txt", "-e .[dev]"]}
+    assert pip == "pip" and nested == {"pip": ["-c constraints.txt", "-e .[dev,text,cluster]"]}
     assert re.fullmatch(r"python=3\.\d+", python)
     assert Requirement(f"python{PROJECT['requires-python']}").specifier.contains(python.split("=")[1])
-    assert "dev" in EXTRAS and '-e ".[dev]" -c constraints.txt' in (ROOT / "Makefile").read_text("utf-8")
+    assert "dev" in EXTRAS and '-e ".[dev,text,cluster]" -c constraints.txt' in (ROOT / "Makefile").read_text("utf-8")
 
 
 def test_every_dependency_has_a_version_that_was_tested_and_fits():
@@ -98,7 +98,7 @@ def test_every_dependency_says_who_uses_it():
 
 def test_what_is_imported_is_a_dependency():
     by_module = {"yaml": "pyyaml", "IPython": "ipykernel", "PIL": "pillow"}
-    lines = PROJECT["dependencies"] + EXTRAS["cluster"] + EXTRAS["fast"]
+    lines = PROJECT["dependencies"] + EXTRAS["text"] + EXTRAS["cluster"] + EXTRAS["fast"]
     listed = {canonicalize_name(Requirement(line).name) for line in lines} | {"distributed"}
     for file in MODULES:
         for module in imports(file) - {"helpers", *STANDARD}:
