@@ -1,6 +1,6 @@
 """How fast does a small model learn? The book's recipe, and what each change to it is worth.
 
-The same model, text, order and seed each time; one thing is added after the other. Every recipe trains for the same
+The same size of model, text, order and seed each time; one thing is added after the other. Every recipe trains for the same
 number of seconds, then all are scored on the whole validation text. At the end the best one gets ever more time until
 it has reached what the book's recipe, and what nanoGPT's settings, reach in the full time.
 
@@ -27,6 +27,7 @@ from helpers.tokens import TokenStream, Windows
 BOOK = dict(
     optimizer="adamw", lr=1.5e-4, beta2=0.999, eps=1e-8, weight_decay=0.0, warmup_steps=2000, schedule="linear",
     final_lr_fraction=0.0, batch_size=8, dropout=0.1, precision="fp32", max_grad_norm=1.0, fits=False,
+    architecture="gpt2",
 )  # fmt: skip
 CHANGES = {  # each on top of those before it; `fits`: the schedule ends when the time does
     "book": {},
@@ -35,6 +36,7 @@ CHANGES = {  # each on top of those before it; `fits`: the schedule ends when th
     "+ rate, betas, decay": {"lr": 3e-3, "beta2": 0.95, "weight_decay": 0.1},
     "+ batch, no dropout": {"batch_size": 16, "dropout": 0.0},
     "+ Muon": {"optimizer": "muon", "lr": 1e-2},
+    "+ LLaMA's form": {"architecture": "llama"},
 }
 # nanoGPT's config for small texts with what its README changes for a machine without a GPU (Karpathy 2022)
 NANOGPT = BOOK | dict(
@@ -72,15 +74,16 @@ class Bench:
         self.fast = machine.pick_precision("auto", self.device)
         self.options = options
 
-    def config(self, dropout: float):
-        """Return the config of the one model."""
+    def config(self, architecture: str, dropout: float):
+        """Return the config of a model; the last step changes its form, not its size."""
         shape = {name: getattr(self.options, name) for name in ("n_ctx", "n_embd", "n_layer", "n_head")}
-        return models.config("gpt2", self.tok, dropout=dropout, **shape)
+        return models.config(architecture, self.tok, dropout=dropout, **shape)
 
     def fit(self, recipe: dict, seconds: float) -> tuple[torch.nn.Module, list[dict]]:
         """Train a fresh model by a recipe for so long; return it and the rows of its log."""
-        model = models.build(self.config(recipe["dropout"]), self.options.seed)
-        settings = {name: value for name, value in recipe.items() if name not in ("dropout", "fits", "precision")}
+        model = models.build(self.config(recipe["architecture"], recipe["dropout"]), self.options.seed)
+        apart = ("architecture", "dropout", "fits", "precision")
+        settings = {name: value for name, value in recipe.items() if name not in apart}
         began = []
 
         def over() -> bool:  # asked once an update; its first call comes at the end of the first
@@ -193,7 +196,7 @@ def main() -> None:
     chosen = {name: recipe for name, recipe in known.items() if not options.only or name in options.only + [best]}
     if unknown := set(options.only or []) - set(known):
         parser.error(f"no recipe is called {sorted(unknown)}; there is: {', '.join(known)}")
-    sizes = models.sizes(bench.config(0.0))
+    sizes = models.sizes(bench.config("gpt2", 0.0))
     print(
         f"run {options.run}: {len(bench.train):,} windows of at most {options.n_ctx} tokens, {sizes['parameters']:,} "
         f"parameters, {bench.fast} on {bench.device}, {options.seconds:.0f} s each\n"

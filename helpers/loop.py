@@ -7,12 +7,10 @@
 import contextlib
 import hashlib
 import math
-import statistics
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -26,6 +24,7 @@ from helpers import checkpoint, machine, optim, tokenizer
 from helpers import model as models
 from helpers.loss import Loss
 from helpers.metrics import Log
+from helpers.progress import Length, Progress, Spikes, Sums
 from helpers.tokens import IGNORE, Windows, order
 
 SKIPS_IN_A_ROW = 10  # updates without a finite gradient until a run gives up; a loss scale needs some to settle
@@ -173,83 +172,6 @@ def sample(model, tok, device, max_new_tokens: int = 60) -> str:
     return tokenizer.decode(tok, ids[0].tolist())
 
 
-class Sums:
-    """Adds up what updates report, until a row of the log is due."""
-
-    def __init__(self, loss: float = 0.0, correct: float = 0.0, labels: float = 0, seconds: float = 0.0):
-        self.loss, self.correct, self.labels, self.seconds = loss, correct, labels, seconds
-
-    def add(self, loss: float, correct: float, labels: int, seconds: float) -> None:
-        """Add one update's sums over all processes."""
-        self.__init__(self.loss + loss, self.correct + correct, self.labels + labels, self.seconds + seconds)
-
-    def means(self, bits_a_nat: float) -> dict[str, float]:
-        """Return loss (nats a token), bits a character and accuracy over all labels, each weighed the same."""
-        loss = self.loss / self.labels
-        return {"loss": loss, "bits_per_char": loss * bits_a_nat, "accuracy": self.correct / self.labels}
-
-
-@dataclass
-class Progress:
-    """Where a run is: with weights and optimizer state all that a checkpoint needs to go on. Times in seconds."""
-
-    step: int = 0  # updates done
-    epoch: int = 0  # epochs done
-    position: int = 0  # windows done of this epoch
-    best: float = math.inf  # lowest validation loss so far
-    seconds: float = 0.0  # since the run began, in all sessions
-    updating: float = 0.0  # of these in updates
-    validating: float = 0.0  # of the last validation
-    tokens: int = 0  # learnt from, with repetitions
-    skipped: int = 0  # updates without a finite gradient
-    in_epoch: dict = field(default_factory=dict)  # Sums of this epoch
-
-
-class Length:
-    """How many updates a run has: exactly so many epochs, or what fits into so many minutes.
-
-    With a time budget the number is estimated anew before each update from the measured pace; so the schedule,
-    which is a function of that number, comes to its end when the time does.
-    """
-
-    def __init__(self, epochs: int, max_minutes: float, windows: int, per_update: int, val_tokens: int):
-        self.epochs, self.seconds = epochs, 60 * max_minutes
-        self.windows, self.per_update, self.val_tokens = windows, per_update, val_tokens
-        self.pace: deque = deque(maxlen=20)  # seconds of the last updates
-
-    def total(self, at: Progress) -> int:
-        """Return the number of the run's last update, seen from where it is."""
-        if not self.seconds:
-            rest = math.ceil((self.windows - at.position) / self.per_update) if at.epoch < self.epochs else 0
-            return at.step + rest + max(0, self.epochs - at.epoch - 1) * math.ceil(self.windows / self.per_update)
-        if not at.step:
-            return 1000  # nothing is measured yet: somewhere in the warm-up
-        pace = statistics.median(self.pace) if self.pace else at.updating / at.step
-        # the last validation is part of the time; until one is measured: forward only, a third of the work
-        validating = at.validating or self.val_tokens / 3 * at.updating / at.tokens
-        return at.step + max(0, round((self.seconds - at.seconds - validating) / pace))
-
-    def warmup(self, warmup_steps: int, total_steps: int) -> int:
-        """Return the updates of warm-up; in a time budget at most a fifth, for nobody can know their number before."""
-        return min(warmup_steps, total_steps // 5) if self.seconds else warmup_steps
-
-
-class Spikes:
-    """Notices an update whose loss stands out from those before it."""
-
-    def __init__(self):
-        self.losses: deque = deque(maxlen=50)
-
-    def usual(self, loss: float) -> float | None:
-        """Take the next loss; return the mean of those before it if this one is a spike, else None."""
-        before = list(self.losses)
-        self.losses.append(loss)
-        if len(before) < 20:
-            return None
-        usual = statistics.mean(before)
-        return usual if loss - usual > max(5 * statistics.stdev(before), 0.1 * usual) else None
-
-
 def worst_windows(indices: list[int], losses: list[float], windows: Windows, tok, count: int = 3) -> list[dict]:
     """Return the windows of an update with the highest mean loss, and their text, from all processes' shares."""
     mine = [(total / max(1, int(windows.lengths[i])), int(i)) for i, total in zip(indices, losses, strict=False)]
@@ -275,235 +197,303 @@ def _distance(tensors: list[torch.Tensor], others: list[torch.Tensor] | None = N
 # ---------------------------------------------------------------- the loop
 
 
-def fit(
-    model: nn.Module,
-    train: Windows,
-    val: Windows,
-    folder: Path,
-    tok,
-    *,
-    epochs: int,
-    max_minutes: float,
-    batch_size: int,
-    gradient_accumulation: int,
-    optimizer: str,
-    lr: float,
-    beta2: float,
-    eps: float,
-    warmup_steps: int,
-    schedule: str,
-    final_lr_fraction: float,
-    weight_decay: float,
-    max_grad_norm: float,
-    precision: str,
-    compile: bool,
-    parallel: str,
-    device: torch.device,
-    seed: int,
-    log_step: int,
-    eval_step: int,
-    sample_step: int,
-    checkpoint_step: int,
-    chars_per_token: dict[str, float],
-    identity: str = "",
-    stop: Callable[[], bool] = lambda: False,
-) -> dict:
-    """Train `model` on `train` and return the run's figures; everything lands in `folder`.
+@dataclass(kw_only=True)
+class _Sitting:
+    """A run from where it is found to where it is left: the settings of `fit`, and a method for each thing it does."""
 
-    An update takes batch_size × gradient_accumulation × processes windows; an epoch's last update takes what is
-    left. The run has `epochs` whole epochs, or with max_minutes > 0 as many updates as fit. `*_step` are counted in
-    updates, 0 means only at the end of an epoch. Starts from the newest sound checkpoint in `folder/checkpoints` if
-    there is one, exactly where it was taken. `chars_per_token` has the keys train and val and turns nats a token
-    into bits a character. A file STOP saves, validates and ends after the update; `stop()` saves and ends.
-    Raises Diverged, and leaves the last checkpoint, when the gradient is not finite SKIPS_IN_A_ROW times.
-    """
-    rank, size = world()
-    first = rank == 0
-    folder.mkdir(parents=True, exist_ok=True)
-    model.to(device).train()
-    alone = Loss(model, compile)
-    loss_of = distribute(alone, parallel, device)
-    sharded = size > 1 and parallel == "fsdp"
-    optimizers = optim.make_optimizers(model, optimizer, lr, weight_decay, beta2, eps)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    watched = [[p for p in block.parameters() if p.ndim == 2][-1] for block in blocks(model)]
-    scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
-    log = Log(folder, writes=first)
+    model: nn.Module
+    train: Windows
+    val: Windows
+    folder: Path
+    tok: object
+    epochs: int
+    max_minutes: float
+    batch_size: int
+    gradient_accumulation: int
+    optimizer: str
+    lr: float
+    beta2: float
+    eps: float
+    warmup_steps: int
+    schedule: str
+    final_lr_fraction: float
+    weight_decay: float
+    max_grad_norm: float
+    precision: str
+    compile: bool
+    parallel: str
+    device: torch.device
+    seed: int
+    log_step: int
+    eval_step: int
+    sample_step: int
+    checkpoint_step: int
+    chars_per_token: dict[str, float]
+    identity: str = ""
+    stop: Callable[[], bool] = lambda: False
 
-    at = Progress()
-    if resumed := checkpoint.latest(folder / "checkpoints", identity):
-        path, state, complaints = resumed
-        checkpoint.restore(path, model, optimizers)
-        scaler.load_state_dict(state["scaler"])
-        at = Progress(**state["progress"])
-        log.write("resume", step=at.step, complaints=complaints)
-    micro_file = folder / "micro_batch.txt"  # left by a process whose memory ran out
-    micro_batch = min(batch_size, int(micro_file.read_text("utf-8"))) if micro_file.exists() else batch_size
+    def __post_init__(self) -> None:
+        self.rank, self.size = world()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.model.to(self.device).train()
+        self.alone = Loss(self.model, self.compile)
+        self.loss_of = distribute(self.alone, self.parallel, self.device)
+        self.optimizers = optim.make_optimizers(
+            self.model, self.optimizer, self.lr, self.weight_decay, self.beta2, self.eps
+        )
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.watched = [[p for p in block.parameters() if p.ndim == 2][-1] for block in blocks(self.model)]
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
+        self.log = Log(self.folder, writes=self.rank == 0)
+        self.at = Progress()
+        self.restore()
+        self.micro_file = self.folder / "micro_batch.txt"  # left by a process whose memory ran out
+        self.micro_batch = self.batch_size
+        if self.micro_file.exists():
+            self.micro_batch = min(self.batch_size, int(self.micro_file.read_text("utf-8")))
+        self.per_update = self.batch_size * self.gradient_accumulation * self.size
+        val_tokens = int(self.val.lengths.sum())
+        self.length = Length(self.epochs, self.max_minutes, len(self.train), self.per_update, val_tokens)
+        self.total_steps = self.length.total(self.at)
+        self.flops = models.sizes(self.model.config, self.train.n_ctx)["flops_per_token"]
+        self.fastest = self.size * machine.matmul_rate(self.precision, self.device)
+        # bits a character of nats a token
+        self.bits = {split: 1 / math.log(2) / n for split, n in self.chars_per_token.items()}
+        self.since, self.in_epoch, self.spikes = Sums(), Sums(**self.at.in_epoch), Spikes()
+        self.order = order(self.train.lengths, self.seed, self.at.epoch)
+        self.begin, self.saved = time.perf_counter() - self.at.seconds, time.perf_counter()
+        self.stopped = self.hurry = False  # asked to end; and asked by a signal, so without a last validation
+        self.skips_in_a_row, self.validation = 0, None
 
-    per_update = batch_size * gradient_accumulation * size
-    length = Length(epochs, max_minutes, len(train), per_update, int(val.lengths.sum()))
-    total_steps = length.total(at)
-    flops = models.sizes(model.config, train.n_ctx)["flops_per_token"]
-    fastest = size * machine.matmul_rate(precision, device)
-    log.write(
-        "start",
-        step=at.step,
-        total_steps=None if max_minutes else total_steps,
-        precision=precision,
-        device=str(device),
-        processes=size,
-        windows_per_update=per_update,
-        flops_per_token=flops,
-        matmul_rate=fastest,
-    )
-    bits = {split: 1 / math.log(2) / n for split, n in chars_per_token.items()}  # bits a character of nats a token
-    since, in_epoch, spikes = Sums(), Sums(**at.in_epoch), Spikes()
-    order_of_epoch = order(train.lengths, seed, at.epoch)
-    begin, saved = time.perf_counter() - at.seconds, time.perf_counter()
-    stopped = hurry = False  # asked to end; and asked by a signal, so without a last validation
-    in_a_row, validation = 0, None
+    def run(self) -> dict:
+        """Train to the end, or until asked to stop; return the figures."""
+        at = self.at
+        self.log.write(
+            "start",
+            step=at.step,
+            total_steps=None if self.max_minutes else self.total_steps,
+            precision=self.precision,
+            device=str(self.device),
+            processes=self.size,
+            windows_per_update=self.per_update,
+            flops_per_token=self.flops,
+            matmul_rate=self.fastest,
+        )
+        while at.step < self.total_steps and not self.stopped:
+            # a row of the log; a time budget may end between two of them
+            due = (at.step + 1) % self.log_step == 0 or at.step + 1 == self.total_steps
+            before = [_whole(p.detach()).clone() for p in self.watched] if due else []
+            rate, norm = self.update()
+            if (due or at.step >= self.total_steps) and self.since.labels:
+                self.write_row(rate, norm, before)
+            self.milestones()
+        return self.finish()
 
-    def validate() -> dict:
-        lap = time.perf_counter()
-        found = evaluate(alone, val, micro_batch, precision, device)
-        found["bits_per_char"] = found["loss"] * bits["val"]
-        at.validating = time.perf_counter() - lap
-        at.seconds = time.perf_counter() - begin
-        log.write("validation", step=at.step, **found, seconds=at.seconds, train_seconds=at.updating)
-        return found
-
-    def unless_full(write: Callable[[], Path | None]) -> None:
-        try:
-            if path := write():
-                log.write("checkpoint", step=at.step, path=path.name)
-        except OSError as error:  # a full disk must not cost the run: say so, go on, try again next time
-            log.write("checkpoint_failed", step=at.step, reason=str(error))
-            print(f"step {at.step}: not saved ({error}); training goes on", file=sys.stderr)
-        if size > 1:
-            dist.barrier()
-
-    def save() -> Path:
-        at.seconds, at.in_epoch = time.perf_counter() - begin, vars(in_epoch)
-        state = {"progress": asdict(at), "scaler": scaler.state_dict(), "identity": identity}
-        state["val_loss"] = validation["loss"] if validation else None
-        return checkpoint.save(folder / "checkpoints", at.step, model, optimizers, state, writes=first)
-
-    while at.step < total_steps and not stopped:
-        lap = time.perf_counter()
-        indices = order_of_epoch[at.position : at.position + per_update]
-        n_labels = int((train.lengths[indices] - train.skip[indices]).sum())
+    def update(self) -> tuple[float, float]:
+        """Do one update, or skip it if its gradient is not finite; return the learning rate and the gradient's norm."""
+        lap, at = time.perf_counter(), self.at
+        indices = self.order[at.position : at.position + self.per_update]
+        n_labels = int((self.train.lengths[indices] - self.train.skip[indices]).sum())
         # dropout's noise is a function of seed, update and process: nothing to save, nothing to restore
-        torch.manual_seed(int.from_bytes(hashlib.sha256(f"{seed}/{at.step}/{rank}".encode()).digest()[:7], "big"))
-        warmup = length.warmup(warmup_steps, total_steps)
-        rate = optim.learning_rate(at.step, total_steps, lr, warmup, schedule, final_lr_fraction)
-        for group in (group for each in optimizers for group in each.param_groups):
+        noise = hashlib.sha256(f"{self.seed}/{at.step}/{self.rank}".encode()).digest()[:7]
+        torch.manual_seed(int.from_bytes(noise, "big"))
+        warmup = self.length.warmup(self.warmup_steps, self.total_steps)
+        rate = optim.learning_rate(at.step, self.total_steps, self.lr, warmup, self.schedule, self.final_lr_fraction)
+        for group in (group for each in self.optimizers for group in each.param_groups):
             group["lr"] = rate
-        due = (at.step + 1) % log_step == 0 or at.step + 1 == total_steps  # a row of the log
-        before = [_whole(p.detach()).clone() for p in watched] if due else []
-
-        try:
-            losses, correct, used = accumulate_in_memory(
-                loss_of, train, indices, micro_batch, n_labels, precision, device, scaler
-            )
-        except (RuntimeError, MemoryError) as error:
-            if machine.is_out_of_memory(error) and size > 1:
-                micro_file.write_text(str(-(-micro_batch // 2)), "utf-8")
-            raise
-        if used < micro_batch:
-            micro_batch = used
-            micro_file.write_text(str(micro_batch), "utf-8")
-            log.write("out_of_memory", step=at.step, micro_batch=micro_batch)
+        losses, correct = self.gradients(indices, n_labels)
         # the one exchange besides the gradients: sums, whether anyone was asked to stop, the first process's clock
-        at.seconds = time.perf_counter() - begin
-        mine = [float(losses.double().sum()), float(correct.sum()), (folder / "STOP").exists(), stop()]
-        loss_sum, right, stopped, hurry, clock = _total([*mine, first and length.total(at)], device)
-        norm = optim.update(optimizers, parameters, max_grad_norm, scaler, math.isfinite(loss_sum))
+        at.seconds = time.perf_counter() - self.begin
+        ahead = self.rank == 0 and self.length.total(at)
+        mine = [float(losses.double().sum()), float(correct.sum()), (self.folder / "STOP").exists(), self.stop(), ahead]
+        loss_sum, right, self.stopped, self.hurry, clock = _total(mine, self.device)
+        self.stopped = bool(self.stopped or self.hurry)
+        norm = optim.update(self.optimizers, self.parameters, self.max_grad_norm, self.scaler, math.isfinite(loss_sum))
         at.step += 1
         at.position += len(indices)
         elapsed = time.perf_counter() - lap
         at.updating += elapsed
         at.tokens += n_labels
-        length.pace.append(elapsed)
-        stopped = bool(stopped or hurry)
-
+        self.length.pace.append(elapsed)
+        if self.max_minutes:
+            self.total_steps = int(clock)
         if math.isfinite(loss_sum) and math.isfinite(norm):
-            in_a_row = 0
-            since.add(loss_sum, right, n_labels, elapsed)
-            in_epoch.add(loss_sum, right, n_labels, elapsed)
-            if (usual := spikes.usual(loss_sum / n_labels)) is not None:
-                worst = worst_windows(indices[rank::size], losses.tolist(), train, tok)
-                log.write("spike", step=at.step, loss=loss_sum / n_labels, usual=usual, windows=worst)
+            self.skips_in_a_row = 0
+            self.since.add(loss_sum, right, n_labels, elapsed)
+            self.in_epoch.add(loss_sum, right, n_labels, elapsed)
+            if (usual := self.spikes.usual(loss_sum / n_labels)) is not None:
+                worst = worst_windows(indices[self.rank :: self.size], losses.tolist(), self.train, self.tok)
+                self.log.write("spike", step=at.step, loss=loss_sum / n_labels, usual=usual, windows=worst)
         else:
-            in_a_row += 1
-            at.skipped += 1
-            log.write("skipped", step=at.step, reason="loss or gradient is not finite", in_a_row=in_a_row)
-            if in_a_row >= SKIPS_IN_A_ROW * (2 if scaler.is_enabled() else 1):
-                log.write("end", step=at.step, reason="gradient not finite", seconds=time.perf_counter() - begin)
-                log.close()
-                raise Diverged(
-                    f"{in_a_row} updates in a row had a loss or gradient that is not finite; no weight was changed by "
-                    f"them. Lower lr ({lr}), or raise warmup_steps; the last checkpoint before them is kept."
-                )
+            self.skip()
+        return rate, norm
 
-        if max_minutes:
-            total_steps = int(clock)
-        ends = at.step >= total_steps
-        if (due or ends) and since.labels:  # a time budget may end between two rows
-            speed = since.labels / since.seconds
-            row = since.means(bits["train"]) | {
-                "total_steps": total_steps,
-                "epoch": at.epoch + at.position / len(train),
-                "lr": rate,
-                "grad_norm": norm,
-                "tokens_per_second": speed,
-                "mfu": speed * flops / fastest,
-                "memory": machine.memory_peak(device),
-                "seconds": time.perf_counter() - begin,
-                "train_seconds": at.updating,
-                "seconds_left": (total_steps - at.step) * at.updating / at.step,
-                "skipped": at.skipped,
-            }
-            if before:
-                row["update_ratio"] = _distance(watched, before) / _distance(before)
-            if scaler.is_enabled():
-                row["scale"] = scaler.get_scale()
-            if (shares := alone.expert_shares()) is not None:  # of this process; the others' are alike
-                row["expert_load"] = shares
-            log.write("step", step=at.step, **row)
-            since = Sums()
+    def gradients(self, indices, n_labels: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add up the gradients of these windows; remember the micro-batch that fits into memory."""
+        try:
+            losses, correct, used = accumulate_in_memory(
+                self.loss_of, self.train, indices, self.micro_batch, n_labels, self.precision, self.device, self.scaler
+            )
+        except (RuntimeError, MemoryError) as error:
+            if machine.is_out_of_memory(error) and self.size > 1:
+                self.micro_file.write_text(str(-(-self.micro_batch // 2)), "utf-8")
+            raise
+        if used < self.micro_batch:
+            self.micro_batch = used
+            self.micro_file.write_text(str(used), "utf-8")
+            self.log.write("out_of_memory", step=self.at.step, micro_batch=used)
+        return losses, correct
 
-        whole = at.position >= len(train)  # an epoch is done
+    def skip(self) -> None:
+        """Count an update whose loss or gradient was not finite; give up after too many in a row."""
+        self.skips_in_a_row += 1
+        self.at.skipped += 1
+        reason = "loss or gradient is not finite"
+        self.log.write("skipped", step=self.at.step, reason=reason, in_a_row=self.skips_in_a_row)
+        if self.skips_in_a_row < SKIPS_IN_A_ROW * (2 if self.scaler.is_enabled() else 1):
+            return
+        seconds = time.perf_counter() - self.begin
+        self.log.write("end", step=self.at.step, reason="gradient not finite", seconds=seconds)
+        self.log.close()
+        raise Diverged(
+            f"{self.skips_in_a_row} updates in a row had a loss or gradient that is not finite; no weight was changed "
+            f"by them. Lower lr ({self.lr}), or raise warmup_steps; the last checkpoint before them is kept."
+        )
+
+    def write_row(self, rate: float, norm: float, before: list[torch.Tensor]) -> None:
+        """Write a row of the log, about all updates since the last; `before` is what `watched` was an update ago."""
+        at, speed = self.at, self.since.labels / self.since.seconds
+        row = self.since.means(self.bits["train"]) | {
+            "total_steps": self.total_steps,
+            "epoch": at.epoch + at.position / len(self.train),
+            "lr": rate,
+            "grad_norm": norm,
+            "tokens_per_second": speed,
+            "mfu": speed * self.flops / self.fastest,
+            "memory": machine.memory_peak(self.device),
+            "seconds": time.perf_counter() - self.begin,
+            "train_seconds": at.updating,
+            "seconds_left": (self.total_steps - at.step) * at.updating / at.step,
+            "skipped": at.skipped,
+        }
+        if before:
+            row["update_ratio"] = _distance(self.watched, before) / _distance(before)
+        if self.scaler.is_enabled():
+            row["scale"] = self.scaler.get_scale()
+        if (shares := self.alone.expert_shares()) is not None:  # of this process; the others' are alike
+            row["expert_load"] = shares
+        self.log.write("step", step=at.step, **row)
+        self.since = Sums()
+
+    def milestones(self) -> None:
+        """Validate, write a sample, export and save, whatever is due after this update."""
+        at = self.at
+        ends = at.step >= self.total_steps
+        whole = at.position >= len(self.train)
         if whole:
-            at.epoch, at.position = at.epoch + 1, 0
-            order_of_epoch = order(train.lengths, seed, at.epoch)
-            if in_epoch.labels:
-                means = in_epoch.means(bits["train"])
-                log.write("epoch", step=at.step, epoch=at.epoch, **means, seconds=in_epoch.seconds)
-            in_epoch = Sums()
-        milestone = whole and (not max_minutes or time.perf_counter() - saved > PAUSE)
-        validation, better = None, False
-        if not hurry and (ends or stopped or milestone or (eval_step and at.step % eval_step == 0)):
-            validation = validate()
-            better = validation["loss"] < at.best
-            at.best = min(at.best, validation["loss"])
-        if first and not hurry and not sharded and (ends or (sample_step and at.step % sample_step == 0)):
-            log.write("sample", step=at.step, text=sample(model, tok, device))
-        if whole and not max_minutes:  # before the checkpoint: killed in between, the run comes by here again
-            unless_full(lambda: checkpoint.export(folder / f"epoch-{at.epoch}", model, tok, writes=first))
-        if ends or stopped or milestone or better or (checkpoint_step and at.step % checkpoint_step == 0):
-            unless_full(save)
-            saved = time.perf_counter()
+            self.close_epoch()
+        milestone = whole and (not self.max_minutes or time.perf_counter() - self.saved > PAUSE)
+        self.validation, better = None, False
+        if not self.hurry and (ends or self.stopped or milestone or _every(self.eval_step, at.step)):
+            self.validation = self.validate()
+            better = self.validation["loss"] < at.best
+            at.best = min(at.best, self.validation["loss"])
+        sharded = self.size > 1 and self.parallel == "fsdp"
+        if self.rank == 0 and not self.hurry and not sharded and (ends or _every(self.sample_step, at.step)):
+            self.log.write("sample", step=at.step, text=sample(self.model, self.tok, self.device))
+        if whole and not self.max_minutes:  # before the checkpoint: killed in between, the run comes by here again
+            self.unless_full(lambda: self.export(f"epoch-{at.epoch}"))
+        if ends or self.stopped or milestone or better or _every(self.checkpoint_step, at.step):
+            self.unless_full(self.save)
+            self.saved = time.perf_counter()
 
-    speed = at.tokens / at.updating if at.step else 0.0
-    figures = {"steps": at.step, "total_steps": total_steps, "tokens_per_second": round(speed)}
-    figures |= {"mfu": round(speed * flops / fastest, 4), "skipped": at.skipped}
-    if not hurry:
-        validation = validation or validate()
-        names = {"val_loss": "loss", "val_bits_per_char": "bits_per_char", "accuracy": "accuracy"}
-        figures |= {name: validation[found] for name, found in names.items()}
-        checkpoint.export(folder / "final_model", model, tok, writes=first)
-    elapsed = time.perf_counter() - begin
-    reason = "finished" if at.step >= total_steps else "stopped"
-    log.write("end", step=at.step, reason=reason, seconds=elapsed)
-    log.close()
-    return figures | {"seconds": round(elapsed, 1)}
+    def close_epoch(self) -> None:
+        """Begin the next epoch, and write what the last one was."""
+        at = self.at
+        at.epoch, at.position = at.epoch + 1, 0
+        self.order = order(self.train.lengths, self.seed, at.epoch)
+        if self.in_epoch.labels:
+            means = self.in_epoch.means(self.bits["train"])
+            self.log.write("epoch", step=at.step, epoch=at.epoch, **means, seconds=self.in_epoch.seconds)
+        self.in_epoch = Sums()
+
+    def validate(self) -> dict:
+        """Score the validation text, all of it, and write the result."""
+        lap = time.perf_counter()
+        found = evaluate(self.alone, self.val, self.micro_batch, self.precision, self.device)
+        found["bits_per_char"] = found["loss"] * self.bits["val"]
+        self.at.validating = time.perf_counter() - lap
+        self.at.seconds = time.perf_counter() - self.begin
+        self.log.write(
+            "validation", step=self.at.step, **found, seconds=self.at.seconds, train_seconds=self.at.updating
+        )
+        return found
+
+    def restore(self) -> None:
+        """Go to the newest sound checkpoint of this run, if there is one."""
+        if resumed := checkpoint.latest(self.folder / "checkpoints", self.identity):
+            path, state, complaints = resumed
+            checkpoint.restore(path, self.model, self.optimizers)
+            self.scaler.load_state_dict(state["scaler"])
+            self.at = Progress(**state["progress"])
+            self.log.write("resume", step=self.at.step, complaints=complaints)
+
+    def save(self) -> Path:
+        """Write a checkpoint: all that it takes to go on from here as if nothing had happened."""
+        self.at.seconds, self.at.in_epoch = time.perf_counter() - self.begin, vars(self.in_epoch)
+        state = {"progress": asdict(self.at), "scaler": self.scaler.state_dict(), "identity": self.identity}
+        state["val_loss"] = self.validation["loss"] if self.validation else None
+        folder = self.folder / "checkpoints"
+        return checkpoint.save(folder, self.at.step, self.model, self.optimizers, state, writes=self.rank == 0)
+
+    def export(self, name: str) -> None:
+        """Write the model as a plain Hugging Face folder."""
+        checkpoint.export(self.folder / name, self.model, self.tok, writes=self.rank == 0)
+
+    def unless_full(self, write: Callable[[], Path | None]) -> None:
+        """Write something; a full disk must not cost the run: say so, go on, try again next time."""
+        try:
+            if path := write():
+                self.log.write("checkpoint", step=self.at.step, path=path.name)
+        except OSError as error:
+            self.log.write("checkpoint_failed", step=self.at.step, reason=str(error))
+            print(f"step {self.at.step}: not saved ({error}); training goes on", file=sys.stderr)
+        if self.size > 1:
+            dist.barrier()
+
+    def finish(self) -> dict:
+        """Write the final model and return the run's figures; after a signal, without a last validation."""
+        at = self.at
+        speed = at.tokens / at.updating if at.step else 0.0
+        figures = {"steps": at.step, "total_steps": self.total_steps, "tokens_per_second": round(speed)}
+        figures |= {"mfu": round(speed * self.flops / self.fastest, 4), "skipped": at.skipped}
+        if not self.hurry:
+            validation = self.validation or self.validate()
+            names = {"val_loss": "loss", "val_bits_per_char": "bits_per_char", "accuracy": "accuracy"}
+            figures |= {name: validation[found] for name, found in names.items()}
+            self.export("final_model")
+        elapsed = time.perf_counter() - self.begin
+        reason = "finished" if at.step >= self.total_steps else "stopped"
+        self.log.write("end", step=at.step, reason=reason, seconds=elapsed)
+        self.log.close()
+        return figures | {"seconds": round(elapsed, 1)}
+
+
+def _every(steps: int, step: int) -> bool:
+    return steps > 0 and step % steps == 0
+
+
+def fit(model: nn.Module, train: Windows, val: Windows, folder: Path, tok, **settings) -> dict:
+    """Train `model` on `train` and return the run's figures; everything lands in `folder`.
+
+    `settings` are notebook 04's parameters of the same names, with these: `device`, `chars_per_token` (keys train and
+    val; turns nats a token into bits a character), `identity` (a checkpoint of another one is not gone on from) and
+    `stop`, a function that says when to save and end.
+
+    An update takes batch_size × gradient_accumulation × processes windows; an epoch's last update takes what is
+    left. The run has `epochs` whole epochs, or with max_minutes > 0 as many updates as fit. `*_step` are counted in
+    updates, 0 means only at the end of an epoch. Starts from the newest sound checkpoint in `folder/checkpoints` if
+    there is one, exactly where it was taken. A file STOP saves, validates and ends after the update; `stop()` saves
+    and ends. Raises Diverged, and leaves the last checkpoint, when the gradient is not finite SKIPS_IN_A_ROW times.
+    """
+    return _Sitting(model=model, train=train, val=val, folder=folder, tok=tok, **settings).run()

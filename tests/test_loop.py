@@ -9,7 +9,7 @@ import torch
 from tiny import CPU, TOK, Numbers, fit, rows, tiny
 from transformers import AutoModelForCausalLM
 
-from helpers import checkpoint, loop, optim
+from helpers import checkpoint, loop, optim, progress
 from helpers.loss import Loss
 from helpers.tokens import IGNORE, Windows, order
 
@@ -85,7 +85,7 @@ def test_evaluation_scores_each_token_once_without_dropout():
 
 def test_a_spike_is_noticed_and_noise_is_not():
     random = np.random.default_rng(0)
-    spikes = loop.Spikes()
+    spikes = progress.Spikes()
     assert not any(spikes.usual(4 - 0.02 * i + 0.05 * random.standard_normal()) for i in range(60))
     assert spikes.usual(6.0) == pytest.approx(3.3, abs=0.2)
 
