@@ -1,8 +1,8 @@
 """How fast does a small model learn? The book's recipe, and what each change to it is worth.
 
-The same size of model, text, order and seed each time; one thing is added after the other. Every recipe trains for the same
-number of seconds, then all are scored on the whole validation text. At the end the best one gets ever more time until
-it has reached what the book's recipe, and what nanoGPT's settings, reach in the full time.
+The same text, order, seed and size of model each time; one thing is added after the other. Every recipe trains for the
+same number of seconds, then all are scored on the whole validation text. At the end the best one gets ever more time
+until it has reached what the book's recipe, and what nanoGPT's settings, reach in the full time.
 
     python -m benchmarks.recipes --run NAME [--seconds 150] [--n-layer 4 --n-embd 256 --n-ctx 256] [--figure PNG]
 

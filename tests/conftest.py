@@ -1,6 +1,10 @@
 """What every test module gets without asking: a runs folder of its own, so that no test sees the user's runs."""
 
+import os
+
 import pytest
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the Makefile does; read when torch is imported
 
 
 @pytest.fixture(scope="module", autouse=True)
