@@ -598,13 +598,13 @@ def test_memory_that_is_really_out(tmp_path):
 # ---------------------------------------------------------------- 8: a process of several dies
 
 
-def workers() -> dict[int, int]:
-    """Return {rank: process id} of the training processes that this one started."""
+def workers(launcher: int | None = None) -> dict[int, int]:
+    """Return {rank: process id} of the training processes that this one, or another launcher, started."""
     found = {}
     for place in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((place / "stat").read_text("utf-8").rsplit(")", 1)[1].split()[1])
-            if parent == os.getpid() and b"helpers.train" in (place / "cmdline").read_bytes():
+            if parent == (launcher or os.getpid()) and b"helpers.train" in (place / "cmdline").read_bytes():
                 env = (place / "environ").read_bytes().split(b"\0")
                 found[int(next(e for e in env if e.startswith(b"RANK=")).split(b"=")[1])] = int(place.name)
         except (OSError, StopIteration):
@@ -654,6 +654,33 @@ def test_a_killed_process_of_two_costs_nothing_or_ends_the_run(room):
         kill_at(folder, steps // 4)
         assert launch.start(given | {"restarts": 1}).wait()["steps"] == steps
         assert final(folder) == wanted and len(rows(folder, "resume")) == 1
+
+
+@LINUX
+def test_workers_whose_launcher_is_killed_save_and_end(room):
+    """Nobody would ever end them: they notice, save, and leave with nothing running; the next start goes on there."""
+    given = room | dict(epochs=10_000, batch_size=2, devices=2, checkpoint_step=0)
+    folder = paths.room("t", "train")
+    code = f"from helpers import launch; launch.start({given | {'device': 'cpu'}!r}).wait()"
+    launcher = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    try:
+        wait_for(folder, lambda: steps_done(folder) >= 20, 240)
+        found = workers(launcher.pid)
+        assert sorted(found) == [0, 1]
+        launcher.kill()
+        launcher.wait()
+        deadline = time.monotonic() + 60
+        while any(Path(f"/proc/{pid}").exists() for pid in found.values()):
+            assert time.monotonic() < deadline, "a worker goes on without its launcher"
+            time.sleep(0.1)
+    finally:
+        for pid in workers(launcher.pid).values():
+            os.kill(pid, signal.SIGKILL)
+        launcher.kill()
+    reached = rows(folder, "end")[-1]
+    assert reached["reason"] == "stopped"
+    state = json.loads((newest(folder) / "state.json").read_text("utf-8"))
+    assert state["progress"]["step"] == reached["step"] >= 20
 
 
 # ---------------------------------------------------------------- 9: no pickle
