@@ -35,7 +35,7 @@ test: setup  ## unit tests, the six notebooks at a tiny scale, and the committed
 	HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests notebooks --nbval --nbval-current-env \
 		--nbval-sanitize-with tests/nbval.cfg --nbval-cell-timeout 1800 --nbval-kernel-startup-timeout 180
 
-test-faults: setup  ## every fault of training with its full counts: killed, damaged, full, poisoned (about an hour)
+test-faults: setup  ## every fault of training with its full counts: killed, damaged, full, poisoned (about ten minutes)
 	@FAULTS=full HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests/test_checkpoint.py tests/test_faults.py
 
 bench: setup  ## what benchmarks/README.md reports; RUN must have passed notebooks 01 to 03 (about half an hour)
