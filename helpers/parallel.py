@@ -1,14 +1,24 @@
-"""Map a function over shards behind `concurrent.futures.Executor`: in this process or in several.
+"""Map a function over shards behind `concurrent.futures.Executor`: in this process, in several, or on a Dask cluster.
 
 A stage is a function from shard to shard. It does not know who runs it; this module does, and knows nothing of text.
 """
 
 import multiprocessing
+import operator
 import os
+from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
+from itertools import islice
 
 from tqdm.auto import tqdm
+
+IN_FLIGHT = 512  # tasks handed out and not yet collected: what a lazy source has given, and memory holds
+CLUSTER_SECONDS = 10  # how long a scheduler may take to answer
+
+
+class ClusterError(RuntimeError):
+    """The cluster cannot be used; the message says why and what mends it."""
 
 
 class InProcess(Executor):
@@ -23,15 +33,36 @@ class InProcess(Executor):
         return future
 
 
+class _Cluster(Executor):
+    """The executor of a Dask client; leaving `with` closes the connection, and the cluster runs on."""
+
+    def __init__(self, client):
+        self.client, self.pool = client, client.get_executor(pure=False)
+
+    def submit(self, fn: Callable, /, *args, **kwargs) -> Future:
+        return self.pool.submit(fn, *args, **kwargs)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self.pool.shutdown(wait=wait and not cancel_futures)
+        self.client.close()
+
+
 def cores() -> int:
     """Return the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def executor(workers: int = 0) -> Executor:
-    """Return an executor for `workers` processes: 0 means one a core, 1 means in this process. Use it with `with`."""
+def executor(workers: int = 0, cluster: str = "") -> Executor:
+    """Return an executor for `workers` processes: 0 means one a core, 1 means in this process. Use it with `with`.
+
+    With `cluster`, the address of a Dask scheduler ("tcp://machine:8786"), the tasks run on its workers, and `workers`
+    counts for nothing. Those machines must see the same files under the same paths (a shared file system), and have
+    this project installed. Raises ClusterError when nobody answers there or nobody works there.
+    """
     if workers < 0:
         raise ValueError(f"workers is {workers}: give 0 (one a core), 1 (this process), or a number of processes")
+    if cluster:
+        return _connect(cluster)
     workers = workers or cores()
     if workers == 1:
         return InProcess()
@@ -39,16 +70,55 @@ def executor(workers: int = 0) -> Executor:
     return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
 
 
-def map_shards(pool: Executor, function: Callable, items: Iterable, label: str = "") -> list:
+def _connect(address: str) -> Executor:
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise ClusterError('a cluster needs Dask: pip install -e ".[cluster]"') from error
+    try:
+        client = Client(address, timeout=CLUSTER_SECONDS, set_as_default=False)
+    except (OSError, ValueError) as error:  # a timeout is an OSError
+        raise ClusterError(
+            f"no Dask scheduler answers at '{address}' ({type(error).__name__}). Start one: dask scheduler, and on "
+            "each machine: dask worker tcp://machine:8786. Or set cluster to '' to work here"
+        ) from None
+    try:
+        client.wait_for_workers(1, timeout=CLUSTER_SECONDS)
+    except OSError:
+        client.close()
+        raise ClusterError(
+            f"the Dask scheduler at '{address}' has no worker. Start one on each machine: dask worker {address}"
+        ) from None
+    return _Cluster(client)
+
+
+def map_shards(pool: Executor, function: Callable, items: Iterable, label: str = "", total: int | None = None) -> list:
     """Return [function(item) for item in items], in order, with a progress bar named `label` (none if empty).
 
-    There is no bar either where the environment variable HEADLESS says that nobody watches.
+    The bar shows rate and time left; `total` is the number of items, where `items` cannot say it. There is no bar where
+    the environment variable HEADLESS says that nobody watches. `items` may be lazy: only some hundred of them are held.
     """
-    futures = [pool.submit(function, item) for item in items]
-    bar = tqdm(futures, desc=label, unit="shard", disable=not label or bool(os.environ.get("HEADLESS")), leave=False)
-    try:
-        return [future.result() for future in bar]
-    except BaseException:
-        for future in futures:
-            future.cancel()
-        raise
+    quiet = not label or bool(os.environ.get("HEADLESS"))
+    total = operator.length_hint(items) or total
+    source, results, waiting = iter(items), [], deque()
+    with tqdm(total=total, desc=label, unit="shard", disable=quiet, leave=False) as bar:
+        try:
+            waiting.extend(pool.submit(function, item) for item in islice(source, _at_once(pool)))
+            while waiting:
+                results.append(waiting.popleft().result())
+                bar.update()
+                waiting.extend(pool.submit(function, item) for item in islice(source, 1))
+        except BrokenExecutor as error:
+            raise RuntimeError(
+                "a worker process was ended from outside, most often because the memory was full: run this again with "
+                "fewer workers, or on a machine with more memory"
+            ) from error
+        finally:
+            for future in waiting:
+                future.cancel()
+    return results
+
+
+def _at_once(pool: Executor) -> int:
+    """Return how many tasks are handed out: in this process each runs when it is handed out, so one."""
+    return 1 if isinstance(pool, InProcess) else IN_FLIGHT

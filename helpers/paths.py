@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import time
+import uuid
 from importlib import metadata
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def fingerprint(files, base: Path) -> dict[str, str]:
 def write_text(path: Path, text: str) -> None:
     """Write a small text file whole or not at all: beside it, flushed to disk, then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     try:
         with open(beside, "w", encoding="utf-8", newline="") as file:
             file.write(text)

@@ -1,25 +1,33 @@
-"""A file of unknown encoding becomes raw documents: .txt, .json, .jsonl, decoded strictly, a block at a time.
+"""Files of many kinds become raw documents: text, JSON, tables; a piece at a time.
 
-Knows one file; what is kept of its documents, and how they are cleaned, is not decided here.
+Knows what a document is. Where bytes come from is known to `sources`, how they become characters to `encodings`; what
+is kept of a document, and how it is cleaned, is not decided here.
 """
 
-import codecs
+import contextlib
+import csv
+import functools
 import json
 import re
+import string
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from helpers.cleaning import RULES
+from helpers import encodings
+from helpers.encodings import BadFile, Encoding, Source
+from helpers.sources import ARCHIVES, Input, NoDocuments, find_inputs, kind_of, list_archive, open_source, spool
 
-BLOCK_BYTES = 2**20  # read from disk at a time
-HOLD = 1_000_000  # characters of one document held at a time; a longer one is cut anyway
+__all__ = ["BadFile", "FileReport", "How", "Input", "NoDocuments", "find_inputs", "read", "slices"]
+
+MODES = ("auto", "block", "line", "file")
+HOLD = 1_000_000  # characters of one document held at a time; a longer one is cut anyway, at the next line end
+CELL = 2**22  # bytes after which a document of mode "file" is cut at a line end, so that workers can share the file
+LINE = 2**26  # characters of a line or a JSON value; a longer one is no text
+FIELD = 2**24  # characters of a field of a .csv: a quotation mark that is never closed takes all that follows
+ROWS = 256  # of a .parquet at a time
 FIRST_FEW = 3  # of many bad lines, so many are described
-
-
-class BadFile(ValueError):
-    """A file that cannot be used; the message names the byte and the reason."""
 
 
 @dataclass
@@ -42,254 +50,522 @@ class FileReport:
         self.lost[reason] += characters
 
 
-# ---------------------------------------------------------------- encodings
-
-_BOMS = (  # UTF-32 before UTF-16: its mark starts with the other's
-    (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF32_LE, "utf-32-le"),
-    (codecs.BOM_UTF32_BE, "utf-32-be"),
-    (codecs.BOM_UTF16_LE, "utf-16-le"),
-    (codecs.BOM_UTF16_BE, "utf-16-be"),
-)
-_CONTROL = bytes({*range(32), 127} - set(b"\t\n\v\f\r\x1b"))
-_PLAIN = re.compile("[\t\n\r -~\u2010-\u2026\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]")
-_FREQUENT = re.compile("[\n ，。、]")
-
-
 @dataclass(frozen=True)
-class Encoding:
-    """How to read a file: codec name, bytes of the byte order mark to skip, bytes of a cut last character."""
+class How:
+    """How a file's text becomes documents.
 
-    name: str
-    bom: int = 0
-    cut: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.name} with BOM" if self.bom else self.name
-
-
-def find_encoding(path: Path) -> Encoding:
-    """Find a text file's encoding by decoding all of it strictly; memory stays at one block.
-
-    Tried in turn: a byte order mark, UTF-16 without one where that is evident, UTF-8, GB18030 (which contains GBK and
-    GB2312). A last character cut in the middle is allowed. Raises BadFile for bytes that fit none.
+    `document` cuts a .txt: by "block" (between blank lines), "line", "file", or "auto" (block where there is a blank
+    line between text, else file). `text_key` is the key or column of the text in the other formats, or a template over
+    several, "{title}\\n{ask}". `repair` mends mojibake (乱码) where no byte was lost. Raises ValueError.
     """
-    with open(path, "rb") as file:
-        head = file.read(2**16)
-    for mark, name in _BOMS:
-        if head.startswith(mark):
-            return _try(path, Encoding(name, bom=len(mark)))
-    for name in ("utf-16-le", "utf-16-be"):
-        if _evidently(head, name):
-            return _try(path, Encoding(name))
-    if len(head) - len(head.translate(None, _CONTROL)) > max(4, len(head) // 50):
-        at = next(i for i, byte in enumerate(head) if byte in _CONTROL)
-        raise BadFile(f"byte {at:,} is 0x{head[at]:02x}, and many more like it follow: this is binary data, not text")
-    failures = {}
-    for name in ("utf-8", "gb18030"):
-        try:
-            return _try(path, Encoding(name))
-        except BadFile as failure:
-            failures[name] = failure
-    raise BadFile(
-        f"{failures['utf-8']}; {failures['gb18030']}. It is damaged, or two files of different encodings were joined: "
-        "save it as UTF-8 in an editor that shows the whole text rightly"
-    )
+
+    document: str = "auto"
+    text_key: str = "text"
+    repair: bool = False
+
+    def __post_init__(self):
+        if self.document not in MODES:
+            raise ValueError(f"document is '{self.document}': give one of {', '.join(MODES)}")
+        _template(self.text_key)
 
 
-def _try(path: Path, encoding: Encoding) -> Encoding:
-    """Decode the whole file strictly; return the encoding with the length of a cut last character, or raise BadFile."""
-    decoder = codecs.getincrementaldecoder(encoding.name)()
-    with open(path, "rb") as file:
-        at = file.seek(encoding.bom)
-        while block := file.read(BLOCK_BYTES):
-            waiting = len(decoder.getstate()[0])  # the start of a character whose rest is in this block
-            try:
-                decoder.decode(block)
-            except UnicodeDecodeError as error:
-                at += error.start - waiting
-                raise BadFile(_where(path, at, encoding)) from None
-            at += len(block)
-    return Encoding(encoding.name, encoding.bom, len(decoder.getstate()[0]))
+# ---------------------------------------------------------------- slices of a large file
 
 
-def _where(path: Path, at: int, encoding: Encoding) -> str:
-    with open(path, "rb") as file:
-        before = sum(file.read(min(BLOCK_BYTES, at - i)).count(b"\n") for i in range(0, at, BLOCK_BYTES))
-        file.seek(at)
-        found = file.read(2).hex(" ")
-    return f"byte {at:,} (line {before + 1:,}, hex {found}) is not {encoding.name}"
+def slices(item: Input, how: How, max_bytes: int) -> list[Input]:
+    """Cut one large file into inputs of about `max_bytes` that give the same documents, in order; or [item].
 
-
-def _evidently(head: bytes, name: str) -> bool:
-    """Tell whether bytes are UTF-16: nearly all of it everyday characters, blanks or commas among them.
-
-    ASCII read as UTF-16 looks like rare Chinese, but it cannot hold a blank, a line end or a Chinese comma.
+    Cut are .txt and .jsonl that are neither packed nor in an archive, with one encoding, at ends of documents: mode
+    "file" where `read` cuts it anyway, at a line end each CELL bytes. Reads the whole file once. Raises BadFile.
     """
-    text = head[: len(head) // 2 * 2].decode(name, "replace")
-    return len(_PLAIN.findall(text)) > 0.95 * len(text) and len(_FREQUENT.findall(text)) > 0.005 * len(text)
+    kind, packing = kind_of(item.path.name)
+    if item.member or packing or kind not in (".txt", ".jsonl") or item.size <= max_bytes:
+        return [item]
+    encoding = encodings.find_encoding(item.path)
+    mode = _mode(item.path, encoding, how) if kind == ".txt" else ""
+    item = replace(item, encoding=encoding, mode=mode)
+    if encoding.parts:
+        return [item]
+    cuts, at = [0], max_bytes
+    while at < item.size:
+        if mode == "file":
+            at = (at + CELL - 1) // CELL * CELL
+            cut = encodings.line_end(item.path, encoding, at, CELL) if at < item.size else 0
+        elif mode == "block":
+            cut = encodings.blank_line(item.path, encoding, at)
+        else:
+            cut = encodings.line_end(item.path, encoding, max(4, at // 4 * 4), item.size)
+        if cuts[-1] < cut < item.size:
+            cuts.append(cut)
+        elif not cut and mode != "file":
+            break
+        at = max(at, cut) + max_bytes
+    ends = [*cuts[1:], 0]
+    return [
+        replace(item, start=start, stop=stop, size=(stop or item.size) - start)
+        for start, stop in zip(cuts, ends, strict=True)
+    ]
 
 
-_LATIN = re.compile("[\x80-\xff]")
-_MISREAD = re.compile("[锛銆鈥锟鐨鏄鍦]")  # what ，。“的是在 become when UTF-8 is read as GBK; else very rare
+# ---------------------------------------------------------------- raw documents
 
 
-def look(text: str, seen: Counter) -> None:
-    """Count in a raw text what speaks for mojibake (乱码): text that an earlier program read in the wrong encoding."""
-    seen["all"] += len(text)
-    seen["latin"] += len(_LATIN.findall(text))
-    seen["misread"] += len(_MISREAD.findall(text))
-    seen["?"] += text.count("?")
-    seen["？"] += text.count("？")
+def read(item: Input, how: How, report: FileReport) -> Iterator[str]:
+    """Yield the raw documents of an input; fill in the report's encoding, mode, notes and what was unreadable.
+
+    Memory is bounded by a block of the file and a document. Raises BadFile, OSError.
+    """
+    texts = _read(item, how, report)
+    if not how.repair:
+        yield from texts
+        return
+    for text in texts:
+        mended = encodings.repair(text)
+        report.rules["mojibake repaired"] += mended is not None
+        yield text if mended is None else mended
+    report.rules += Counter()  # without a zero
 
 
-def suspicions(seen: Counter, rules: Counter) -> list[str]:
-    """Return in words what the counts of `look` and of `clean` say: mojibake, lost characters; or nothing."""
-    found = []
-    if seen["misread"] > 0.01 * seen["all"]:
-        found.append("looks like mojibake, UTF-8 read as GBK (锛 for a comma)")
-    if seen["latin"] > 0.4 * seen["all"]:
-        found.append("looks like mojibake, Chinese bytes read as Latin-1 (Ö®Ë® and the like)")
-    if seen["?"] > max(0.01 * seen["all"], seen["？"]):
-        found.append(f"{seen['?']:,} '?' beside {seen['？']:,} '？': perhaps characters lost in an earlier conversion")
-    if lost := rules["U+FFFD"]:
-        found.append(f"{lost:,} U+FFFD removed: characters that were lost before this file was made")
-    if private := rules["private-use characters"]:
-        found.append(f"{private:,} private-use characters removed: they mean something only in one font")
-    return found
+def _read(item: Input, how: How, report: FileReport) -> Iterator[str]:
+    kind = kind_of(item.member or item.path.name)[0]
+    if kind in ARCHIVES:
+        list_archive(item, Counter())
+        raise BadFile("this archive changed while it was read: run this room again")
+    report.mode = kind[1:]
+    with contextlib.ExitStack() as stack:
+        source = open_source(item, stack)
+        if kind == ".parquet":
+            report.encoding = "-"
+            yield from _texts_of(_parquet_rows(source, stack, how), "row", how, report)
+            return
+        encoding = item.encoding or encodings.find_encoding(source)
+        report.encoding = str(encoding)
+        begin, end = (0, 0) if item.member else (item.start, item.stop)
+        if not begin:
+            report.notes += encoding.notes()
+        pieces = functools.partial(encodings.blocks, source, encoding, begin, end)
+        if kind == ".txt":
+            report.mode = item.mode or _mode(source, encoding, how)
+            text = pieces(CELL if report.mode == "file" else 0)
+            yield from split_documents(even(text, report.rules), report.mode)
+        elif kind == ".json":
+            yield from _texts_of(_json_items(pieces, encoding, report), "item", how, report)
+        elif kind == ".jsonl":
+            where = f"line (from byte {begin:,})" if begin else "line"
+            yield from _texts_of(_json_lines(pieces()), where, how, report)
+        else:
+            rows = _table_rows(_rows(pieces()), kind, how, report)
+            yield from _texts_of(rows, "row", how, report)
 
 
-_RULE = {name: pattern for name, pattern, _ in RULES}
+# ---------------------------------------------------------------- documents of a .txt
 
 
-# ---------------------------------------------------------------- documents of a file
-
-
-def blocks(path: Path, encoding: Encoding) -> Iterator[str]:
-    """Yield a file's text in pieces as they come from the disk; a cut last character is left out."""
-    decoder = codecs.getincrementaldecoder(encoding.name)()
-    with open(path, "rb") as file:
-        file.seek(encoding.bom)
-        while block := file.read(BLOCK_BYTES):
-            yield decoder.decode(block)
-
-
-def lines(pieces: Iterable[str], end: re.Pattern, counts: Counter) -> Iterator[str]:
-    """Yield lines without their ends; ends that match `end` (\\r\\n, …) count as \\n, and are counted."""
-    held, cr = [], ""
+def even(pieces: Iterable[str], counts: Counter, others: str = "\v\f\x85\u2028\u2029") -> Iterator[str]:
+    """Yield pieces of text in which each line ends in \\n; those that ended otherwise are counted."""
+    cr = ""
     for piece in pieces:
+        mark = not piece
         piece = cr + piece
         cr = "\r" if piece.endswith("\r") else ""  # its \n may stand in the next piece
-        piece, places = end.subn("\n", piece.removesuffix(cr))
+        piece = piece.removesuffix(cr)
+        places = 0
+        if "\r" in piece:
+            places = piece.count("\r")
+            piece = piece.replace("\r\n", "\n").replace("\r", "\n")
+        for end in others:
+            if end in piece:
+                places += piece.count(end)
+                piece = piece.replace(end, "\n")
         if places:
             counts["line ends"] += places
+        if piece or mark:
+            yield piece
+    if cr:
+        counts["line ends"] += 1
+        yield "\n"
+
+
+_GAP = re.compile(r"\n(?:[^\S\n]*\n)+")
+
+
+def split_documents(pieces: Iterable[str], mode: str) -> Iterator[str]:
+    """Yield the documents of a text: each `line`, each `block` between blank lines, or the whole `file`.
+
+    The text comes in pieces, whose borders do not matter, with \\n as line end; in mode `file` an empty piece ends a
+    document. One longer than HOLD characters is cut at the next line end; a line of twice as many, in its middle.
+    """
+    rest = ""
+    for piece in pieces:
+        text = rest + piece
+        if mode == "line":
+            *rows, rest = text.split("\n")
+            for row in rows:
+                if len(row) > HOLD:
+                    yield from (row[at : at + HOLD] for at in range(0, len(row), HOLD) if row[at : at + HOLD].strip())
+                elif row and not row.isspace():
+                    yield row
+            while len(rest) > HOLD:
+                if rest[:HOLD].strip():
+                    yield rest[:HOLD]
+                rest = rest[HOLD:]
+            continue
+        whole, rest = [], text
+        if mode == "block":
+            *whole, rest = _GAP.split(text)
+        elif not piece:
+            whole, rest = [text], ""
+        for document in whole:
+            yield from _held(document)
+        while len(rest := _without_blank_start(rest)) > 2 * HOLD:
+            document, rest = _hold(rest)
+            yield document
+    if mode == "line":
+        if rest.strip():
+            yield rest
+    else:
+        yield from _held(rest)
+
+
+def _held(text: str) -> Iterator[str]:
+    """Yield a document whole, or in pieces if it is too long."""
+    while len(text := _without_blank_start(text)) > HOLD:
+        document, text = _hold(text)
+        yield document
+    if text and not text.isspace():
+        # without blank lines at its end
+        stripped = len(text.rstrip())
+        end = text.find("\n", stripped)
+        yield text if end < 0 else text[:end]
+
+
+def _hold(text: str) -> tuple[str, str]:
+    """Cut a text behind HOLD characters, at a line end if there is one within as many again."""
+    at = text.find("\n", HOLD, 2 * HOLD)
+    if at >= 0:
+        return text[:at], text[at + 1 :]
+    return text[: 2 * HOLD], text[2 * HOLD :]
+
+
+def _without_blank_start(text: str) -> str:
+    if not text[:1].isspace():
+        return text
+    return text[text.rfind("\n", 0, len(text) - len(text.lstrip())) + 1 :]
+
+
+def has_blocks(pieces: Iterable[str]) -> bool:
+    """Tell whether there is a blank line with text before and after it."""
+    seen, blanks = False, ""
+    for piece in pieces:
+        piece = blanks + piece if seen else piece.lstrip()
+        text = piece.rstrip()
+        if _GAP.search(text):
+            return True
+        seen = seen or bool(text)
+        blanks = "\n" * min(2, piece.count("\n", len(text)))
+    return False
+
+
+def _mode(source: Source, encoding: Encoding, how: How) -> str:
+    if how.document != "auto":
+        return how.document
+    return "block" if has_blocks(even(encodings.blocks(source, encoding), Counter())) else "file"
+
+
+# ---------------------------------------------------------------- JSON
+
+
+def _rows(pieces: Iterable[str]) -> Iterator[str]:
+    """Yield lines without their ends. Raises BadFile for one that is no line any more."""
+    held, length = [], 0
+    for piece in even(pieces, Counter(), ""):
         first, *more = piece.split("\n")
         held.append(first)
+        length += len(first)
+        if length > LINE:
+            raise BadFile(f"a line of more than {LINE:,} characters: is it one record a line?")
         if more:
             yield "".join(held)
             yield from more[:-1]
-            held = [more[-1]]
+            held, length = [more[-1]], len(more[-1])
     if "".join(held):
         yield "".join(held)
 
 
-def split_documents(rows: Iterable[str], mode: str) -> Iterator[str]:
-    """Yield the documents of a text's lines: each `line`, each `block` between blank lines, or the whole `file`."""
-    held, length = [], 0
-    for row in rows:
-        if held and (mode == "line" or length > HOLD or (mode == "block" and not row.strip())):
-            yield "\n".join(held)
-            held, length = [], 0
-        if row.strip() or (held and mode == "file"):
-            held.append(row)
-            length += len(row) + 1
-    if held:
-        yield "\n".join(held)
+def _json_lines(pieces: Iterable[str]) -> Iterator[tuple]:
+    return ((number, _loads(row)) for number, row in enumerate(_rows(pieces), 1) if row and not row.isspace())
 
 
-def has_blocks(rows: Iterable[str]) -> bool:
-    """Tell whether there is a blank line with text before and after it."""
-    text, gap = False, False
-    for row in rows:
-        if row.strip():
-            if gap:
-                return True
-            text = True
-        else:
-            gap = text
-    return False
-
-
-def read_file(path: Path, mode: str, json_key: str, report: FileReport) -> Iterator[str]:
-    """Yield a file's raw documents; fill in the report's encoding, mode and notes. Raises BadFile, OSError."""
-    encoding = find_encoding(path)
-    report.encoding = str(encoding)
-    if encoding.cut:
-        at = path.stat().st_size - encoding.cut
-        report.notes.append(f"the last character, at byte {at:,}, is cut in the middle: left out")
-    if path.suffix.lower() == ".txt":
-        any_end = _RULE["line ends"]
-        if mode == "auto":
-            mode = "block" if has_blocks(lines(blocks(path, encoding), any_end, Counter())) else "file"
-        report.mode = mode
-        yield from split_documents(lines(blocks(path, encoding), any_end, report.rules), mode)
-        return
-    report.mode = path.suffix.lower()[1:]
-    if report.mode == "json":
-        text = "".join(blocks(path, encoding))
-        try:
-            items = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            if not str(error).startswith("Extra data"):
-                raise BadFile(_bad_json(error, text, encoding)) from None
-            report.notes.append("not one JSON value but several: read as JSON lines")
-        else:
-            if not isinstance(items, list):
-                raise BadFile(f"a JSON list is expected, of strings or of objects; this is one {_kind(items)}")
-            yield from _texts_of(((i, item) for i, item in enumerate(items, 1)), "item", json_key, report)
-            return
-    numbered = enumerate(lines(blocks(path, encoding), re.compile("\r\n?"), Counter()), 1)
-    yield from _texts_of(((i, _loads(row)) for i, row in numbered if row.strip()), "line", json_key, report)
+_decode = json.JSONDecoder().decode  # as json.loads, without its questions
 
 
 def _loads(row: str):
     try:
-        return json.loads(row)
+        return _decode(row)
     except (ValueError, RecursionError) as error:
         return error
 
 
-def _kind(value) -> str:
+def _json_items(pieces: Callable[[], Iterator[str]], encoding: Encoding, report: FileReport) -> Iterator[tuple]:
+    """Yield (number, value) of a .json: the items of its list, or its lines if it is JSON lines by another name."""
+    text = _Json(pieces, encoding)
+    number = lists = 0
+    while text.next() == "[":
+        lists += 1
+        for item in text.items():
+            number += 1
+            yield number, item
+    if lists > 1:
+        report.notes.append(f"not one JSON list but {lists:,}, one after the other: all were read")
+    if lists and text.next():
+        text.fail("Extra data")
+    if lists:
+        return
+    value = text.value()
+    if not text.next():
+        raise BadFile(f"a JSON list is expected, of strings or of objects; this is one {_type(value)}")
+    report.notes.append("not one JSON value but several: read as JSON lines")
+    yield from _json_lines(pieces())
+
+
+_BLANKS = re.compile("[ \t\n\r]*")
+
+
+class _Json:
+    """A parser of JSON values one after the other, that holds one value at a time."""
+
+    def __init__(self, pieces: Callable[[], Iterator[str]], encoding: Encoding):
+        self.again, self.pieces, self.encoding = pieces, pieces(), encoding
+        self.text, self.at, self.passed = "", 0, 0
+        self.decode = json.JSONDecoder().raw_decode
+
+    def more(self, characters: int = 1) -> bool:
+        """Take so many characters more from the disk; tell whether there were any."""
+        taken = []
+        while characters > 0 and (piece := next(self.pieces, None)) is not None:
+            taken.append(piece)
+            characters -= len(piece)
+        if taken:
+            self.passed, self.text, self.at = self.passed + self.at, self.text[self.at :] + "".join(taken), 0
+        return bool(taken)
+
+    def next(self) -> str:
+        """Skip blanks; return the character that follows, "" at the end."""
+        while True:
+            self.at = _BLANKS.match(self.text, self.at).end()
+            if self.at < len(self.text) or not self.more():
+                return self.text[self.at : self.at + 1]
+
+    def value(self):
+        """Return the value that starts here. Raises BadFile."""
+        while True:
+            self.next()
+            left = len(self.text) - self.at
+            try:
+                value, end = self.decode(self.text, self.at)
+            except json.JSONDecodeError as error:
+                # perhaps only its end is not there yet
+                cut = error.msg.startswith("Unterminated string") or error.pos > len(self.text) - 16
+                place = self.passed + error.pos
+                if not cut or left > LINE or not self.more(left + 1):
+                    self.fail(error.msg, place)
+            except RecursionError:
+                raise BadFile("this JSON is nested too deep") from None
+            except ValueError as error:
+                raise BadFile(f"this JSON: {error}") from None
+            else:
+                if len(self.text) - end < 3 and not isinstance(value, str | list | dict) and self.more(3):
+                    continue  # a number may go on: 1, 1.5, 1e+5
+                self.at = end
+                return value
+
+    def items(self) -> Iterator:
+        """Yield the items of the list that starts here, one at a time."""
+        self.at += 1
+        if self.next() == "]":
+            self.at += 1
+            return
+        while True:
+            yield self.value()
+            mark = self.next()
+            if mark not in (",", "]"):
+                self.fail("Expecting ',' delimiter")
+            self.at += 1
+            if mark == "]":
+                return
+
+    def fail(self, why: str, at: int | None = None) -> None:
+        """Raise BadFile with the place, in characters from the start; its byte is found by reading once more."""
+        left = self.passed + self.at if at is None else at
+        line, column, before = 1, 1, self.encoding.bom
+        for piece in self.again():
+            piece = piece[:left]
+            left -= len(piece)
+            line += piece.count("\n")
+            last = piece.rfind("\n")
+            column = len(piece) - last if last >= 0 else column + len(piece)
+            before += len(piece.encode(self.encoding.name))
+            if not left:
+                break
+        raise BadFile(f"byte {before:,} (line {line:,}, column {column:,}) is not JSON: {why}")
+
+
+def _type(value) -> str:
     return {dict: "object", list: "list", str: "string", type(None): "null", bool: "boolean"}.get(type(value), "number")
 
 
-def _bad_json(error: Exception, text: str, encoding: Encoding) -> str:
-    if not isinstance(error, json.JSONDecodeError):
-        return "this JSON is nested too deep" if isinstance(error, RecursionError) else f"this JSON: {error}"
-    at = encoding.bom + len(text[: error.pos].encode(encoding.name))
-    return f"byte {at:,} (line {error.lineno:,}, column {error.colno:,}) is not JSON: {error.msg}"
+# ---------------------------------------------------------------- tables
 
 
-def _texts_of(items: Iterator[tuple], unit: str, json_key: str, report: FileReport) -> Iterator[str]:
-    """Yield the text of each JSON value: a string, or an object's string (or list of strings) under the key."""
+def _table_rows(rows: Iterator[str], kind: str, how: How, report: FileReport) -> Iterator[tuple]:
+    """Yield (number, {column: field}) of a .csv or .tsv, whose first row names the columns."""
+    csv.field_size_limit(FIELD)
+    wanted = _template(how.text_key)[0]
+    first = next((row for row in rows if row.strip()), "")
+    if not first:
+        return
+    marks = "\t" if kind == ".tsv" else ",;\t"
+    headers = {mark: [name.strip() for name in next(csv.reader([first], delimiter=mark))] for mark in marks}
+    mark = max(marks, key=lambda mark: (set(wanted) <= set(headers[mark]), len(headers[mark]), -marks.index(mark)))
+    header = headers[mark]
+    if missing := [name for name in wanted if name not in header]:
+        raise BadFile(
+            f"no column '{missing[0]}'; the first row of a {kind} names its columns, here: {', '.join(header)[:500]} "
+            "(choose with text_key)"
+        )
+    reader = csv.reader(_lines_for_csv(rows), delimiter=mark)
+    odd, number, before = [], 1, 0
+    try:
+        for number, row in enumerate(reader, 2):
+            if row == [_END]:
+                break
+            if row and _END in row[-1]:
+                raise BadFile(f"a quotation mark opens in row {number:,}, line {before + 2:,}, and none closes it")
+            before = reader.line_num
+            if row:
+                odd += [number] if len(row) != len(header) else []
+                yield number, dict(zip(header, row, strict=False))
+    except csv.Error as error:
+        hint = ": does a quotation mark open in it that none closes?" if "limit" in str(error) else ""
+        raise BadFile(f"row {number + 1:,}, which starts in line {before + 2:,}: {error}{hint}") from None
+    if odd:
+        report.notes.append(f"{len(odd):,} row(s) do not have {len(header)} columns; the first is row {odd[0]:,}")
+
+
+_END = "\0end\0"  # a row of its own, or swallowed by a quotation mark that is never closed
+
+
+def _lines_for_csv(rows: Iterator[str]) -> Iterator[str]:
+    for row in rows:
+        yield f"{row}\n"
+    yield _END
+
+
+def _parquet_rows(source: Source, stack: contextlib.ExitStack, how: How) -> Iterator[tuple]:
+    """Yield (number, {column: value}) of a .parquet, some rows at a time."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise BadFile('reading .parquet needs a library: pip install -e ".[text]"') from None
+    if not isinstance(source, Path):  # its directory is at its end
+        with source() as stream:
+            source = spool(iter(lambda: stream.read(encodings.BLOCK_BYTES), b""), stack)
+    wanted, number = _template(how.text_key)[0], 0
+    try:
+        with parquet.ParquetFile(source, memory_map=False) as file:
+            names = file.schema_arrow.names
+            if missing := [name for name in wanted if name not in names]:
+                raise BadFile(f"no column '{missing[0]}'; there: {', '.join(names)[:500]} (choose with text_key)")
+            for batch in file.iter_batches(batch_size=ROWS, columns=wanted, use_threads=False):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield number, row
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and error.filename:
+            raise
+        raise BadFile(f"this .parquet cannot be read, after row {number:,}: {str(error)[:300]}") from None
+
+
+# ---------------------------------------------------------------- values -> texts
+
+
+@functools.cache
+def _template(text_key: str) -> tuple[list[str], tuple[tuple[str, str], ...]]:
+    """Return the columns that a text is made of, and for a template its pieces: (text before, column or "").
+
+    "{title}\\n{ask}" has braces, so it is a template; anything else is the name of one column. Raises ValueError.
+    """
+    try:
+        parsed = list(string.Formatter().parse(text_key))
+    except ValueError as error:
+        raise ValueError(f"text_key '{text_key}': {error}. Write a template like {{title}}\\n{{ask}}") from None
+    if all(name is None for _, name, _, _ in parsed):
+        return [text_key], ()
+    for _, name, form, conversion in parsed:
+        if name is not None and (not name.strip() or form or conversion or set(name) & set(".[]")):
+            raise ValueError(
+                f"text_key '{text_key}': between braces stands the plain name of a column or key, like {{title}}"
+            )
+    pieces = tuple((before.replace("\\n", "\n"), name or "") for before, name, _, _ in parsed)
+    return list(dict.fromkeys(name for _, name in pieces if name)), pieces
+
+
+def _texts_of(items: Iterable[tuple], unit: str, how: How, report: FileReport) -> Iterator[str]:
+    """Yield the text of each value: a string, or what an object has under the key, or what a template makes of it."""
+    wanted, pieces = _template(how.text_key)
     keys: Counter = Counter()
     problems, count = [], 0
     for number, item in items:
-        text = item.get(json_key) if isinstance(item, dict) else item
-        if isinstance(item, dict) and isinstance(text, list) and text and all(isinstance(row, str) for row in text):
-            text = "\n".join(text)
-        if isinstance(text, str):
-            yield text
+        if isinstance(item, str):
+            yield item
+            continue
+        text, why = None, ""
+        if not isinstance(item, dict):
+            why = f"not JSON, {item}" if isinstance(item, Exception) else f"a {_type(item)}, not a text"
+        elif not pieces:
+            text = _joined(item.get(wanted[0]))
+            why = f"no string under '{wanted[0]}'"
+        elif not any(name in item for name in wanted):
+            why = f"nothing under '{', '.join(wanted)}'"
+        else:
+            text, why = _fill(item, pieces)
+        if text is not None:
+            if text or not pieces:
+                yield text
+            else:
+                report.drop("empty", 0)
             continue
         count += 1
         report.drop("unreadable", 0)
         if isinstance(item, dict):
             keys.update(item.keys())
         if len(problems) < FIRST_FEW:
-            why = f"no string under '{json_key}'" if isinstance(item, dict) else f"a {_kind(item)}, not a text"
-            problems.append(f"{unit} {number:,}: {f'not JSON, {item}' if isinstance(item, Exception) else why}")
+            problems.append(f"{unit} {number:,}: {why}")
     if count:
         more = f", and {count - FIRST_FEW:,} more" if count > FIRST_FEW else ""
         report.notes.append("; ".join(problems) + more)
     if keys:
-        report.notes.append(f"keys there: {', '.join(sorted(map(str, keys))[:8])} (choose one with json_key)")
+        report.notes.append(f"keys there: {', '.join(sorted(map(str, keys))[:8])} (choose one with text_key)")
+
+
+def _joined(value) -> str | None:
+    """Return a string, or a list of strings as lines; None for anything else."""
+    if isinstance(value, list) and value and all(isinstance(row, str) for row in value):
+        return "\n".join(value)
+    return value if isinstance(value, str) else None
+
+
+def _fill(item: dict, pieces: tuple) -> tuple[str | None, str]:
+    """Return a template's text, "" if all its fields are empty; or None and why there is none."""
+    text, some = [], False
+    for before, name in pieces:
+        value = item.get(name) if name else None
+        if isinstance(value, int | float):
+            value = str(value)
+        field_ = "" if value is None or value == [] else _joined(value)
+        if field_ is None:
+            return None, f"a {_type(value)} under '{name}', not a text"
+        some = some or bool(field_.strip())
+        text += [before, field_]
+    return ("".join(text) if some else ""), ""

@@ -5,6 +5,7 @@ Knows the notebooks by name and by their parameters, and nothing of what they do
     python -m helpers.run                                     all six, on the built-in corpus
     python -m helpers.run --run songci --corpus songci.txt    all six, on your own text
     python -m helpers.run train generate -p epochs 3          two of them, with another number of epochs
+    python -m helpers.run verify --run songci                 do all its files still belong together?
 """
 
 import argparse
@@ -25,10 +26,10 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 from papermill.exceptions import PapermillExecutionError
 
-from helpers import paths, report
+from helpers import fetching, paths, report, sources
 
 BUILT_IN = "sample"  # the value of notebook 01's `source` that names no file
-TEXT_FILES = {".txt", ".json", ".jsonl"}  # what notebook 01 reads from a folder
+NOT_MADE = "not made yet"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
@@ -122,12 +123,15 @@ def read_text(text: str, default):
 
 
 def place(source: str, where: str) -> str:
-    """Return a corpus path as an absolute path, for a kernel may work in another folder; `sample` stays."""
-    if source == BUILT_IN:
+    """Return a corpus path as an absolute path, for a kernel may work in another folder.
+
+    What names no file here stays: `sample`, an address, `hf:owner/name`, a corpus known by its name.
+    """
+    if source == BUILT_IN or source in fetching.CORPORA or source.startswith("hf:") or "://" in source:
         return source
-    path = Path(source).expanduser().resolve()
-    if not path.exists():
-        raise Refused(f"{where}: {path} does not exist")
+    path = Path(os.path.abspath(Path(source).expanduser()))
+    if not path.exists() and not any(sign in source for sign in "*?["):
+        raise Refused(f"{where}: {path} does not exist{did_you_mean(source, [BUILT_IN, *fetching.CORPORA])}")
     return str(path)
 
 
@@ -217,10 +221,98 @@ def finished_unchanged(run: str, stage: str, values: dict) -> bool:
     inputs = {paths.run_dir(run) / name: wanted for name, wanted in manifest["inputs"].items()}
     if any(not file.is_file() or paths.sha256(file) != wanted for file, wanted in inputs.items()):
         return False
-    if values.get("source", BUILT_IN) == BUILT_IN:
+    source = values.get("source", BUILT_IN)
+    if not os.path.isabs(source):
         return True
-    found = [file for file in Path(values["source"]).rglob("*") if file.suffix.lower() in TEXT_FILES and file.is_file()]
-    return all(file in inputs for file in found)  # a file put into the corpus folder since then is a change too
+    try:
+        found, _ = sources.find_inputs(source)
+    except sources.NoDocuments:
+        return False
+    return all(item.path in inputs for item in found)  # a file put into the corpus folder since then is a change too
+
+
+# ---- does it all still belong together? ----
+
+
+def verify(run: str) -> list[tuple[str, bool, str]]:
+    """Return for each room of a run its notebook, whether it is as it should be, and that in words.
+
+    Every file is hashed again: what a room wrote, and what it was made from, in the rooms before it and outside.
+    """
+    hashes: dict[Path, str] = {}
+    rows = []
+    for stage, (notebook, _) in paths.STAGES.items():
+        folder = paths.room(run, stage)
+        if not (folder / paths.MANIFEST).is_file():
+            rows.append((notebook, not needed(run, stage), NOT_MADE))
+            continue
+        try:
+            manifest = paths.read_manifest(run, stage)
+        except paths.RoomError as error:
+            rows.append((notebook, False, str(error)))
+            continue
+        problems = [f"{name} since {notebook} wrote it" for name in differing(run, manifest["outputs"], hashes)]
+        problems += [f"{name} since {notebook} read it" for name in differing(run, manifest["inputs"], hashes)]
+        problems += figures_changed(run, stage)
+        if problems:
+            more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
+            mend = f"run notebook {notebook} again, or: python -m helpers.run {stage} --run {run}"
+            rows.append((notebook, False, f"{'; '.join(problems[:3])}{more}: {mend}"))
+        else:
+            counts = f"{len(manifest['outputs'])} files as written, {len(manifest['inputs'])} files as read"
+            rows.append((notebook, True, counts))
+    return rows
+
+
+def needed(run: str, stage: str) -> bool:
+    """Tell whether a room that is there was made from files of this one."""
+    rooms = [paths.room(run, other) / paths.MANIFEST for other in paths.STAGES]
+    start = f'"{paths.STAGES[stage][1]}/'
+    return any(start in manifest.read_text("utf-8", "replace") for manifest in rooms if manifest.is_file())
+
+
+def differing(run: str, names: dict[str, str], hashes: dict[Path, str]) -> list[str]:
+    """Return which of these files (path -> sha256) are missing or have changed; `hashes` remembers what was read."""
+    found = []
+    for name, wanted in names.items():
+        file = paths.run_dir(run) / name
+        if not file.is_file():
+            found.append(f"{name} is missing")
+            continue
+        if file not in hashes:
+            hashes[file] = paths.sha256(file)
+        if hashes[file] != wanted:
+            found.append(f"{name} has changed")
+    return found
+
+
+def figures_changed(run: str, stage: str) -> list[str]:
+    """Return which figures of earlier rooms are not those that this stage found when it ran (see `remember`)."""
+    if not executed_copy(run, stage).is_file():
+        return []  # it was run by hand, in a notebook of its own
+    then = nbformat.read(executed_copy(run, stage), as_version=4).metadata.get("read", {})
+    found = []
+    for earlier, figures in then.items():
+        try:
+            now = paths.read_manifest(run, earlier)["result"]
+        except paths.RoomError:
+            continue  # the line of that room says it
+        names = [name for name in {**figures, **now} if figures.get(name) != now.get(name)]
+        if names:
+            told = ", ".join(f"{name} {figures.get(name)} -> {now.get(name)}" for name in names[:3])
+            found.append(f"{paths.STAGES[earlier][0]} has found other figures since ({told})")
+    return found
+
+
+def print_verdict(run: str) -> int:
+    """Print a line a room, and return the exit code: 0 if all belong together, 1 if not."""
+    rows = verify(run)
+    for notebook, fine, words in rows:
+        word = "NO" if not fine else "-" if words == NOT_MADE else "fits"
+        print(f"{notebook:14}{word:6}{words}", flush=True)
+    off = sum(not fine for _, fine, _ in rows)
+    print(f"{off} of {len(rows)} rooms don't fit: mend them from the top" if off else "all belong together", flush=True)
+    return 1 if off else 0
 
 
 # ---- running ----
@@ -319,11 +411,14 @@ def main(arguments: list[str] | None = None) -> int:
     """Read the command line, run, and return the exit code: 0 done, 1 a notebook failed, 2 refused, 130 stopped."""
     parser = argparse.ArgumentParser(
         prog="python -m helpers.run", description="Run the notebooks in order and write runs/<name>/report.html.",
-        epilog="`refresh [stages…]` instead writes fresh outputs into notebooks/ itself.",
+        epilog="`verify` instead checks that all files of a run still belong together; `refresh [stages…]` writes "
+        "fresh outputs into notebooks/ itself.",
     )  # fmt: skip
     parser.add_argument("stages", nargs="*", help=f"{' '.join(paths.STAGES)}; all six if none is named")
     parser.add_argument("--run", default="sample", metavar="NAME", help="name of the run: the folder under runs/")
-    parser.add_argument("--corpus", metavar="PATH", help="a text file or a folder of them; without it the built-in one")
+    parser.add_argument(
+        "--corpus", metavar="PATH", help="a text file, a folder, a pattern, an address; see notebook 01"
+    )
     parser.add_argument("--preset", metavar="NAME", help="presets/NAME.yaml, or a YAML file")
     parser.add_argument("-p", nargs=2, action="append", default=[], metavar=("PARAMETER", "VALUE"), dest="settings",
                         help="set a parameter in every notebook that has it; may be repeated")  # fmt: skip
@@ -334,6 +429,10 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ["HEADLESS"] = "1"
     os.environ["TQDM_DISABLE"] = "1"
     try:
+        if asked.stages == ["verify"]:
+            if not paths.run_dir(asked.run).is_dir():
+                raise Refused(f"there is no run '{asked.run}' in {paths.runs_dir()}")
+            return print_verdict(asked.run)
         if asked.stages[:1] == ["refresh"]:
             refresh(choose_stages(asked.stages[1:]))
         else:

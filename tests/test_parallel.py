@@ -1,7 +1,11 @@
 """The same shards give the same results, in this process or in several, and errors come through."""
 
 import os
+import signal
+import socket
+import sys
 import time
+from concurrent.futures import Executor, Future
 
 import pytest
 
@@ -24,6 +28,12 @@ def who(_):
 def fail_at_two(x):
     if x == 2:
         raise ValueError("shard 2 is torn")
+    return x
+
+
+def end_at_two(x):
+    if x == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
     return x
 
 
@@ -64,3 +74,84 @@ def test_a_label_shows_progress_and_its_absence_shows_nothing(capfd, monkeypatch
         assert capfd.readouterr() == ("", "")
         parallel.map_shards(pool, square, range(3), label="counting")
     assert "counting" in "".join(capfd.readouterr())
+
+
+def test_a_bar_shows_rate_and_time_left_also_where_the_items_come_one_by_one(capfd, monkeypatch):
+    monkeypatch.delenv("HEADLESS", raising=False)
+    with parallel.executor(1) as pool:
+        assert parallel.map_shards(pool, slow_square, iter(range(3)), label="counting", total=3) == [0, 1, 4]
+    shown = "".join(capfd.readouterr())
+    assert "1/3" in shown and "shard/s" in shown or "s/shard" in shown
+    assert "<00:00" in shown or "<?" in shown
+
+
+class Later(Executor):
+    """An executor whose tasks all wait, and that notes how many of them there are."""
+
+    def __init__(self):
+        self.waiting, self.most = [], 0
+
+    def submit(self, fn, /, *args, **kwargs):
+        outer = self
+
+        class Waiting(Future):
+            def result(self, timeout=None):
+                outer.waiting.remove(self)
+                return fn(*args, **kwargs)
+
+        future = Waiting()
+        self.waiting.append(future)
+        self.most = max(self.most, len(self.waiting))
+        return future
+
+
+def test_a_lazy_source_is_never_held_whole(monkeypatch):
+    monkeypatch.setattr(parallel, "IN_FLIGHT", 7)
+    taken, pool = [], Later()
+
+    def source():
+        for n in range(100):
+            taken.append(n)
+            assert len(pool.waiting) <= 7
+            yield n
+
+    assert parallel.map_shards(pool, square, source()) == [n * n for n in range(100)]
+    assert pool.most == 7 and len(taken) == 100
+    with parallel.executor(1) as here:  # and in this process an item is taken when the one before is done
+        order = []
+        items = (order.append(("taken", n)) or n for n in range(3))
+        parallel.map_shards(here, lambda n: order.append(("done", n)), items)
+    assert order == [(what, n) for n in range(3) for what in ("taken", "done")]
+
+
+def test_a_worker_that_was_killed_is_told_in_words():
+    with parallel.executor(2) as pool, pytest.raises(RuntimeError, match="memory was full.*fewer workers"):
+        parallel.map_shards(pool, end_at_two, range(4))
+
+
+def test_a_cluster_where_nobody_answers_is_told_in_words(monkeypatch):
+    pytest.importorskip("distributed")
+    monkeypatch.setattr(parallel, "CLUSTER_SECONDS", 1)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{closed.getsockname()[1]}"
+        begin = time.monotonic()
+        with pytest.raises(parallel.ClusterError, match="no Dask scheduler answers.*dask scheduler"):
+            parallel.executor(0, address)
+        assert time.monotonic() - begin < 10
+    with pytest.raises(parallel.ClusterError, match="no Dask scheduler answers"):
+        parallel.executor(0, "nonsense://x")
+
+
+def test_a_cluster_without_a_worker_is_told_in_words(monkeypatch):
+    distributed = pytest.importorskip("distributed")
+    monkeypatch.setattr(parallel, "CLUSTER_SECONDS", 1)
+    with distributed.LocalCluster(n_workers=0, processes=False, dashboard_address=None) as cluster:
+        with pytest.raises(parallel.ClusterError, match="has no worker"):
+            parallel.executor(0, cluster.scheduler_address)
+
+
+def test_without_dask_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(parallel.ClusterError, match=r"\[cluster\]"):
+        parallel.executor(0, "tcp://127.0.0.1:1")

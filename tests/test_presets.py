@@ -42,7 +42,7 @@ def test_all_the_source_systems_are_there():
                      seed=1234, max_grad_norm=1.0, schedule="linear", packing="documents")),
         ("minimind", dict(architecture="llama", lr=5e-4, gradient_accumulation=8, epochs=1, batch_size=32, n_ctx=512,
                           n_embd=512, n_layer=8, schedule="cosine", final_lr_fraction=0.1, warmup_steps=0,
-                          precision="bf16", json_key="text")),
+                          precision="bf16", text_key="text")),
         ("minimind-moe", dict(architecture="moe", n_experts=4, experts_per_token=1, aux_loss_coef=5e-4, lr=5e-4)),
         ("poems", dict(lr=2e-5, schedule="cosine", final_lr_fraction=0.0, epochs=1, batch_size=16, n_ctx=512,
                        document="line", packing="documents")),
@@ -79,8 +79,8 @@ def texts(document: str) -> list[str]:
 def write_corpus(folder, settings: dict) -> None:
     """Write the texts as the preset expects them: a .txt, a poem a line, or JSONL."""
     found = texts(settings.get("document", "auto"))
-    if "json_key" in settings:
-        rows = (json.dumps({settings["json_key"]: text}, ensure_ascii=False) for text in found)
+    if "text_key" in settings:
+        rows = (json.dumps({settings["text_key"]: text}, ensure_ascii=False) for text in found)
         (folder / "text.jsonl").write_text("\n".join(rows), "utf-8")
     else:
         blank = "\n" if settings.get("document") == "line" else "\n\n"
@@ -96,7 +96,7 @@ def train_preset(preset: str, tmp_path, pretrained: str = "", **changes) -> tupl
     sections = run.read_preset(preset)
     part = sections.get("corpus", {})
     write_corpus(tmp_path, part)
-    names = ("document", "json_key", "min_length", "max_length")
+    names = ("document", "text_key", "min_length", "max_length")
     report = corpus.build("t", str(tmp_path), val_fraction=0.1, workers=1, **{n: part[n] for n in names if n in part})
     assert report.documents > 30
 

@@ -1,0 +1,218 @@
+"""Rooms 01 to 03 at size: cleaning, splitting, segmenting, encoding, and the memory they take.
+
+    python -m benchmarks.corpus [--mb 1000] [--workers 2] [--text FILE] [--quick]
+
+The text of the built-in corpus, or of a .txt or .jsonl of your own, is repeated until it fills so many MB, half of it
+as .jsonl and half as .txt with blank lines; a number in each document makes it one of its kind, so that none is dropped
+as a duplicate. Then in turn: `corpus.build` from the files to the split, thulac in one process and in several on the
+same fresh text, and `tokens.write_shards` from documents to token shards, with a word list that thulac made of a
+sample. Speeds are end to end: the start of the processes and all reading and writing count. thulac's count from its
+second call on, for its start takes seconds.
+
+Memory is what all processes of the stage hold together, looked up ten times a second; pages they share are counted once
+(PSS; Linux only). The stages run in a temporary folder, which needs about five times the size of the text.
+"""
+
+import argparse
+import itertools
+import json
+import multiprocessing
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from helpers import corpus, parallel, paths, sample_corpus
+
+MIB = 2**20
+AIMS = {
+    "clean_and_split_mb_per_second": 20,
+    "encode_million_characters_per_second": 4,
+    "peak_mib": 1024,
+    "thulac_times_one_process": 1.8,
+    "encode_times_thulac": 30,
+}
+AT_MOST = {"peak_mib"}  # the others are aims to reach or pass
+RUN = "benchmark"
+
+
+class Memory:
+    """The most memory that this process and its children held while the `with` block ran, in MiB; 0 off Linux."""
+
+    def __enter__(self):
+        self.peak, self.done = 0, threading.Event()
+        self.thread = threading.Thread(target=self._watch, daemon=True)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.done.set()
+        self.thread.join()
+
+    def _watch(self) -> None:
+        while not self.done.wait(0.1):
+            self.peak = max(self.peak, sum(map(held, family(os.getpid()))) // MIB)
+
+
+def family(process: int) -> Iterator[int]:
+    """Yield a process and all its descendants."""
+    yield process
+    for task in Path(f"/proc/{process}/task").glob("*/children"):
+        try:
+            children = task.read_text().split()
+        except OSError:
+            continue  # it ended while we looked
+        for child in children:
+            yield from family(int(child))
+
+
+def held(process: int) -> int:
+    """Return the bytes of memory of one process; a page that n processes share counts 1/n for each of them."""
+    try:
+        rows = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0  # it ended while we looked, or this is no Linux
+    return sum(int(row.split()[1]) * 1024 for row in rows if row.startswith("Pss:"))
+
+
+def documents(text: str | None) -> Iterator[str]:
+    """Yield documents without end, no two of them equal."""
+    if text:
+        one = [row for row in Path(text).read_text("utf-8").splitlines() if row.strip()]
+        one = [json.loads(row)["text"] for row in one] if text.endswith("l") else one
+    else:
+        one = [document.text for document in sample_corpus.documents()]
+    for number in itertools.count():
+        for part in one:
+            middle = len(part) // 2
+            yield f"{part[:middle]}{number}{part[middle:]}"
+
+
+def write_raw(folder: Path, text: str | None, size: int) -> int:
+    """Write `size` bytes of raw text as a .jsonl and a .txt; return how many documents they hold."""
+    source, count = documents(text), 0
+    folder.mkdir()
+    for name in ("a.jsonl", "b.txt"):
+        with open(folder / name, "wb") as file:
+            while file.tell() < size // 2:
+                document = next(source)
+                row = json.dumps({"text": document}, ensure_ascii=False) if name == "a.jsonl" else document + "\n"
+                file.write(f"{row}\n".encode())
+                count += 1
+    return count
+
+
+def clean_and_split(raw: Path, workers: int) -> dict:
+    """Build the corpus, and return its figures."""
+    size = sum(file.stat().st_size for file in raw.iterdir())
+    with Memory() as memory:
+        begin = time.perf_counter()
+        report = corpus.build(RUN, str(raw), workers=workers)
+        seconds = time.perf_counter() - begin
+    paths.write_manifest(RUN, "corpus", parameters={}, inputs=[], outputs=[], result=report.result())
+    return {
+        "input_mb": round(size / 1e6),
+        "documents": report.documents,
+        "characters": report.characters,
+        "dropped": sum(report.dropped.values()),
+        "clean_and_split_seconds": round(seconds, 1),
+        "clean_and_split_mb_per_second": round(size / 1e6 / seconds, 1),
+        "clean_and_split_peak_mib": memory.peak,
+    }
+
+
+def segment(characters: int, workers: int) -> tuple[dict, dict]:
+    """Segment fresh text with one process and with several, turn by turn; return figures and the words counted."""
+    from helpers import vocab  # here: each worker imports what stands at the top of this file
+
+    texts = vocab.take(corpus.texts(RUN, "train"), (2 * workers + 4) * characters)
+    size = max(1, len(texts) // (2 * workers + 4))
+    warm, *rest = (texts[at : at + 2 * size] for at in range(0, len(texts), 2 * size))
+    speeds: dict[int, list[float]] = {1: [], workers: []}
+    words = {}
+    with parallel.executor(1) as one, parallel.executor(workers) as several:
+        for pool in (one, several):  # thulac's own start, in each process
+            words = vocab.count_words(warm, pool)
+        for (count, pool), some in zip(itertools.cycle([(1, one), (workers, several)]), rest, strict=False):
+            begin = time.perf_counter()
+            vocab.count_words(some, pool)
+            speeds[count].append(sum(map(len, some)) / (time.perf_counter() - begin))
+    alone, together = (max(speeds[count]) for count in (1, workers))
+    return {
+        "thulac_characters_per_second": round(alone),
+        "thulac_characters_per_second_together": round(together),
+        "thulac_times_one_process": round(together / alone, 2),
+    }, words
+
+
+def encode(words: dict, workers: int) -> dict:
+    """Make a tokenizer of the words, encode the corpus to shards, and return figures."""
+    from helpers import tokenizer, tokens, vocab
+
+    folder = paths.room(RUN, "vocab")
+    tok = tokenizer.build(vocab.choose_words(words, 50_000), sorted({c for word in words for c in word}))
+    tok.save_pretrained(folder)
+    with Memory() as memory:
+        begin = time.perf_counter()
+        shards = tokens.write_shards(RUN, num_pieces=8, workers=workers)
+        seconds = time.perf_counter() - begin
+    characters = sum(shard["characters"] for split in shards.values() for shard in split)
+    return {
+        "vocab_size": len(tok),
+        "tokens": sum(shard["tokens"] for split in shards.values() for shard in split),
+        "encode_seconds": round(seconds, 1),
+        "encode_million_characters_per_second": round(characters / seconds / 1e6, 2),
+        "encode_peak_mib": memory.peak,
+    }
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.corpus", description=__doc__.splitlines()[0])
+    parser.add_argument("--mb", type=int, default=1000, help="size of the raw text (default 1000)")
+    parser.add_argument("--workers", type=int, default=2, help="processes (default 2)")
+    parser.add_argument("--text", help="a .txt, a document a line, or a .jsonl to repeat; default: the built-in corpus")
+    parser.add_argument("--quick", action="store_true", help="10 MB, to see that it runs; no aims")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure, print a table, and print one JSON line."""
+    options = arguments()
+    folder = Path(tempfile.mkdtemp(prefix="corpus-"))
+    os.environ |= {"RUNS_DIR": str(folder / "runs"), "HEADLESS": "1"}
+    try:
+        begin = time.perf_counter()
+        write_raw(folder / "raw", options.text, (10 if options.quick else options.mb) * 10**6)
+        print(f"raw text written in {time.perf_counter() - begin:.0f} s", flush=True)
+        figures = clean_and_split(folder / "raw", options.workers)
+        # in a process of its own, which takes thulac's memory with it when it ends
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as alone:
+            size = 20_000 if options.quick else 100_000
+            segmented, words = alone.submit(segment, size, options.workers).result()
+        figures |= segmented | encode(words, options.workers)
+    finally:
+        shutil.rmtree(folder)
+    figures["peak_mib"] = max(figures["clean_and_split_peak_mib"], figures["encode_peak_mib"])
+    figures["encode_times_thulac"] = round(
+        figures["encode_million_characters_per_second"] * 1e6 / figures["thulac_characters_per_second_together"], 1
+    )
+    for name, value in figures.items():
+        print(f"{name:42} {value:>14,}")
+    met = {
+        name: {"value": figures[name], "aim": aim, "met": (figures[name] <= aim) == (name in AT_MOST)}
+        for name, aim in ({} if options.quick else AIMS).items()
+    }
+    from helpers import machine
+
+    device = machine.pick_device("cpu")
+    result = {"benchmark": "corpus", "machine": machine.describe(device), "figures": figures, "aims": met}
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
