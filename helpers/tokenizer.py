@@ -1,8 +1,8 @@
-"""A word list, or the vocabulary of a pretrained model, becomes a Hugging Face fast tokenizer; text to ids and back.
+"""Words, characters, merges or bytes, or a pretrained model's vocabulary, become a Hugging Face fast tokenizer.
 
-Ours cuts any text without loss and without thulac. The model is a Unigram (Kudo 2018, "Subword Regularization"): each
-piece has a score, its log frequency, and a text is cut into the pieces whose scores add up highest. Characters nobody
-has seen are spelled as UTF-8 bytes.
+And text becomes ids, and ids text. Ours cut any text without loss and without thulac: what they have not seen they
+spell as UTF-8 bytes. Words and characters are the pieces of a Unigram model (Kudo 2018, "Subword Regularization"): each
+has a score, its log frequency, and a text is cut into the pieces whose scores add up highest.
 """
 
 import json
@@ -10,24 +10,28 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tokenizers import Regex, Tokenizer, decoders, models, processors
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import cached_file
 
 from helpers import paths
 
+KINDS = ("words", "characters", "bpe", "bytes")
 SPECIAL_TOKENS = ["[SEP]", "[CLS]", "[MASK]", "[PAD]", "[UNK]"]  # ids 0-4, names as in the book
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 _ASCII = ["\t", "\n", "\r", *map(chr, range(32, 127))]
 # Pieces are matched in plain text. With this score neither "[CLS]" nor "<0x41>" in a user's text ever beats the
 # same text letter by letter: 1e4 is more than any six letters cost together.
 _NEVER = -1e4
+_NAMES = {"bos_token": "[MASK]", "eos_token": "[CLS]", "pad_token": "[PAD]", "unk_token": "[UNK]", "sep_token": "[SEP]"}
+# a merge never holds a blank, a mark or a sign: so "，我" is no piece, and none is called "[CLS]" or "<0x41>"
+_RUNS = r"[^\s\p{P}\p{S}]+|[\s\p{P}\p{S}]"
 # what is written without blanks: Chinese and Japanese characters, their punctuation, full-width forms
 _NO_BLANKS = r"\p{Han}\p{Hiragana}\p{Katakana}\x{3000}-\x{303F}\x{FF00}-\x{FFEF}"
 
 
 def build(words: dict[str, int], characters: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Make the tokenizer of a word list: ids 0-4 special tokens, then the words, characters, and bytes.
+    """Make the tokenizer "words", of a word list: ids 0-4 special tokens, then the words, characters, and bytes.
 
     `words` maps a word to its count, in the order of the ids; `characters` are those seen in training.
     A character that is no word of the list scores like a word seen once. Document start is bos (`[MASK]`),
@@ -41,11 +45,51 @@ def build(words: dict[str, int], characters: Iterable[str]) -> PreTrainedTokeniz
         scores.setdefault(character, math.log(1 / total))
     scores |= dict.fromkeys(_BYTES, _NEVER)
 
-    unigram = models.Unigram(list(scores.items()), unk_id=SPECIAL_TOKENS.index("[UNK]"), byte_fallback=True)
-    backend = Tokenizer(unigram)
+    return _ours(models.Unigram(list(scores.items()), unk_id=SPECIAL_TOKENS.index("[UNK]"), byte_fallback=True))
+
+
+def build_characters(counts: dict[str, int]) -> PreTrainedTokenizerFast:
+    """Make the tokenizer "characters": each character that was seen is a token, commonest first, then ASCII and bytes.
+
+    `counts` says how often each was seen (`vocab.characters`).
+    """
+    return build(dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))), ())
+
+
+def build_bpe(texts: Iterable[str], vocab_size: int, min_count: int = 1) -> PreTrainedTokenizerFast:
+    """Make the tokenizer "bpe": the commonest pair of neighbours becomes one token, again and again (Sennrich 2016).
+
+    It has at most `vocab_size` tokens, special tokens, bytes, ASCII and every character seen among them; these stay
+    even if they are more. A pair seen less than `min_count` times is not merged. No merge crosses a blank, a
+    punctuation mark or a sign. The same texts give the same tokenizer.
+    """
+    learner = Tokenizer(models.BPE())
+    learner.pre_tokenizer = pre_tokenizers.Split(Regex(_RUNS), "isolated")
+    room = max(0, vocab_size - len(SPECIAL_TOKENS) - len(_BYTES))
+    trainer = trainers.BpeTrainer(
+        vocab_size=room, min_frequency=min_count, initial_alphabet=_ASCII, special_tokens=[], show_progress=False
+    )
+    learner.train_from_iterator(texts, trainer)
+    learnt = json.loads(learner.to_str())["model"]
+    # sorted by id: the alphabet, then the merges in the order in which they are made
+    return _bpe(sorted(learnt["vocab"], key=learnt["vocab"].get), [tuple(pair) for pair in learnt["merges"]])
+
+
+def build_bytes() -> PreTrainedTokenizerFast:
+    """Make the tokenizer "bytes": the special tokens, and the 256 bytes of which UTF-8 spells any text."""
+    return _bpe([], [])
+
+
+def _bpe(pieces: list[str], merges: list[tuple[str, str]]) -> PreTrainedTokenizerFast:
+    ids = {piece: i for i, piece in enumerate([*SPECIAL_TOKENS, *pieces, *_BYTES])}
+    # without the learner's cut into runs: it costs half of the time, and as no merge crosses it, changes no token
+    return _ours(models.BPE(vocab=ids, merges=merges, unk_token="[UNK]", byte_fallback=True))
+
+
+def _ours(model) -> PreTrainedTokenizerFast:
+    backend = Tokenizer(model)
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    names = {"bos_token": "[MASK]", "eos_token": "[CLS]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
-    return _wrap(backend, names | {"sep_token": "[SEP]"})
+    return _wrap(backend, _NAMES)
 
 
 def _wrap(backend: Tokenizer, special_tokens: dict) -> PreTrainedTokenizerFast:
@@ -179,5 +223,5 @@ def listed(tokenizer: PreTrainedTokenizerFast) -> list[str]:
 
 
 def scores(tokenizer: PreTrainedTokenizerFast) -> dict[str, float]:
-    """Return the score of every piece: a word's log frequency in nats."""
+    """Return the score of every piece of "words" or "characters": its log frequency in nats."""
     return dict(json.loads(tokenizer.backend_tokenizer.to_str())["model"]["vocab"])

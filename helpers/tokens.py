@@ -7,42 +7,49 @@ are one stream of tokens that is mapped into memory and never loaded. Knows noth
 
 import copy
 import json
-import math
+import shutil
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from helpers import parallel, paths, tokenizer
 
+if TYPE_CHECKING:
+    import torch
+
+_PART_BYTES = 2**22  # of corpus files that a worker encodes at a time: half a second, whatever their number
+_PARTS_EACH = 4  # a worker that has fewer is not started: it would take longer than the work
+_BATCH = 1000  # documents that the tokenizer gets at once
 IGNORE = -100  # the label of a position that has no answer; torch's cross-entropy skips it
 
 
 # ---------------------------------------------------------------- writing shards
 
 
-def cut_points(files: list[Path], pieces: int) -> list[list[tuple[Path, int, int]]]:
-    """Divide JSONL files into at most `pieces` runs of whole lines with about equal bytes.
+def cut_points(files: list[Path], size: int) -> list[list[tuple[Path, int, int]]]:
+    """Divide JSONL files into runs of whole lines of about `size` bytes each.
 
-    Returns one list of (file, first byte, byte after the last) for each piece.
+    Returns one list of (file, first byte, byte after the last) for each run.
     """
-    total = sum(file.stat().st_size for file in files)
     spans: list[list[tuple[Path, int, int]]] = [[]]
-    done = 0
+    held = 0
     for file in files:
         start = position = 0
         with open(file, "rb") as lines:
             for line in lines:
-                position += len(line)
-                if done + position >= total * len(spans) / pieces and len(spans) < pieces:
-                    spans[-1].append((file, start, position))
+                if held >= size:
+                    if position > start:
+                        spans[-1].append((file, start, position))
                     spans.append([])
-                    start = position
+                    start, held = position, 0
+                position += len(line)
+                held += len(line)
         if position > start:
             spans[-1].append((file, start, position))
-        done += position
     return [span for span in spans if span]
 
 
@@ -54,66 +61,92 @@ def _texts(span: list[tuple[Path, int, int]]) -> Iterator[str]:
                 yield json.loads(lines.readline())["text"]
 
 
+def _documents(tok, texts: list[str], dtype: str) -> list[np.ndarray]:
+    start, end = tok.bos_token_id, tok.eos_token_id
+    return [np.array([start, *ids, end], dtype) for ids in tokenizer.encode_batch(tok, texts)]
+
+
 _load_once = lru_cache(maxsize=1)(tokenizer.load)
 
 
-def write_shard(task: tuple[list, Path, Path, str]) -> dict:
-    """Encode one piece of the corpus into one shard; `task` is (span, tokenizer folder, file to write, dtype).
+def encode_part(task: tuple[list, Path, Path, str]) -> None:
+    """Encode one run of the corpus's lines into a part; `task` is (span, tokenizer folder, file to write, dtype).
 
-    A document is `[MASK] ids… [CLS]`: a start, its text, an end. Returns the shard's documents, tokens, characters.
+    A document is `[MASK] ids… [CLS]`: a start, its text, an end. Beside the part lies the length of each of its
+    documents, in tokens and in characters: (2, documents).
     """
     span, folder, file, dtype = task
     tok = _load_once(folder)
-    offsets, tokens, characters = [], 0, 0
+    texts, lengths = _texts(span), []
     with open(file, "wb") as out:
-        batch: list[str] = []
-
-        def flush() -> None:
-            nonlocal tokens
-            for ids in tokenizer.encode_batch(tok, batch):
-                offsets.append(tokens)
-                document = np.array([tok.bos_token_id, *ids, tok.eos_token_id], dtype)
-                document.tofile(out)
-                tokens += len(document)
-            batch.clear()
-
-        for text in _texts(span):
-            batch.append(text)
-            characters += len(text)
-            if len(batch) == 1000:
-                flush()
-        flush()
-    np.save(file.with_suffix(".offsets.npy"), np.array(offsets, np.int64))
-    return {"documents": len(offsets), "tokens": tokens, "characters": characters}
+        while batch := list(islice(texts, _BATCH)):
+            rows = _documents(tok, batch, dtype)
+            np.concatenate(rows).tofile(out)
+            lengths += zip(map(len, rows), map(len, batch), strict=True)
+    np.save(file.with_suffix(".npy"), np.array(lengths, np.int64).reshape(-1, 2).T)
 
 
-def write_shards(run: str, num_pieces: int, workers: int = 0) -> dict[str, list[dict]]:
+def write_shards(run: str, num_pieces: int, workers: int = 0, cluster: str = "") -> dict[str, list[dict]]:
     """Encode both splits of a run's corpus into `tokens/`, `num_pieces` shards for training, validation in proportion.
 
-    Returns {"train": [facts of each shard], "val": [...]}. Shards of an earlier run are removed first.
+    Shards hold whole documents, and as equal numbers of tokens as these allow. Returns {"train": [facts of each
+    shard], "val": [...]}. Their bytes do not depend on `workers` or `cluster` (see `parallel.executor`). Shards of an
+    earlier run are removed first.
     """
     if num_pieces < 1:
         raise ValueError(f"num_pieces is {num_pieces}: at least one shard is needed")
     folder = paths.room(run, "tokenize")
-    folder.mkdir(parents=True, exist_ok=True)
+    parts = folder / "parts"
+    shutil.rmtree(parts, ignore_errors=True)
+    parts.mkdir(parents=True)
     for old in [*folder.glob("*.bin"), *folder.glob("*.offsets.npy")]:
         old.unlink()
     vocab = paths.room(run, "vocab")
     dtype = dtype_for(len(tokenizer.load(vocab)))
     files = {split: paths.shards(run, "corpus", split, ".jsonl") for split in ("train", "val")}
-    size = {split: sum(file.stat().st_size for file in files[split]) for split in files}
-    pieces = {"train": num_pieces, "val": max(1, round(num_pieces * size["val"] / max(1, size["train"])))}
     tasks = [
-        (span, vocab, folder / f"{split}-{i:05d}.bin", dtype)
+        (span, vocab, parts / f"{split}-{i:06d}.bin", dtype)
         for split in files
-        for i, span in enumerate(cut_points(files[split], pieces[split]))
+        for i, span in enumerate(cut_points(files[split], _PART_BYTES))
     ]
-    with parallel.executor(min(workers or parallel.cores(), len(tasks))) as pool:
-        facts = parallel.map_shards(pool, write_shard, tasks, label="tokenize")
-    shards: dict[str, list[dict]] = {"train": [], "val": []}
-    for (_, _, file, _), fact in zip(tasks, facts, strict=True):
-        shards[file.name.split("-")[0]].append({"file": file.name, **fact})
-    return shards
+    try:
+        with parallel.executor(min(workers or parallel.cores(), len(tasks) // _PARTS_EACH or 1), cluster) as pool:
+            parallel.map_shards(pool, encode_part, tasks, label="tokenize")
+        encoded = {split: sorted(parts.glob(f"{split}-*.bin")) for split in files}
+        sizes = {split: sum(file.stat().st_size for file in encoded[split]) for split in files}
+        pieces = {"train": num_pieces, "val": max(1, round(num_pieces * sizes["val"] / max(1, sizes["train"])))}
+        return {split: _join(encoded[split], folder, split, pieces[split], np.dtype(dtype)) for split in files}
+    finally:
+        shutil.rmtree(parts)
+
+
+def _join(parts: list[Path], folder: Path, split: str, pieces: int, dtype: np.dtype) -> list[dict]:
+    """Write the documents of all parts, in order, into at most `pieces` shards; return the facts of each."""
+    total = sum(part.stat().st_size for part in parts) // dtype.itemsize
+    shards, done = [], 0
+    for part in parts:
+        ids, lengths = np.memmap(part, dtype, "r"), np.load(part.with_suffix(".npy"))
+        ends = np.cumsum(lengths[0])
+        # a document belongs to the shard in which its middle falls: so no shard is off by more than a document
+        shard_of = np.minimum((done + ends - lengths[0] / 2) * pieces / total, pieces - 1).astype(np.int64)
+        for shard in np.unique(shard_of):
+            if not shards or shards[-1]["number"] != shard:
+                shards.append({"number": int(shard), "tokens": 0, "characters": 0, "offsets": []})
+            fact, chosen = shards[-1], shard_of == shard
+            tokens, first = lengths[0][chosen], int((ends - lengths[0])[chosen][0])
+            with open(folder / f"{split}-{len(shards) - 1:05d}.bin", "ab") as out:
+                ids[first : first + int(tokens.sum())].tofile(out)
+            fact["offsets"].append(fact["tokens"] + np.cumsum(tokens) - tokens)
+            fact["tokens"] += int(tokens.sum())
+            fact["characters"] += int(lengths[1][chosen].sum())
+        done += len(ids)
+        part.unlink()  # the disk holds each token once
+    facts = []
+    for i, fact in enumerate(shards):
+        offsets, file = np.concatenate(fact["offsets"]), folder / f"{split}-{i:05d}.bin"
+        np.save(file.with_suffix(".offsets.npy"), offsets)
+        facts.append({"file": file.name, "documents": len(offsets)} | {k: fact[k] for k in ("tokens", "characters")})
+    return facts
 
 
 def dtype_for(vocab_size: int) -> str:
@@ -124,17 +157,13 @@ def dtype_for(vocab_size: int) -> str:
 # ---------------------------------------------------------------- reading them
 
 
-class TokenStream:
-    """All shards of one split as one read-only sequence of ids, mapped from disk."""
+class Stream:
+    """Several arrays of ids, one after the other, as one read-only sequence; `offsets` says where documents start."""
 
-    def __init__(self, run: str, split: str, dtype: str):
-        files = paths.shards(run, "tokenize", split, ".bin")
-        if not files:
-            raise paths.RoomError(f"run '{run}' has no {split} shards: run notebook 03_tokenize first")
-        self.shards = [np.memmap(file, dtype, "r") for file in files]
-        self.starts = np.cumsum([0] + [len(shard) for shard in self.shards])  # where each shard begins in the stream
-        within = [np.load(file.with_suffix(".offsets.npy")) for file in files]
-        self.documents = np.concatenate([start + at for start, at in zip(self.starts, within, strict=False)])
+    def __init__(self, shards: list[np.ndarray], offsets: list[np.ndarray]):
+        self.shards = shards
+        self.starts = np.cumsum([0] + [len(shard) for shard in shards])  # where each shard begins in the stream
+        self.documents = np.concatenate([start + at for start, at in zip(self.starts, offsets, strict=False)])
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -149,6 +178,24 @@ class TokenStream:
             parts.append(self.shards[shard][start - self.starts[shard] : end - self.starts[shard]])
             start, shard = end, shard + 1
         return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)
+
+
+class TokenStream(Stream):
+    """All shards of one split of a run, mapped from disk and never loaded."""
+
+    def __init__(self, run: str, split: str, dtype: str):
+        files = paths.shards(run, "tokenize", split, ".bin")
+        if not files:
+            raise paths.RoomError(f"run '{run}' has no {split} shards: run notebook 03_tokenize first")
+        within = [np.load(file.with_suffix(".offsets.npy")) for file in files]
+        super().__init__([np.memmap(file, dtype, "r") for file in files], within)
+
+
+def encode_texts(tok, texts: list[str]) -> Stream:
+    """Encode a few documents, as a shard holds them, into memory: to try a tokenizer out."""
+    rows = _documents(tok, texts, dtype_for(len(tok)))
+    lengths = np.array([len(row) for row in rows])
+    return Stream([np.concatenate(rows)], [np.cumsum(lengths) - lengths])
 
 
 def choose_packing(packing: str, stream: TokenStream, n_ctx: int) -> str:
@@ -213,8 +260,10 @@ class Windows:
         labels[: self.skip[index]] = IGNORE
         return inputs, labels
 
-    def batch(self, indices) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch(self, indices) -> "tuple[torch.Tensor, torch.Tensor]":
         """Return (inputs, labels) of several windows, each (B, T) int64; T is what the longest needs, in eights."""
+        import torch  # not at the top: the workers that write shards would each wait three seconds for it
+
         inputs, labels = zip(*(self[int(i)] for i in indices), strict=True)
         width = min(self.n_ctx, -8 * (-int(self.lengths[np.asarray(indices)].max()) // 8))
         return torch.from_numpy(np.stack(inputs)[:, :width]), torch.from_numpy(np.stack(labels)[:, :width])
@@ -238,32 +287,3 @@ def order(lengths: np.ndarray, seed: int, epoch: int) -> np.ndarray:
     for chunk in np.split(whole, range(4096, len(whole), 4096)):
         blocks += np.split(chunk[lengths[chunk].argsort(kind="stable")], range(64, len(chunk), 64))
     return np.concatenate([*(blocks[i] for i in random.permutation(len(blocks))), rest])
-
-
-# ---------------------------------------------------------------- what a model must beat
-
-
-def baselines(train: TokenStream, val: TokenStream, vocab_size: int, bos_id: int) -> dict[str, float]:
-    """Return the cross-entropy on `val`, in nats a token, of three models that only count.
-
-    uniform: ln vocab_size. unigram: add-one frequencies. bigram: Witten-Bell interpolation with the
-    unigram (Witten and Bell 1991): a context is trusted as far as it repeats itself. The start of a document
-    follows every end; it is nobody's answer.
-    """
-    ids, held = train.read(0, len(train)), val.read(0, len(val))
-    counts = np.bincount(ids[ids != bos_id], minlength=vocab_size)
-    unigram = (counts + 1) / (counts.sum() + vocab_size)
-    pairs, pair_counts = np.unique(ids[:-1] * vocab_size + ids[1:], return_counts=True)
-    follows = np.bincount(pairs // vocab_size, minlength=vocab_size)  # distinct successors of each id
-    seen = np.bincount(ids[:-1], minlength=vocab_size)
-    first, second = held[:-1][held[1:] != bos_id], held[1:][held[1:] != bos_id]
-    wanted = first * vocab_size + second
-    at = np.minimum(np.searchsorted(pairs, wanted), len(pairs) - 1)
-    joint = np.where(pairs[at] == wanted, pair_counts[at], 0)
-    trust = seen[first] + follows[first]
-    bigram = np.where(trust > 0, (joint + follows[first] * unigram[second]) / np.maximum(trust, 1), unigram[second])
-    return {
-        "uniform": math.log(vocab_size),
-        "unigram": float(-np.log(unigram[second]).mean()),
-        "bigram": float(-np.log(bigram).mean()),
-    }

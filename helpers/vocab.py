@@ -1,28 +1,33 @@
-"""The words of a corpus: thulac finds them, they are counted, the commonest become the word list.
+"""The words of a corpus: a segmenter finds them, they are counted, the commonest become the word list.
 
 Knows nothing of ids, special tokens or models; `tokenizer` makes those from the word list.
 """
 
 import contextlib
 import functools
+import importlib.util
 import io
 import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
+from importlib import metadata
 from itertools import accumulate
 from pathlib import Path
 
 import thulac
 
 from helpers import parallel, paths
+from helpers.cuts import Cuts, pack, unpack
 
 Segmenter = Callable[[str], list[str]]
 
 # A blank (thulac would swallow a second one), or a stretch of text that fits thulac's fixed buffer of 50,000.
 _STRETCH = re.compile(r"\s|\S{1,4000}")
 _CHUNK_CHARACTERS = 20_000  # a third of a second of thulac: small enough for a bar that moves
+_BLOCK_CHARACTERS = 4_000_000  # text whose lines are held at a time
+_MOST_WORDS = 3_000_000  # different words that are counted at a time: some 400 MB
 _thulac_lock = threading.Lock()
 
 
@@ -37,10 +42,30 @@ def take(texts: Iterable[str], characters: int) -> list[str]:
     return taken
 
 
+def sample(texts: Iterable[str], share: float) -> Iterator[str]:
+    """Yield about such a share of the characters of a corpus, whole documents, spread evenly over it; 1.0 is all."""
+    seen = taken = 0
+    for text in texts:
+        seen += len(text)
+        if taken < share * seen:
+            taken += len(text)
+            yield text
+
+
 @functools.cache
 def _model() -> thulac.thulac:
     with contextlib.redirect_stdout(io.StringIO()):  # thulac greets on loading
         return thulac.thulac(seg_only=True)
+
+
+def _without_loss(name: str, cut: Segmenter, text: str) -> list[str]:
+    pieces = []
+    for stretch in _STRETCH.findall(text):
+        words = [stretch] if stretch.isspace() else list(cut(stretch))
+        if "".join(words) != stretch:
+            raise RuntimeError(f"{name} changed the text it was to cut: {stretch!r} came back as {words!r}")
+        pieces += words
+    return pieces
 
 
 def segment(text: str) -> list[str]:
@@ -49,14 +74,30 @@ def segment(text: str) -> list[str]:
     The first call in a process loads thulac's model (about 3 s and 750 MB). thulac cannot serve two
     threads at once; the second one waits here.
     """
-    pieces = []
     with _thulac_lock:
-        for stretch in _STRETCH.findall(text):
-            words = [stretch] if stretch.isspace() else list(_model().cutline(stretch))
-            if "".join(words) != stretch:
-                raise RuntimeError(f"thulac changed the text it was to cut: {stretch!r} came back as {words!r}")
-            pieces += words
-    return pieces
+        return _without_loss("thulac", lambda stretch: _model().cutline(stretch), text)
+
+
+def segment_rjieba(text: str) -> list[str]:
+    """Cut a text into words with rjieba, losing nothing, as `segment` does with thulac; it needs no loading."""
+    import rjieba  # optional
+
+    return _without_loss("rjieba", lambda stretch: rjieba.cut(stretch, False), text)
+
+
+SEGMENTERS = {"thulac": segment, "rjieba": segment_rjieba}
+
+
+def segmenter(name: str) -> tuple[Segmenter, Cuts]:
+    """Return the function that cuts a text as `name`, "thulac" or "rjieba", does, and the file that keeps its cuts.
+
+    The file is for all runs: a line that any of them had cut is not cut again.
+    """
+    if name not in SEGMENTERS:
+        raise ValueError(f"segmenter is '{name}': choose {' or '.join(SEGMENTERS)}")
+    if importlib.util.find_spec(name) is None:
+        raise ModuleNotFoundError(f"segmenter is '{name}', which is not installed: pip install -e \".[text]\"")
+    return SEGMENTERS[name], Cuts(paths.runs_dir() / ".cuts" / f"{name}-{metadata.version(name)}.sqlite")
 
 
 def _lines(text: str) -> list[str]:
@@ -76,40 +117,70 @@ def _chunks(lines: Iterable[str]) -> Iterator[list[str]]:
         yield chunk
 
 
-def _segment_lines(segmenter: Segmenter, lines: list[str]) -> list[list[str]]:
-    return [segmenter(line) for line in lines]
+def _cut_lines(segmenter: Segmenter, lines: list[str]) -> list[bytes]:
+    return [pack(segmenter(line)) for line in lines]
 
 
-def _count_lines(segmenter: Segmenter, lines: list[tuple[str, int]]) -> Counter[str]:
-    counts = Counter()
-    for line, times in lines:
-        for word in segmenter(line):
-            counts[word] += times
-    return counts
+def _cut(lines: Iterable[str], pool: Executor, label: str, segmenter: Segmenter, cuts: Cuts | None) -> dict[str, bytes]:
+    """Return the packed lengths of different lines; what `cuts` has is not cut again, what it lacks is added."""
+    known = cuts.find(lines) if cuts else {}
+    new = [line for line in lines if line not in known]
+    chunks = list(_chunks(new))
+    parts = parallel.map_shards(pool, functools.partial(_cut_lines, segmenter), chunks, label if chunks else "")
+    found = dict(zip(new, (lengths for part in parts for lengths in part), strict=True))
+    if cuts and found:
+        cuts.keep(found)
+    return known | found
 
 
-def count_words(texts: Iterable[str], pool: Executor, label: str = "", segmenter: Segmenter = segment) -> Counter[str]:
+def _blocks(texts: Iterable[str]) -> Iterator[Counter[str]]:
+    """Yield the different lines of the texts and how often each occurs, so much text at a time as memory may hold."""
+    lines, total = Counter(), 0
+    for text in texts:
+        lines.update(_lines(text))
+        total += len(text)
+        if total >= _BLOCK_CHARACTERS:
+            yield lines
+            lines, total = Counter(), 0
+    if lines:
+        yield lines
+
+
+def _forget_rare(counts: Counter[str]) -> None:
+    """Drop the words seen once, then those seen twice, and so on, until half of the places are free."""
+    floor = 0
+    while len(counts) > _MOST_WORDS // 2:
+        floor += 1
+        for word in [word for word, count in counts.items() if count <= floor]:
+            del counts[word]
+
+
+def count_words(
+    texts: Iterable[str], pool: Executor, label: str = "", segmenter: Segmenter = segment, cuts: Cuts | None = None
+) -> Counter[str]:
     """Count the words of all texts as they stand, case and punctuation and blanks included.
 
-    Each distinct line is segmented once, however often it occurs. The counts do not depend on the
-    number of workers in `pool` (see `parallel.executor`). `segmenter` must cut without loss.
+    Lines that repeat are segmented once; those that `cuts` has from an earlier run not at all. The counts do not
+    depend on the number of workers in `pool` (see `parallel.executor`). `segmenter` must cut without loss. Memory is
+    bounded, however long the texts: whenever there are three million different words, the rarest are forgotten.
     """
-    lines = Counter(line for text in texts for line in _lines(text))
-    chunks = ([(line, lines[line]) for line in chunk] for chunk in _chunks(lines))
     counts = Counter()
-    for part in parallel.map_shards(pool, functools.partial(_count_lines, segmenter), chunks, label):
-        counts.update(part)
+    for number, lines in enumerate(_blocks(texts), 1):
+        cut = _cut(lines, pool, f"{label} ({number})" if label and number > 1 else label, segmenter, cuts)
+        for line, times in lines.items():
+            for word in unpack(line, cut[line]):
+                counts[word] += times
+        if len(counts) > _MOST_WORDS:
+            _forget_rare(counts)
     return counts
 
 
 def segment_texts(
-    texts: Sequence[str], pool: Executor, label: str = "", segmenter: Segmenter = segment
+    texts: Sequence[str], pool: Executor, label: str = "", segmenter: Segmenter = segment, cuts: Cuts | None = None
 ) -> list[list[str]]:
-    """Return the pieces of each text, in order; each distinct line is segmented once."""
-    lines = list(dict.fromkeys(line for text in texts for line in _lines(text)))
-    parts = parallel.map_shards(pool, functools.partial(_segment_lines, segmenter), _chunks(lines), label)
-    pieces = dict(zip(lines, (words for part in parts for words in part), strict=True))
-    return [[word for line in _lines(text) for word in pieces[line]] for text in texts]
+    """Return the pieces of each text, in order; each distinct line is segmented once, or never if `cuts` has it."""
+    cut = _cut(dict.fromkeys(line for text in texts for line in _lines(text)), pool, label, segmenter, cuts)
+    return [[word for line in _lines(text) for word in unpack(line, cut[line])] for text in texts]
 
 
 def choose_words(

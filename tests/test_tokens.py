@@ -1,7 +1,6 @@
 """Room 03: nothing is lost or torn between documents, shards, windows and batches."""
 
 import json
-import math
 from collections import Counter
 
 import numpy as np
@@ -53,11 +52,23 @@ def test_the_stream_does_not_depend_on_the_number_of_shards(run, num_pieces):
     np.testing.assert_array_equal(cut.documents, documents)
 
 
-def test_workers_write_the_same_bytes(run):
-    tokens.write_shards(run, 3, workers=1)
-    alone = {file.name: file.read_bytes() for file in paths.room(run, "tokenize").iterdir()}
-    tokens.write_shards(run, 3, workers=2)
-    assert {file.name: file.read_bytes() for file in paths.room(run, "tokenize").iterdir()} == alone
+def test_workers_write_the_same_bytes(run, monkeypatch):
+    monkeypatch.setattr(tokens, "_PART_BYTES", 1000)  # so that there is work for both of them
+    started, executor = [], tokens.parallel.executor
+    monkeypatch.setattr(tokens.parallel, "executor", lambda n, cluster: started.append(n) or executor(n, cluster))
+    written = []
+    for workers in (1, 2):
+        tokens.write_shards(run, 3, workers)
+        written.append({file.name: file.read_bytes() for file in paths.room(run, "tokenize").iterdir()})
+    assert written[0] == written[1] and len(written[0]) == 8
+    assert started == [1, 2]
+
+
+def test_a_small_corpus_starts_no_process_and_a_cluster_is_passed_on(run, monkeypatch):
+    started, executor = [], tokens.parallel.executor
+    monkeypatch.setattr(tokens.parallel, "executor", lambda *given: started.append(given) or executor(1))
+    tokens.write_shards(run, 3, workers=8, cluster="tcp://there:8786")
+    assert started == [(1, "tcp://there:8786")]
 
 
 def test_old_shards_are_removed(run):
@@ -65,10 +76,49 @@ def test_old_shards_are_removed(run):
     assert len(write(run, 2).shards) == 2
 
 
-def test_shards_are_balanced(run):
-    write(run, 4)
-    sizes = [len(shard) for shard in TokenStream(run, "train", "uint16").shards]
-    assert max(sizes) < 1.2 * min(sizes)
+@pytest.mark.parametrize("part_bytes", [1, 700, 2**22])
+@pytest.mark.parametrize("num_pieces", [2, 5])
+def test_shards_are_balanced_by_tokens(run, monkeypatch, num_pieces, part_bytes):
+    """By bytes, a shard of English would hold thrice the tokens of one of Chinese."""
+    corpus = paths.room(run, "corpus")
+    english = [{"text": "Water it once a week, " * 3 + str(i), "source": "a/long/name" * (i % 5)} for i in range(60)]
+    with open(corpus / "train-00001.jsonl", "a", encoding="utf-8") as file:
+        file.writelines(json.dumps(document) + "\n" for document in english)
+    monkeypatch.setattr(tokens, "_PART_BYTES", part_bytes)  # where the work is cut changes nothing
+    facts = tokens.write_shards(run, num_pieces, workers=1)["train"]
+    stream = TokenStream(run, "train", "uint16")
+    sizes = [len(shard) for shard in stream.shards]
+    longest = np.diff(stream.documents, append=len(stream)).max()
+    assert len(sizes) == num_pieces and max(sizes) - min(sizes) <= longest
+    assert [fact["tokens"] for fact in facts] == sizes
+    texts = [*TEXTS[:190], *(document["text"] for document in english)]
+    assert sum(fact["characters"] for fact in facts) == sum(map(len, texts))
+    assert sum(fact["documents"] for fact in facts) == len(texts)
+    at = 0
+    for fact in facts:  # each shard's facts are those of its own documents
+        assert fact["characters"] == sum(map(len, texts[at : at + fact["documents"]]))
+        at += fact["documents"]
+
+
+def test_a_document_longer_than_a_shard_is_not_torn(run):
+    (paths.room(run, "corpus") / "train-00000.jsonl").write_text(json.dumps({"text": "浇水" * 9000}) + "\n", "utf-8")
+    facts = tokens.write_shards(run, 8, workers=1)["train"]
+    stream = TokenStream(run, "train", "uint16")
+    assert facts[0]["documents"] == 1 and facts[0]["tokens"] == 9002
+    assert [len(shard) for shard in stream.shards] == [fact["tokens"] for fact in facts]
+    assert len(stream.documents) == 71 and stream.read(0, 1)[0] == stream.read(9002, 9003)[0]
+
+
+def test_nothing_is_left_of_the_work_but_shards(run):
+    tokens.write_shards(run, 3, workers=1)
+    assert {file.suffix for file in paths.room(run, "tokenize").iterdir()} == {".bin", ".npy"}
+
+
+def test_texts_in_memory_are_the_stream_of_their_shards(run):
+    stream, tok = write(run, 3), tokenizer.load(paths.room(run, "vocab"))
+    memory = tokens.encode_texts(tok, TEXTS[:190])
+    np.testing.assert_array_equal(memory.read(0, len(memory)), stream.read(0, len(stream)))
+    np.testing.assert_array_equal(memory.documents, stream.documents)
 
 
 def test_dtype_holds_every_id():
@@ -179,27 +229,3 @@ def test_batches_hold_little_padding():
     ordered = lengths[tokens.order(lengths, 0, 0)]
     padded = sum(len(batch) * batch.max() for batch in np.split(ordered, range(32, len(ordered), 32)))
     assert lengths.sum() > 0.95 * padded
-
-
-def test_baselines_agree_with_counting_by_hand(run):
-    train = write(run, 2)
-    val = TokenStream(run, "val", "uint16")
-    tok = tokenizer.load(paths.room(run, "vocab"))
-    found = tokens.baselines(train, val, len(tok), tok.bos_token_id)
-
-    ids, held = train.read(0, len(train)).tolist(), val.read(0, len(val)).tolist()
-    counts, pairs = Counter(ids), Counter(zip(ids, ids[1:], strict=False))
-    contexts, followers = Counter(ids[:-1]), Counter(first for first, _ in pairs)
-    del counts[tok.bos_token_id]
-    unigram = {i: (counts[i] + 1) / (sum(counts.values()) + len(tok)) for i in range(len(tok))}
-    loss_1 = loss_2 = 0.0
-    answers = [pair for pair in zip(held, held[1:], strict=False) if pair[1] != tok.bos_token_id]
-    for first, second in answers:
-        loss_1 -= math.log(unigram[second])
-        weight = contexts[first] + followers[first]
-        p = (pairs[first, second] + followers[first] * unigram[second]) / weight if weight else unigram[second]
-        loss_2 -= math.log(p)
-    assert found["uniform"] == pytest.approx(math.log(len(tok)))
-    assert found["unigram"] == pytest.approx(loss_1 / len(answers), rel=1e-9)
-    assert found["bigram"] == pytest.approx(loss_2 / len(answers), rel=1e-9)
-    assert found["bigram"] < found["unigram"] < found["uniform"]

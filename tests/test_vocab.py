@@ -5,6 +5,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 from itertools import pairwise
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import parallel, vocab
+from helpers.cuts import Cuts
 
 # a stand-in for thulac: cuts without loss, loads nothing, and travels to worker processes
 WORDS = re.compile("绿萝|叶子|发黄|浇水|[A-Za-z]+|[0-9]+|.", re.DOTALL)
@@ -103,6 +105,80 @@ def test_each_distinct_line_is_segmented_once():
         lines.clear()
         assert vocab.segment_texts(["少浇水。"] * 500, pool, segmenter=segmenter) == [["少", "浇水", "。"]] * 500
         assert lines == ["少浇水。"]
+
+
+def test_a_second_run_over_the_same_lines_segments_nothing(tmp_path):
+    seen = []
+
+    def segmenter(line):
+        seen.append(line)
+        return stand_in(line)
+
+    cuts = Cuts(tmp_path / "cuts.sqlite")
+    with parallel.executor(1) as pool:
+        first = vocab.count_words(TEXTS, pool, segmenter=segmenter, cuts=cuts)
+        assert len(seen) == 5
+        assert vocab.count_words(TEXTS[::-1], pool, segmenter=segmenter, cuts=cuts) == first
+        assert vocab.segment_texts(TEXTS, pool, segmenter=segmenter, cuts=cuts) == [stand_in(text) for text in TEXTS]
+        assert len(seen) == 5
+        vocab.count_words([*TEXTS, "新的一行\n少浇水。"], pool, segmenter=segmenter, cuts=cuts)
+        assert seen[5:] == ["新的一行\n"]
+
+
+@pytest.mark.parametrize("block", [1, 100, 4_000_000])
+def test_counts_do_not_depend_on_how_much_text_is_held(monkeypatch, tmp_path, block):
+    monkeypatch.setattr(vocab, "_BLOCK_CHARACTERS", block)
+    texts = TEXTS * 5
+    with parallel.executor(1) as pool:
+        for cuts in (None, Cuts(tmp_path / "cuts.sqlite")):
+            counts = vocab.count_words(texts, pool, segmenter=stand_in, cuts=cuts)
+            assert counts == Counter(word for text in texts for word in stand_in(text))
+
+
+def test_too_many_different_words_cost_the_rarest(monkeypatch):
+    monkeypatch.setattr(vocab, "_MOST_WORDS", 50)
+    monkeypatch.setattr(vocab, "_BLOCK_CHARACTERS", 100)
+    texts = [f"浇水{i}次浇水\n叶子{i}" for i in range(400)]
+    with parallel.executor(1) as pool:
+        counts = vocab.count_words(texts, pool, segmenter=stand_in)
+    assert counts["浇水"] == 800 and counts["叶子"] == counts["次"] == 400
+    assert len(counts) < 100
+
+
+def test_rjieba_loses_nothing_and_finds_words():
+    @settings(deadline=None)
+    @given(st.text(st.sampled_from("绿萝叶子 \u3000\n\t\r\x00\x1c\u2028a1，。😀\u0301[<"), max_size=40))
+    def check(text):
+        assert "".join(vocab.segment_rjieba(text)) == text
+
+    check()
+    assert vocab.segment_rjieba("我们  怎么浇水\n") == ["我们", " ", " ", "怎么", "浇水", "\n"]
+    assert "".join(vocab.segment_rjieba("a" * 100_000)) == "a" * 100_000
+
+
+def test_segmenters_go_by_name_travel_to_processes_and_keep_their_cuts_apart(monkeypatch):
+    found = {name: vocab.segmenter(name) for name in ("thulac", "rjieba")}
+    assert found["thulac"][0] is vocab.segment
+    assert all(getattr(vocab, cut.__qualname__) is cut for cut, _ in found.values())  # a process finds it by its name
+    assert found["thulac"][1].path.name == f"thulac-{metadata.version('thulac')}.sqlite"
+    assert found["thulac"][1].path != found["rjieba"][1].path
+    with pytest.raises(ValueError, match="choose thulac or rjieba"):
+        vocab.segmenter("jieba")
+    monkeypatch.setattr(vocab.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match=r'pip install -e "\.\[text\]"'):
+        vocab.segmenter("rjieba")
+
+
+@given(st.lists(st.text("字", max_size=30)), st.floats(0.01, 1))
+def test_a_sample_is_spread_evenly_over_the_corpus(texts, share):
+    texts = [f"{i}{text}" for i, text in enumerate(texts)]
+    taken = list(vocab.sample(texts, share))
+    assert sorted(set(taken), key=texts.index) == taken
+    longest = max(map(len, texts), default=0)
+    for end in range(len(texts) + 1):  # at every place so far
+        so_far = sum(len(text) for text in texts[:end] if text in taken)
+        assert abs(so_far - share * sum(map(len, texts[:end]))) <= longest
+    assert list(vocab.sample(texts, 1.0)) == texts
 
 
 def test_texts_are_segmented_in_order_and_without_loss():
