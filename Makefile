@@ -6,8 +6,8 @@ RUN ?= sample
 CORPUS ?=
 PRESET ?=
 export RUN CORPUS PRESET
-# waiting threads sleep: beside another busy program, threads that wait awake make training many times slower
-export OMP_WAIT_POLICY ?= passive
+# threads of torch wait awake for a moment only: beside another busy program, long waits cost half the speed
+export GOMP_SPINCOUNT ?= 5000
 
 # conda's `base` is not an environment one has chosen: it only lends its Python to .venv
 ifdef VIRTUAL_ENV

@@ -428,6 +428,7 @@ def main(arguments: list[str] | None = None) -> int:
     # the notebooks read it: a dashboard prints lines instead of drawing widgets nobody can see
     os.environ["HEADLESS"] = "1"
     os.environ["TQDM_DISABLE"] = "1"
+    os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # for the kernels; the Makefile says why
     try:
         if asked.stages == ["verify"]:
             if not paths.run_dir(asked.run).is_dir():

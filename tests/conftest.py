@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the Makefile does; read when torch is imported
+os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # as the Makefile does; read when torch is imported
 
 
 @pytest.fixture(scope="module", autouse=True)

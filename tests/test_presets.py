@@ -194,7 +194,8 @@ def test_a_preset_goes_from_text_to_a_model(preset, room):
         assert [sum(layer) for layer in loads] == pytest.approx([1, 1], abs=1e-6)
         assert model.config.router_aux_loss_coef == 5e-4 and model.config.num_experts_per_tok == 1
     if given["architecture"] != "gpt2":
-        assert model.config.num_key_value_heads == 1
+        assert model.config.num_key_value_heads == (given["n_kv_head"] or given["n_head"])
+
     if given["dropout"]:
         assert model.config.resid_pdrop == given["dropout"] == 0.1
 
