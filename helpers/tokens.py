@@ -6,8 +6,11 @@ are one stream of tokens that is mapped into memory and never loaded. Knows noth
 """
 
 import copy
+import hashlib
 import json
+import os
 import shutil
+import uuid
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import islice
@@ -73,17 +76,24 @@ def encode_part(task: tuple[list, Path, Path, str]) -> None:
     """Encode one run of the corpus's lines into a part; `task` is (span, tokenizer folder, file to write, dtype).
 
     A document is `[MASK] ids… [CLS]`: a start, its text, an end. Beside the part lies the length of each of its
-    documents, in tokens and in characters: (2, documents).
+    documents, in tokens and in characters: (2, documents). It comes last: a part that has it is finished, and kept.
     """
     span, folder, file, dtype = task
+    lengths_file = file.with_suffix(".npy")
+    if lengths_file.exists() and file.exists():
+        return
     tok = _load_once(folder)
     texts, lengths = _texts(span), []
-    with open(file, "wb") as out:
+    mine = file.with_name(f"{file.name}.{uuid.uuid4().hex}")  # the same part may be made twice, on two machines
+    with open(mine, "wb") as out:
         while batch := list(islice(texts, _BATCH)):
             rows = _documents(tok, batch, dtype)
             np.concatenate(rows).tofile(out)
             lengths += zip(map(len, rows), map(len, batch), strict=True)
-    np.save(file.with_suffix(".npy"), np.array(lengths, np.int64).reshape(-1, 2).T)
+    os.replace(mine, file)
+    with open(mine, "wb") as out:
+        np.save(out, np.array(lengths, np.int64).reshape(-1, 2).T)
+    os.replace(mine, lengths_file)
 
 
 def write_shards(run: str, num_pieces: int, workers: int = 0, cluster: str = "") -> dict[str, list[dict]]:
@@ -91,33 +101,40 @@ def write_shards(run: str, num_pieces: int, workers: int = 0, cluster: str = "")
 
     Shards hold whole documents, and as equal numbers of tokens as these allow. Returns {"train": [facts of each
     shard], "val": [...]}. Their bytes do not depend on `workers` or `cluster` (see `parallel.executor`). Shards of an
-    earlier run are removed first.
+    earlier run are removed first; the finished parts of an interrupted one, of the same text and tokenizer, are used.
     """
     if num_pieces < 1:
         raise ValueError(f"num_pieces is {num_pieces}: at least one shard is needed")
     folder = paths.room(run, "tokenize")
-    parts = folder / "parts"
-    shutil.rmtree(parts, ignore_errors=True)
-    parts.mkdir(parents=True)
-    for old in [*folder.glob("*.bin"), *folder.glob("*.offsets.npy")]:
-        old.unlink()
     vocab = paths.room(run, "vocab")
     dtype = dtype_for(len(tokenizer.load(vocab)))
     files = {split: paths.shards(run, "corpus", split, ".jsonl") for split in ("train", "val")}
+    parts = folder / "parts" / _fingerprint(files["train"] + files["val"], vocab)
+    for other in set((folder / "parts").glob("*")) - {parts}:
+        shutil.rmtree(other)
+    parts.mkdir(parents=True, exist_ok=True)
+    for old in [*folder.glob("*.bin"), *folder.glob("*.offsets.npy")]:
+        old.unlink()
     tasks = [
         (span, vocab, parts / f"{split}-{i:06d}.bin", dtype)
         for split in files
         for i, span in enumerate(cut_points(files[split], _PART_BYTES))
     ]
-    try:
-        with parallel.executor(min(workers or parallel.cores(), len(tasks) // _PARTS_EACH or 1), cluster) as pool:
-            parallel.map_shards(pool, encode_part, tasks, label="tokenize")
-        encoded = {split: sorted(parts.glob(f"{split}-*.bin")) for split in files}
-        sizes = {split: sum(file.stat().st_size for file in encoded[split]) for split in files}
-        pieces = {"train": num_pieces, "val": max(1, round(num_pieces * sizes["val"] / max(1, sizes["train"])))}
-        return {split: _join(encoded[split], folder, split, pieces[split], np.dtype(dtype)) for split in files}
-    finally:
-        shutil.rmtree(parts)
+    with parallel.executor(min(workers or parallel.cores(), len(tasks) // _PARTS_EACH or 1), cluster) as pool:
+        parallel.map_shards(pool, encode_part, tasks, label="tokenize")
+    encoded = {split: [file for _, _, file, _ in tasks if file.name.startswith(split)] for split in files}
+    sizes = {split: sum(file.stat().st_size for file in encoded[split]) for split in files}
+    pieces = {"train": num_pieces, "val": max(1, round(num_pieces * sizes["val"] / max(1, sizes["train"])))}
+    facts = {split: _join(encoded[split], folder, split, pieces[split], np.dtype(dtype)) for split in files}
+    shutil.rmtree(folder / "parts")
+    return facts
+
+
+def _fingerprint(files: list[Path], vocab: Path) -> str:
+    """Return a name for what parts are made of: the same for the same shards of text and the same tokenizer."""
+    stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    told = repr((stamps, paths.sha256(vocab / "tokenizer.json"), _PART_BYTES))
+    return hashlib.blake2b(told.encode(), digest_size=12).hexdigest()
 
 
 def _join(parts: list[Path], folder: Path, split: str, pieces: int, dtype: np.dtype) -> list[dict]:
@@ -140,7 +157,6 @@ def _join(parts: list[Path], folder: Path, split: str, pieces: int, dtype: np.dt
             fact["tokens"] += int(tokens.sum())
             fact["characters"] += int(lengths[1][chosen].sum())
         done += len(ids)
-        part.unlink()  # the disk holds each token once
     facts = []
     for i, fact in enumerate(shards):
         offsets, file = np.concatenate(fact["offsets"]), folder / f"{split}-{i:05d}.bin"

@@ -1,6 +1,9 @@
 """Room 03: nothing is lost or torn between documents, shards, windows and batches."""
 
 import json
+import subprocess
+import sys
+import time
 from collections import Counter
 
 import numpy as np
@@ -112,6 +115,41 @@ def test_a_document_longer_than_a_shard_is_not_torn(run):
 def test_nothing_is_left_of_the_work_but_shards(run):
     tokens.write_shards(run, 3, workers=1)
     assert {file.suffix for file in paths.room(run, "tokenize").iterdir()} == {".bin", ".npy"}
+
+
+SLOWLY = """
+import time
+from helpers import tokens
+tokens._PART_BYTES, quick = 1000, tokens._documents
+tokens._documents = lambda *given: (time.sleep(0.1), quick(*given))[1]
+tokens.write_shards("t", 3, workers=1)
+"""
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_killed_run_goes_on_with_its_finished_parts(run, monkeypatch, changed):
+    """Kill −9 between two parts: the rest is encoded, the bytes are those of a whole run; of another text, all anew."""
+    folder = paths.room(run, "tokenize")
+    process = subprocess.Popen([sys.executable, "-c", SLOWLY])
+    deadline = time.monotonic() + 60
+    while len(list(folder.glob("parts/*/*.npy"))) < 3:
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    if changed:
+        shard = paths.shards(run, "corpus", "train", ".jsonl")[0]
+        shard.write_bytes(shard.read_bytes().replace("很".encode(), "真".encode()))
+    encoded, documents = [], tokens._documents
+    monkeypatch.setattr(tokens, "_PART_BYTES", 1000)
+    monkeypatch.setattr(tokens, "_documents", lambda *given: encoded.extend(given[1]) or documents(*given))
+    written = []
+    for _ in range(2):
+        tokens.write_shards(run, 3, workers=1)
+        written.append({file.name: file.read_bytes() for file in folder.iterdir()})
+    assert written[0] == written[1] and not (folder / "parts").exists()
+    first = len(encoded) - len(TEXTS)  # the second time all were encoded
+    assert first == len(TEXTS) if changed else 0 < first <= len(TEXTS) - 3
 
 
 def test_texts_in_memory_are_the_stream_of_their_shards(run):
