@@ -38,8 +38,8 @@ test: setup  ## unit tests, the six notebooks at a tiny scale, and the committed
 test-faults: setup  ## every fault of training with its full counts: killed, damaged, full, poisoned (about ten minutes)
 	@FAULTS=full HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests/test_checkpoint.py tests/test_faults.py
 
-bench: setup  ## what benchmarks/README.md reports; RUN must have passed notebooks 01 to 03 (about half an hour)
-	@$(PY) -m benchmarks.train_speed && $(PY) -m benchmarks.recipes --run "$$RUN"
+bench: setup  ## what benchmarks/README.md reports; RUN must have passed notebooks 01 to 03 (about 40 minutes, 5 GB of temporary files)
+	@$(PY) -m benchmarks.train_speed && $(PY) -m benchmarks.recipes --run "$$RUN" && $(PY) -m benchmarks.corpus
 
 lab: setup  ## JupyterLab, opened on the notebooks
 	@$(PY) -m jupyterlab --notebook-dir=. notebooks/01_corpus.ipynb
