@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from helpers import checkpoint, loop, machine
+from helpers import checkpoint, loop, machine, train
 from helpers.tokens import Windows
 
 FULL = os.environ.get("FAULTS") == "full"  # `make test-faults`: the counts that were promised
@@ -100,7 +100,7 @@ def _child(rank: int, world: int, notes: str, env: dict, function, args: tuple) 
             raise
         Path(notes, f"{rank}.json").write_text(json.dumps(answer), "utf-8")
         if dist.is_initialized():
-            dist.destroy_process_group()
+            train.leave_group(0)
 
 
 # ---------------------------------------------------------------- the run that is broken
