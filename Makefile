@@ -38,8 +38,9 @@ test: setup  ## unit tests, the six notebooks at a tiny scale, and the committed
 test-faults: setup  ## every fault of training with its full counts: killed, damaged, full, poisoned (about ten minutes)
 	@FAULTS=full HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests/test_checkpoint.py tests/test_faults.py
 
-bench: setup  ## what benchmarks/README.md reports; RUN must have passed notebooks 01 to 03 (about 40 minutes, 5 GB of temporary files)
-	@$(PY) -m benchmarks.train_speed && $(PY) -m benchmarks.recipes --run "$$RUN" && $(PY) -m benchmarks.corpus
+bench: setup  ## what benchmarks/README.md reports; RUN must be trained (about an hour, 5 GB of temporary files)
+	@$(PY) -m benchmarks.train_speed && $(PY) -m benchmarks.recipes --run "$$RUN" && $(PY) -m benchmarks.corpus && \
+	$(PY) -m benchmarks.generate_speed --run "$$RUN" && $(PY) -m benchmarks.serve_load --run "$$RUN"
 
 lab: setup  ## JupyterLab, opened on the notebooks
 	@$(PY) -m jupyterlab --notebook-dir=. notebooks/01_corpus.ipynb
@@ -70,6 +71,6 @@ setup:
 			  "apt install python3-venv), or activate a conda environment first" >&2; exit 1; }; \
 	fi; \
 	echo "installing the dependencies into $$ENV (once; some minutes)"; \
-	$(PY) -m pip install --quiet --no-compile --disable-pip-version-check -e ".[dev,text,cluster]" -c constraints.txt; \
+	$(PY) -m pip install --quiet --no-compile --disable-pip-version-check -e ".[dev,text,cluster,fast]" -c constraints.txt; \
 	$(PY) -m ipykernel install --sys-prefix --name python3 >/dev/null; \
 	printf '%s\n' "$$wanted" > "$$ENV/chinese-gpt-set-up"

@@ -5,25 +5,30 @@ batching, Yu et al. 2022, "Orca"). A request's text is the one it would get alon
 """
 
 import threading
+import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from helpers.generate import DEFAULT, DecodeBatch, Row, Settings, prompt_ids, sample
+from helpers.generate import DEFAULT, DecodeBatch, Piece, Row, Sample, Settings, prompt_ids
+
+Listener = Callable[[Piece], None]
 
 
 class Full(RuntimeError):
-    """The queue has no place left: ask again later."""
+    """The queue has no place left, or a place in the batch was not free in time: ask again later."""
 
 
 class _Request:
     """What one caller wants, the rows that write it, and the future that it is handed."""
 
-    def __init__(self, prompt: str, settings: Settings, samples: int) -> None:
-        self.prompt, self.settings, self.samples = prompt, settings, samples
+    def __init__(self, prompt: str, settings: Settings, samples: int, listener: Listener | None) -> None:
+        self.prompt, self.settings, self.samples, self.listener = prompt, settings, samples, listener
+        self.since = time.monotonic()
         self.rows: list[Row] = []
-        self.future: Future[list[str]] = Future()
+        self.future: Future[list[Sample]] = Future()
 
     def settle(self, tokenizer: PreTrainedTokenizerFast, error: Exception | None = None) -> None:
         """Give the future its texts, or the error; to be called once, also when it was cancelled."""
@@ -33,22 +38,32 @@ class _Request:
         if error:
             self.future.set_exception(error)
         else:
-            self.future.set_result([sample(tokenizer, self.prompt, row).text for row in self.rows])
+            self.future.set_result([row.result(tokenizer, self.prompt) for row in self.rows])
 
 
 class Engine:
     """A worker thread around a `DecodeBatch`; submit from any thread.
 
-    max_rows: texts written at once. max_queue: requests that may wait for a place.
+    max_rows: texts written at once. max_queue: requests that may wait for a place, max_wait: for how many seconds.
+    on_first_token is called with the seconds between a request and its first token, in the engine's thread.
     """
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, *, max_rows: int = 16, max_queue: int = 64
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerFast,
+        *,
+        max_rows: int = 16,
+        max_queue: int = 64,
+        max_wait: float | None = None,
+        on_first_token: Callable[[float], None] | None = None,
     ) -> None:
         if max_rows < 1 or max_queue < 1:
             raise ValueError(f"max_rows is {max_rows}, max_queue {max_queue}: each must be 1 or more")
         self.model, self.tokenizer = model, tokenizer
-        self.max_rows, self.max_queue = max_rows, max_queue
+        self.max_rows, self.max_queue, self.max_wait = max_rows, max_queue, max_wait
+        self.tokens = 0  # written since the start
+        self.on_first_token = on_first_token
         self._batch = DecodeBatch(model, tokenizer)
         self._waiting: deque[_Request] = deque()
         self._running: list[_Request] = []
@@ -56,22 +71,42 @@ class Engine:
         self._wake = threading.Condition()  # guards what is above
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
 
+    @property
+    def alive(self) -> bool:
+        """Whether a request can be submitted."""
+        return self._thread.is_alive() and not self._closing
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for a place in the batch."""
+        with self._wake:
+            return sum(not request.future.cancelled() for request in self._waiting)
+
+    @property
+    def rows(self) -> int:
+        """How many texts are being written."""
+        return len(self._batch.rows)
+
     def start(self) -> "Engine":
         """Start the worker thread."""
         self._thread.start()
         return self
 
-    def submit(self, prompt: str, settings: Settings = DEFAULT, samples: int = 1) -> Future[list[str]]:
-        """Queue a request and return the future of its texts, each starting with the prompt.
+    def submit(
+        self, prompt: str, settings: Settings = DEFAULT, samples: int = 1, *, listener: Listener | None = None
+    ) -> Future[list[Sample]]:
+        """Queue a request and return the future of its samples, each text starting with the prompt.
 
-        Cancelling the future, queued or running, takes its rows out within one token. Raises Full, ValueError for a
-        number of samples that never fits, RuntimeError when the engine does not run.
+        `listener` gets the samples' pieces while they are written; it is called in the engine's thread and must return
+        at once. Cancelling the future, queued or running, takes its rows out within one token. Raises Full (so does
+        the future of a request that waited for too long), ValueError for a number of samples that never fits,
+        RuntimeError when the engine does not run.
         """
         if not 1 <= samples <= self.max_rows:
             raise ValueError(f"samples is {samples}: this engine writes 1 to {self.max_rows} at once")
-        request = _Request(prompt, settings, samples)
+        request = _Request(prompt, settings, samples, listener)
         with self._wake:
-            if self._closing or not self._thread.is_alive():
+            if not self.alive:
                 raise RuntimeError("the engine is not running: call start(), and submit before close()")
             if sum(not waiting.future.cancelled() for waiting in self._waiting) >= self.max_queue:
                 raise Full(f"{self.max_queue} requests are waiting already: ask again later")
@@ -95,7 +130,12 @@ class Engine:
             try:
                 self._batch.add([row for request in joining for row in self._begin(request) if not row.done])
                 if self._batch.rows:
+                    self.tokens += len(self._batch.rows)
                     self._batch.step()
+                for request in joining:
+                    if self.on_first_token and request.rows:
+                        self.on_first_token(time.monotonic() - request.since)
+                self._tell()
             except Exception as error:  # out of memory, say: all who are in this batch are told, the next ones served
                 self._settle(list(self._running), error)
                 self._batch = DecodeBatch(self.model, self.tokenizer)
@@ -109,24 +149,39 @@ class Engine:
                 return None
             joining, free = [], self.max_rows - len(self._batch.rows)
             # in order of arrival: smaller requests must not overtake a bigger one for ever
-            while self._waiting and (self._waiting[0].future.cancelled() or self._waiting[0].samples <= free):
+            while self._waiting and (self._gone(self._waiting[0]) or self._waiting[0].samples <= free):
                 request = self._waiting.popleft()
-                if request.future.cancelled():
-                    request.settle(self.tokenizer)
+                if self._gone(request):
+                    request.settle(self.tokenizer, Full("no place was free in time: ask again later"))
                     continue
                 free -= request.samples
                 joining.append(request)
             self._running += joining
             return joining
 
+    def _gone(self, request: _Request) -> bool:
+        late = self.max_wait is not None and time.monotonic() - request.since > self.max_wait
+        return late or request.future.cancelled()
+
     def _begin(self, request: _Request) -> list[Row]:
         try:
             ids = prompt_ids(self.tokenizer, request.prompt)
+            watched = request.listener is not None
+            rows = [Row(ids, request.settings, number, watched) for number in range(request.samples)]
+            for row in rows:
+                row.begin(self.tokenizer)
         except Exception as error:  # a prompt that cannot be encoded is its caller's matter alone
             self._settle([request], error)
             return []
-        request.rows = [Row(ids, request.settings, number) for number in range(request.samples)]
-        return request.rows
+        request.rows = rows
+        return rows
+
+    def _tell(self) -> None:
+        for request in self._running:
+            if request.listener and not request.future.cancelled():
+                for row in request.rows:
+                    if piece := row.take():
+                        request.listener(piece)
 
     def _settle(self, requests: list[_Request], error: Exception | None = None) -> None:
         for request in requests:

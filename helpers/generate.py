@@ -4,11 +4,10 @@ All of it runs on one `DecodeBatch`, which rows join and leave between two steps
 or notebooks.
 
 Beyond the context window: a model sees at most n_ctx ids. When a text grows past that, the window slides: the
-last n_ctx // 2 ids are encoded anew, and the text goes on. A prompt that is too long is treated in the same way:
-what the model sees depends only on how long the text is (`window_start`).
+last n_ctx // 2 ids are read anew, and the text goes on. A prompt that is too long is treated in the same way:
+what the model sees depends only on how long the text is (`window_start`). The filters see what the model sees.
 """
 
-import codecs
 import math
 import random
 import re
@@ -19,26 +18,30 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
-from helpers import paths, sampling
+from helpers import decoder, paths, sampling
+from helpers.constraints import Constraint
 from helpers.tokenizer import decode, encode
 from helpers.tokenizer import load as load_tokenizer
 
 transformers_logging.disable_progress_bar()  # a bar for each loaded file would fill the notebook
 
-PADDING = -1  # stands left of a row's first id in a batch; no token has this id
+PADDING = -1  # stands where a row has no id; no token has this id
 MAX_ROWS = 64  # rows that generate_batch decodes at once
+LONGEST_CHARACTER = 4  # pieces that may spell one character: the bytes of UTF-8
+SENTENCE = re.compile(r"\S\s*?(?:\n|[。！？!?…]+[”’」』）)\]】》]*(?=[^。！？!?…”’」』）)\]】》]))", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Settings:
     """How a text is continued; the defaults sample from the model's own distribution.
 
-    max_new_tokens: the longest continuation. temperature, top_k, top_p, repetition_penalty: see `sampling`;
-    temperature 0 or top_p 0 is greedy. seed: the same seed gives the same text, None another text each time.
+    max_new_tokens: the longest continuation. temperature … no_repeat_ngram: see `sampling`; temperature 0 or top_p 0
+    is greedy. seed: the same seed gives the same text, None another text each time. stop: the text ends before the
+    first of these strings. sentence: it ends after its first finished sentence or line. logprobs: note each token's
+    `Choice`, with so many alternatives; None notes nothing. constraint: see `constraints`; it is never violated.
     Raises ValueError for a setting out of its range.
     """
 
@@ -48,6 +51,15 @@ class Settings:
     top_p: float = 1.0
     repetition_penalty: float = 1.0
     seed: int | None = None
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    no_repeat_ngram: int = 0
+    stop: tuple[str, ...] = ()
+    sentence: bool = False
+    logprobs: int | None = None
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         for name, is_right, right in (
@@ -56,9 +68,16 @@ class Settings:
             ("top_k", self.top_k >= 0, "0 (off) or more"),
             ("top_p", 0 <= self.top_p <= 1, "between 0 (greedy) and 1 (off)"),
             ("repetition_penalty", 0.01 <= self.repetition_penalty <= 100, "between 0.01 and 100 (1 is off)"),
+            ("min_p", 0 <= self.min_p <= 1, "between 0 (off) and 1 (greedy)"),
+            ("typical_p", 0 < self.typical_p <= 1, "above 0, and at most 1 (off)"),
+            ("presence_penalty", abs(self.presence_penalty) <= 100, "between -100 and 100 (0 is off)"),
+            ("frequency_penalty", abs(self.frequency_penalty) <= 100, "between -100 and 100 (0 is off)"),
+            ("no_repeat_ngram", self.no_repeat_ngram >= 0, "0 (off) or more"),
+            ("stop", isinstance(self.stop, tuple) and all(self.stop), "a tuple of strings, none of them empty"),
+            ("logprobs", self.logprobs is None or self.logprobs >= 0, "None (off), 0 or more"),
         ):
             if not is_right:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be {right}")
+                raise ValueError(f"{name} is {getattr(self, name)!r}: it must be {right}")
 
     @property
     def greedy(self) -> bool:
@@ -70,34 +89,176 @@ DEFAULT = Settings()
 
 
 @dataclass(frozen=True)
+class Choice:
+    """A token that was written, as the model saw it, before all filters.
+
+    logprob: natural logarithm of its probability; rank: 1 for the likeliest token; alternatives: the likeliest tokens
+    with theirs, in order.
+    """
+
+    token: int
+    text: str
+    logprob: float
+    rank: int
+    alternatives: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
 class Sample:
-    """A text, which starts with its prompt; `finished` if the document's end was reached; the ids of what is new."""
+    """A text, which starts with its prompt; the ids of what is new, with a `Choice` each if they were asked for.
+
+    reason: why it ends: "end" (the model ended the document), "stop" (a stop string, a finished sentence, a met
+    constraint), or "length". finished: it came to an end of its own: the first two.
+    """
 
     text: str
     finished: bool
     tokens: list[int]
+    reason: str = "length"
+    choices: tuple[Choice, ...] = ()
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What is new of a sample: text that nothing will change any more, its choices; the reason in its last piece."""
+
+    sample: int
+    text: str
+    choices: tuple[Choice, ...]
+    reason: str | None
+
+
+class Writing:
+    """Tokens become text, one by one: never half a character, and nothing past a stop string or a finished sentence."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, stop: tuple[str, ...] = (), sentence: bool = False) -> None:
+        self.text = ""
+        self.starts: list[int] = []  # of each token, where in the text it begins
+        self.stopped = False
+        self._tokenizer, self._stop, self._sentence = tokenizer, stop, sentence
+        self._pending: list[int] = []  # pieces that may be the beginning of a character
+
+    def push(self, token: int) -> bool:
+        """Add a token; say whether the text ends with it."""
+        self.starts.append(len(self.text))
+        self._pending.append(token)
+        new = decode(self._tokenizer, self._pending)
+        if new.endswith("\ufffd") and len(self._pending) < LONGEST_CHARACTER:
+            return False
+        self._pending = []
+        self.text += new
+        if self._stop:
+            # only what is new, and as much before it as a stop string may reach back
+            start = max(0, len(self.text) - len(new) - max(map(len, self._stop)))
+            ends = [at for each in self._stop if (at := self.text.find(each, start)) >= 0]
+            if ends:
+                return self._end(min(ends))
+        if self._sentence and (found := SENTENCE.search(self.text)):
+            return self._end(found.end())
+        return self.stopped
+
+    def _end(self, length: int) -> bool:
+        self.text, self.stopped = self.text[:length], True
+        return True
+
+    @property
+    def settled(self) -> int:
+        """How many characters of the text stay, whatever comes: the rest may be the beginning of a stop string."""
+        if self.stopped or not self._stop:
+            return len(self.text)
+        held = [n for each in self._stop for n in range(1, len(each)) if self.text.endswith(each[:n])]
+        return len(self.text) - max(held, default=0)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens stand in the text, be it with a part of them."""
+        if not self.stopped:
+            return len(self.starts)
+        return sum(start < len(self.text) for start in self.starts)
 
 
 class Row:
-    """A text that is being written: its ids so far, its settings, its own stream of random numbers."""
+    """A text that is being written: its ids so far, its settings, its own stream of random numbers.
 
-    def __init__(self, ids: Sequence[int], settings: Settings, sample: int = 0) -> None:
+    `watched`: somebody wants its pieces while it is written (`take`). reason: why it ended, None until then.
+    """
+
+    def __init__(self, ids: Sequence[int], settings: Settings, sample: int = 0, watched: bool = False) -> None:
         self.ids = list(ids)
         self.settings = settings
-        self.finished = False
-        self._prompt_length = len(self.ids)
+        self.reason: str | None = None
+        self.choices: list[Choice] = []
+        self.prompt_length = len(self.ids)
+        self._sample = sample
+        self._watched = watched
+        self._writing: Writing | None = None
+        self._state = None  # of the constraint
+        self._taken = (0, 0)  # characters, choices
         # a stream a row, from the seed and the number of the sample: no other row of the batch can change it
         self.random = random.Random(None if settings.seed is None else f"{settings.seed}/{sample}")
+        if settings.max_new_tokens == 0:
+            self.reason = "length"
 
     @property
     def new(self) -> list[int]:
         """The ids written so far, without the prompt's."""
-        return self.ids[self._prompt_length :]
+        return self.ids[self.prompt_length :]
 
     @property
     def done(self) -> bool:
         """Whether nothing is left to write."""
-        return self.finished or len(self.ids) - self._prompt_length >= self.settings.max_new_tokens
+        return self.reason is not None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the text came to an end of its own."""
+        return self.reason in ("end", "stop")
+
+    def begin(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        """Make ready what follows the text while it is written; ValueError for a constraint that cannot be met."""
+        settings = self.settings
+        if self._writing is None and (self._watched or settings.stop or settings.sentence):
+            self._writing = Writing(tokenizer, settings.stop, settings.sentence)
+        if self._state is None and settings.constraint is not None:
+            self._state = settings.constraint.begin(tokenizer, tokenizer.eos_token_id, settings.max_new_tokens)
+
+    def allowed(self) -> Tensor | None:
+        """Return (V,), true for the tokens that the constraint allows next; None if there is no constraint."""
+        return self._state and self._state.allowed()
+
+    def write(self, token: int, eos: int, choice: Choice | None) -> None:
+        """Add a token, which may be the document's end."""
+        if token == eos:
+            self.reason = "end"
+            return
+        self.ids.append(token)
+        if choice:
+            self.choices.append(choice)
+        if self._state:
+            self._state.advance(token)
+        if (self._writing and self._writing.push(token)) or (self._state and self._state.done):
+            self.reason = "stop"
+        elif len(self.ids) - self.prompt_length >= self.settings.max_new_tokens:
+            self.reason = "length"
+
+    def take(self) -> Piece | None:
+        """Return what is new since the last time, None if that is nothing; of a watched row only."""
+        writing = self._writing
+        text = writing.text if self.done else writing.text[: writing.settled]
+        choices = writing.tokens if self.done else sum(start < len(text) for start in writing.starts)
+        (characters, seen), self._taken = self._taken, (len(text), choices)
+        if len(text) == characters and not self.done:
+            return None
+        return Piece(self._sample, text[characters:], tuple(self.choices[seen:choices]), self.reason)
+
+    def result(self, tokenizer: PreTrainedTokenizerFast, prompt: str) -> Sample:
+        """Return the text, which began as this prompt; a character that is only half written is left out."""
+        if (writing := self._writing) is None:
+            writing = Writing(tokenizer)
+            for token in self.new:
+                writing.push(token)
+        n = writing.tokens
+        return Sample(prompt + writing.text, self.finished, self.new[:n], self.reason or "", tuple(self.choices[:n]))
 
 
 def window_start(length: int, n_ctx: int) -> int:
@@ -120,136 +281,170 @@ def banned(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Tensor
 class DecodeBatch:
     """Rows decoded together, a token each a step; rows join (`add`) and leave (`drop`) between steps.
 
-    Rows of unequal length stand right-aligned, padded on the left, so that the newest token is the last column.
+    Row i of the batch is row i of the cache. Where one leaves, the last one takes its place.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
         if model.training:
             raise ValueError("the model is in training mode, dropout would blur its text: call model.eval() first")
         self.rows: list[Row] = []
-        self.ids: Tensor  # (B, T), what the model has seen of each row
         self.logits: Tensor  # (B, V), for the token that each row writes next
-        self.model = model
+        self.model, self.tokenizer = model, tokenizer
         self.eos = tokenizer.eos_token_id
-        self.n_ctx = model.config.max_position_embeddings
+        self._decoder = decoder.of(model)
+        self._cache = self._decoder.cache()
+        self.n_ctx = self._decoder.n_ctx
         self._banned = banned(model, tokenizer)  # (V,)
+
+    @property
+    def ids(self) -> Tensor:
+        """(B, T), what the model has seen of each row; behind the shorter ones PADDING."""
+        return self._padded([self._window(row) for row in self.rows], PADDING)
 
     @torch.inference_mode()
     def add(self, rows: Sequence[Row]) -> None:
-        """Encode the rows' ids and let them join; rows with equal ids are encoded once (n samples, one prefill)."""
+        """Read the rows' ids and let them join; rows with equal ids are read once (n samples, one prefill)."""
         if not rows:
             return
-        windows = [tuple(row.ids[window_start(len(row.ids), self.n_ctx) :]) for row in rows]
-        distinct = {window: i for i, window in enumerate(dict.fromkeys(windows))}
-        width = max(map(len, distinct))
-        ids = torch.tensor([(PADDING,) * (width - len(window)) + window for window in distinct])
-        ids = ids.to(self.model.device)  # (D, T)
-        cache = DynamicCache()  # of each layer the keys and values, (D, heads, T, head size)
-        logits = self._forward(ids, ids, cache)  # (D, V)
-        if len(distinct) < len(rows):
-            index = torch.tensor([distinct[window] for window in windows], device=ids.device)  # (B,)
-            ids, logits = ids[index], logits[index]
-            cache.batch_select_indices(index)
-        if self.rows:
-            ids, logits, cache = self._merge(ids, logits, cache)
+        for row in rows:
+            row.begin(self.tokenizer)
+        places = range(len(self.rows), len(self.rows) + len(rows))
         self.rows = [*self.rows, *rows]
-        self.ids, self.logits, self._cache = ids, logits, cache
+        logits = self._read(places)
+        self.logits = torch.cat([self.logits, logits]) if len(rows) < len(self.rows) else logits
         self._settle()
 
     @torch.inference_mode()
     def step(self) -> list[Row]:
         """Write one token in every row; return the rows that are done: they have left the batch."""
         chosen = self._choose()  # (B,)
-        ended, sliding, staying = [], [], []
-        for i, (row, token) in enumerate(zip(self.rows, chosen.tolist(), strict=True)):
-            row.finished = token == self.eos
-            if not row.finished:
-                row.ids.append(token)
-            length = len(row.ids)
-            if row.done:
-                ended.append(row)
-            elif window_start(length, self.n_ctx) > window_start(length - 1, self.n_ctx):
-                sliding.append(row)
-            else:
-                staying.append(i)
-        if len(staying) < len(self.rows):
-            self._keep(staying)
-            chosen = chosen[staying]
-        if staying:
-            chosen = chosen.unsqueeze(1)  # (B, 1)
-            self.ids = torch.cat([self.ids, chosen], dim=1)
-            self.logits = self._forward(chosen, self.ids, self._cache)
-        self.add(sliding)  # out, and in again with half a window
+        tokens = chosen.tolist()
+        choices = self._choices(tokens) if self._noting else [None] * len(tokens)
+        for row, token, choice in zip(self.rows, tokens, choices, strict=True):
+            row.write(token, self.eos, choice)
+        ended = [row for row in self.rows if row.done]
+        if ended:
+            chosen = chosen[self._keep([i for i, row in enumerate(self.rows) if not row.done])]
+        if self.rows:
+            windows = [self._start(len(row.ids)) for row in self.rows]
+            known = [len(row.ids) - 1 - start for row, start in zip(self.rows, windows, strict=True)]
+            slid = [i for i, row in enumerate(self.rows) if windows[i] > self._start(len(row.ids) - 1)]
+            for i in slid:
+                known[i] = 0  # this row is stepped with the others and thrown away: it is read anew below
+            self.logits = self._masked(self._decoder.step(chosen, known, self._cache))
+            if slid:
+                self.logits[slid] = self._read(slid)
         return ended
 
     @torch.inference_mode()
     def drop(self, rows: Sequence[Row]) -> None:
         """Let rows leave before they are done."""
-        index = [i for i, row in enumerate(self.rows) if row not in rows]
-        if len(index) < len(self.rows):
-            self._keep(index)
+        stay = [i for i, row in enumerate(self.rows) if row not in rows]
+        if len(stay) < len(self.rows):
+            self.logits = self.logits[self._keep(stay)]
 
-    def _forward(self, new: Tensor, ids: Tensor, cache: DynamicCache) -> Tensor:
-        """Return the logits (B, V) that follow ids (B, T), of which the cache knows all but the last, new (B, N)."""
-        mask = ids != PADDING  # (B, T)
-        # left to itself the model counts positions from the edge of the batch; with padding there, that is wrong
-        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -new.shape[1] :]  # (B, N)
-        logits = self.model(
-            input_ids=new.clamp(min=0),  # padding is masked: any id will do
-            attention_mask=None if bool(mask.all()) else mask.long(),
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        ).logits[:, -1]
-        return logits.float().masked_fill(self._banned, -torch.inf)
+    def _start(self, length: int) -> int:
+        return window_start(length, self.n_ctx)
+
+    def _window(self, row: Row) -> list[int]:
+        return row.ids[self._start(len(row.ids)) :]
+
+    def _padded(self, lists: Sequence[Sequence[int]], filler: int) -> Tensor:
+        width = max(map(len, lists))
+        padded = [[*each, *[filler] * (width - len(each))] for each in lists]
+        return torch.tensor(padded, device=self.model.device)  # (B, T)
+
+    def _read(self, places: Sequence[int]) -> Tensor:
+        """Read the windows of the rows at these places into the cache; return their logits (R, V)."""
+        windows = [tuple(self._window(self.rows[place])) for place in places]
+        distinct = {window: i for i, window in enumerate(dict.fromkeys(windows))}
+        ids = self._padded(list(distinct), 0)  # (D, N)
+        texts = [distinct[window] for window in windows]
+        pairs = list(zip(places, texts, strict=True))
+        return self._masked(self._decoder.read(ids, [len(window) for window in distinct], self._cache, pairs))[texts]
+
+    def _masked(self, logits: Tensor) -> Tensor:
+        return logits.masked_fill_(self._banned, -torch.inf)
 
     def _choose(self) -> Tensor:
         """Return the next token of every row (B,), by its own settings and its own stream of random numbers."""
-        logits = sampling.filtered(self.logits, self.ids, **self._filters)
+        logits = self.logits
+        if self._filters or self._constrained:
+            ids = self.ids if self._looking_back else None
+            written = self._written(ids) if self._looking_back else None
+            allowed = self._allowed() if self._constrained else None
+            logits = sampling.filtered(logits, ids, written, allowed=allowed, **self._filters)
         if self._all_greedy:
             return logits.argmax(-1)
         draws = torch.tensor([row.random.random() for row in self.rows], dtype=torch.float64, device=logits.device)
         return sampling.choose(logits, draws)
 
-    def _merge(self, ids: Tensor, logits: Tensor, cache: DynamicCache) -> tuple[Tensor, Tensor, DynamicCache]:
-        """Put new rows below those that are there; the narrower of the two blocks is padded on its left."""
-        width = max(self.ids.shape[1], ids.shape[1])
+    def _written(self, ids: Tensor) -> Tensor:
+        """Return ids (B, T) without those of the prompts."""
+        starts = [max(0, row.prompt_length - self._start(len(row.ids))) for row in self.rows]
+        new = torch.arange(ids.shape[1], device=ids.device) >= torch.tensor(starts, device=ids.device)[:, None]
+        return ids.where(new, PADDING)
 
-        def stack(above: Tensor, below: Tensor) -> Tensor:  # (B, heads, T, head size), each with its own B and T
-            return torch.cat([pad(block, (0, 0, width - block.shape[2], 0)) for block in (above, below)])
+    def _allowed(self) -> Tensor:
+        """Return (B, V), true for what the constraints allow."""
+        every = torch.ones(self.logits.shape[-1], dtype=torch.bool)
+        masks = [row.allowed() for row in self.rows]
+        masks = [
+            every if mask is None else torch.nn.functional.pad(mask, (0, len(every) - len(mask))) for mask in masks
+        ]
+        return torch.stack(masks).to(self.logits.device)
 
-        for mine, new in zip(self._cache.layers, cache.layers, strict=True):
-            mine.keys, mine.values = stack(mine.keys, new.keys), stack(mine.values, new.values)
-        blocks = [pad(block, (width - block.shape[1], 0), value=PADDING) for block in (self.ids, ids)]
-        return torch.cat(blocks), torch.cat([self.logits, logits]), self._cache
+    def _choices(self, tokens: list[int]) -> list[Choice | None]:
+        """Return what the model thought of each row's token, for the rows whose settings ask."""
+        rows = [i for i, row in enumerate(self.rows) if row.settings.logprobs is not None]
+        logprobs = self.logits[rows].log_softmax(-1)  # (R, V)
+        own = logprobs.gather(1, torch.tensor([[tokens[i]] for i in rows], device=logprobs.device))  # (R, 1)
+        ranks = (logprobs > own).sum(-1).tolist()
+        best = logprobs.topk(min(max(self.rows[i].settings.logprobs for i in rows), logprobs.shape[1]))
+        choices: list[Choice | None] = [None] * len(self.rows)
+        for at, i in enumerate(rows):
+            n = self.rows[i].settings.logprobs
+            others = zip(best.indices[at, :n].tolist(), best.values[at, :n].tolist(), strict=True)
+            alternatives = tuple((self._text(token), logprob) for token, logprob in others)
+            choices[i] = Choice(tokens[i], self._text(tokens[i]), float(own[at]), 1 + ranks[at], alternatives)
+        return choices
 
-    def _keep(self, index: list[int]) -> None:
-        """Keep the rows of this index, and no column that is padding in all of them."""
-        self.rows = [self.rows[i] for i in index]
-        if not index:
-            return
-        self.ids, self.logits = self.ids[index], self.logits[index]
-        left = int((self.ids != PADDING).any(0).int().argmax())  # the first column that some row needs
-        self.ids = self.ids[:, left:]
-        self._cache.batch_select_indices(torch.tensor(index, device=self.ids.device))
-        for layer in self._cache.layers:
-            layer.keys, layer.values = layer.keys[:, :, left:], layer.values[:, :, left:]
+    def _text(self, token: int) -> str:
+        return "" if token == self.eos else decode(self.tokenizer, [token])
+
+    def _keep(self, stay: list[int]) -> list[int]:
+        """Keep the rows of these places; return where each row that is there now stood before."""
+        free = [place for place in range(len(stay)) if place not in stay]
+        order = list(range(len(stay)))
+        for target, source in zip(free, reversed(stay), strict=False):
+            self._cache.move(source, target, min(len(self.rows[source].ids), self.n_ctx))
+            order[target] = source
+        self.rows = [self.rows[place] for place in order]
         self._settle()
+        return order
 
     def _settle(self) -> None:
         # once for all steps until rows join or leave, and not once a step
-        self._all_greedy = all(row.settings.greedy for row in self.rows)
-        self._filters = filters([row.settings for row in self.rows], self.model.device)
+        settings = [row.settings for row in self.rows]
+        self._all_greedy = all(each.greedy for each in settings)
+        self._constrained = any(each.constraint for each in settings)
+        self._noting = any(each.logprobs is not None for each in settings)
+        self._filters = filters(settings, self.model.device)
+        self._looking_back = not {"penalty", "presence", "frequency", "ngram"}.isdisjoint(self._filters)
 
 
 def filters(settings: Sequence[Settings], device: torch.device | str = "cpu") -> dict[str, Tensor]:
     """Return the arguments of `sampling.filtered` for rows with these settings, (B,) each; what is off is left out."""
     columns = {
         "penalty": (1.0, [row.repetition_penalty for row in settings]),
+        "presence": (0.0, [row.presence_penalty for row in settings]),
+        "frequency": (0.0, [row.frequency_penalty for row in settings]),
+        "ngram": (0, [row.no_repeat_ngram for row in settings]),
         "t": (1.0, [0.0 if row.greedy else row.temperature for row in settings]),
         "k": (0, [row.top_k for row in settings]),
         "p": (1.0, [1.0 if row.greedy else row.top_p for row in settings]),
+        "min_p": (0.0, [row.min_p for row in settings]),
+        "typical": (1.0, [row.typical_p for row in settings]),
     }
     return {
         name: torch.tensor(values, dtype=torch.float64, device=device)
@@ -272,32 +467,12 @@ def load(run: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
         paths.open_room(run, "train")
         folder = paths.room(run, "train") / "final_model"
     model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
-    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval(), load_tokenizer(folder)
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval().requires_grad_(False), load_tokenizer(folder)
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerFast, prompt: str) -> list[int]:
     """Return the ids a text begins with: the document's start, then the prompt, which may be empty."""
     return [tokenizer.bos_token_id, *encode(tokenizer, prompt)]
-
-
-def _byte(tokenizer: PreTrainedTokenizerFast, token: int) -> bytes | None:
-    piece = re.fullmatch("<0x([0-9A-F]{2})>", tokenizer.convert_ids_to_tokens(token))
-    return piece and bytes.fromhex(piece[1])
-
-
-def _whole(tokenizer: PreTrainedTokenizerFast, tokens: list[int]) -> list[int]:
-    """Return tokens without the last byte pieces, should they begin a character and not end it."""
-    utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-    for token in tokens:
-        byte = _byte(tokenizer, token)
-        utf8.decode(byte) if byte else utf8.reset()
-    waiting, _ = utf8.getstate()
-    return tokens[: len(tokens) - len(waiting)]
-
-
-def sample(tokenizer: PreTrainedTokenizerFast, prompt: str, row: Row) -> Sample:
-    """Return the text of a row that began as this prompt; a character that is only half written is left out."""
-    return Sample(prompt + decode(tokenizer, _whole(tokenizer, row.new)), row.finished, row.new)
 
 
 def _run(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, rows: list[Row], max_rows: int) -> None:
@@ -327,7 +502,7 @@ def generate(
     ids = prompt_ids(tokenizer, prompt)
     rows = [Row(ids, settings, number) for number in range(samples)]
     _run(model, tokenizer, rows, max_rows=samples)
-    return [sample(tokenizer, prompt, row) for row in rows]
+    return [row.result(tokenizer, prompt) for row in rows]
 
 
 def generate_batch(
@@ -341,7 +516,28 @@ def generate_batch(
         raise ValueError("there is no prompt: give at least one (it may be empty)")
     rows = [Row(prompt_ids(tokenizer, prompt), settings) for prompt in prompts]
     _run(model, tokenizer, rows, MAX_ROWS)
-    return [sample(tokenizer, prompt, row) for prompt, row in zip(prompts, rows, strict=True)]
+    return [row.result(tokenizer, prompt) for prompt, row in zip(prompts, rows, strict=True)]
+
+
+def stream_pieces(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    prompt: str,
+    settings: Settings = DEFAULT,
+    stop: threading.Event | None = None,
+) -> Iterator[Piece]:
+    """Yield the continuation (without the prompt) piece by piece; setting `stop` ends it within one token.
+
+    The texts add up to exactly what `generate` returns. Byte pieces are held back until their character is whole, and
+    what may become a stop string until it cannot any more.
+    """
+    batch, row = DecodeBatch(model, tokenizer), Row(prompt_ids(tokenizer, prompt), settings, watched=True)
+    if not row.done:
+        batch.add([row])
+    while batch.rows and not (stop and stop.is_set()):
+        batch.step()
+        if piece := row.take():
+            yield piece
 
 
 def stream(
@@ -351,22 +547,10 @@ def stream(
     settings: Settings = DEFAULT,
     stop: threading.Event | None = None,
 ) -> Iterator[str]:
-    """Yield the continuation (without the prompt) piece by piece; setting `stop` ends it within one token.
-
-    The pieces add up to exactly what `generate` returns. Byte pieces are held back until the next word, so that
-    no character is cut in two.
-    """
-    batch, row = DecodeBatch(model, tokenizer), Row(prompt_ids(tokenizer, prompt), settings)
-    shown = len(row.ids)
-    if not row.done:
-        batch.add([row])
-    while batch.rows and not (stop and stop.is_set()):
-        batch.step()
-        if len(row.ids) > shown and _byte(tokenizer, row.ids[-1]) is None:
-            yield decode(tokenizer, row.ids[shown:])
-            shown = len(row.ids)
-    if rest := decode(tokenizer, _whole(tokenizer, row.ids[shown:])):
-        yield rest
+    """Yield only the texts of `stream_pieces`."""
+    for piece in stream_pieces(model, tokenizer, prompt, settings, stop):
+        if piece.text:
+            yield piece.text
 
 
 def next_logits(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompt: str) -> tuple[Tensor, Tensor]:
@@ -376,6 +560,9 @@ def next_logits(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prom
     return batch.ids, batch.logits
 
 
-def filtered(logits: Tensor, ids: Tensor, settings: Settings) -> Tensor:
-    """Return logits (B, V) after all filters that the settings ask for; softmax gives what is sampled from."""
-    return sampling.filtered(logits, ids, **filters([settings], logits.device))
+def filtered(logits: Tensor, ids: Tensor, settings: Settings, written: Tensor | None = None) -> Tensor:
+    """Return logits (B, V) after all filters that the settings ask for; softmax gives what is sampled from.
+
+    ids: (B, T), the text so far; written: (B, N), of these the ids after the prompt, for the two penalties of OpenAI.
+    """
+    return sampling.filtered(logits, ids, written, **filters([settings], logits.device))

@@ -7,7 +7,7 @@ from concurrent.futures import CancelledError, wait
 import pytest
 import torch
 
-from helpers import generate, model, tokenizer
+from helpers import decoder, generate, model, tokenizer
 from helpers.engine import Engine, Full
 from helpers.generate import Settings
 
@@ -23,13 +23,19 @@ def tok():
 @pytest.fixture
 def net(tok):
     """A tiny model that never ends a document by itself."""
-    net = model.build(model.config("gpt2", tok, n_ctx=32, n_embd=32, n_layer=2, n_head=2), seed=0).eval()
+    net = model.build(model.config("gpt2", tok, n_ctx=32, n_embd=32, n_layer=2, n_head=2), seed=0)
+    net.lm_head.bias = torch.nn.Parameter(torch.zeros(len(tok)))
+    with torch.no_grad():
+        net.lm_head.bias[tok.eos_token_id] = -1e4
+    return net.eval().requires_grad_(False)
 
-    def never_end(_, args, out):
-        out.logits[..., tok.eos_token_id] = -torch.inf
 
-    net.register_forward_hook(never_end)
-    return net
+@pytest.fixture
+def widths(net, monkeypatch):
+    """How many rows each step of the model's decoder had."""
+    seen, step = [], decoder.of(net).step
+    monkeypatch.setattr(decoder.of(net), "step", lambda ids, *rest: (seen.append(len(ids)), step(ids, *rest))[1])
+    return seen
 
 
 @pytest.fixture
@@ -63,7 +69,7 @@ def test_text_is_the_one_a_request_gets_alone(start, net, tok):
     engine = start(max_rows=5)
     futures = [engine.submit(*wish) for wish in wishes]
     for wish, future in zip(wishes, futures, strict=True):
-        assert future.result(60) == [sample.text for sample in generate.generate(net, tok, *wish)]
+        assert future.result(60) == generate.generate(net, tok, *wish)
 
 
 def test_requests_share_the_batch_and_short_ones_overtake(start):
@@ -74,9 +80,7 @@ def test_requests_share_the_batch_and_short_ones_overtake(start):
     assert not long.done()
 
 
-def test_no_more_rows_than_there_are_places(start, net):
-    widths = []
-    net.register_forward_hook(lambda _, args, out: widths.append(len(out.logits)))
+def test_no_more_rows_than_there_are_places(start, widths):
     engine = start(max_rows=3)
     wait([engine.submit("水", Settings(4, seed=i), 1 + i % 3) for i in range(12)], 60)
     assert max(widths) == 3
@@ -95,16 +99,65 @@ def test_full_queue_refuses(start):
     assert [len(future.result(20)) for future in queued[1:]] == [1, 1]
 
 
-def test_cancelled_rows_leave_within_a_token(start, net):
+def test_cancelled_rows_leave_within_a_token(start, widths):
     engine = start(max_rows=2)
     future, other = engine.submit("绿萝", ENDLESS), engine.submit("水", ENDLESS)
-    until(lambda: len(engine._batch.rows) == 2)
-    tokens = []
+    until(lambda: engine.rows == 2)
     assert future.cancel()
-    net.register_forward_hook(lambda _, args, out: tokens.append(len(out.logits)))
-    until(lambda: len(tokens) > 5)
-    assert tokens.count(2) <= 1 and set(tokens[1:]) == {1}
+    widths.clear()
+    until(lambda: len(widths) > 5)
+    assert widths.count(2) <= 1 and set(widths[1:]) == {1}
     assert future.cancelled() and not other.done() and len(engine._running) == 1
+
+
+def test_pieces_are_told_while_they_are_written(start, net, tok):
+    """A listener hears every sample to its end; its pieces add up to the text, with a reason in the last one."""
+    heard, settings = [], Settings(12, seed=3, logprobs=2)
+    engine = start()
+    samples = engine.submit("水", settings, 3, listener=heard.append).result(20)
+    assert samples == generate.generate(net, tok, "水", settings, 3)
+    for number, sample in enumerate(samples):
+        mine = [piece for piece in heard if piece.sample == number]
+        assert "水" + "".join(piece.text for piece in mine) == sample.text and len(mine) > 5
+        assert tuple(choice for piece in mine for choice in piece.choices) == sample.choices
+        assert [piece.reason for piece in mine] == [None] * (len(mine) - 1) + ["length"]
+
+
+def test_figures_of_the_engine(start):
+    waits = []
+    engine = start(max_rows=1, on_first_token=waits.append)
+    assert engine.alive and (engine.waiting, engine.rows, engine.tokens) == (0, 0, 0)
+    running = engine.submit("", ENDLESS)
+    until(lambda: engine.rows == 1 and engine.tokens > 3)
+    queued = engine.submit("", Settings(7))
+    assert engine.waiting == 1 and len(waits) == 1
+    running.cancel()
+    queued.result(20)
+    assert engine.waiting == 0 and len(waits) == 2 and waits[1] > 0
+    engine.close()
+    assert not engine.alive
+
+
+def test_who_waits_too_long_is_told(start):
+    engine = start(max_rows=1, max_wait=0.05)
+    running = engine.submit("", ENDLESS)
+    until(lambda: engine.rows == 1)
+    late = engine.submit("", Settings(1))
+    with pytest.raises(Full, match="no place was free in time"):
+        late.result(20)
+    assert not running.done()
+
+
+def test_an_impossible_constraint_is_its_callers_alone(start):
+    class Impossible:
+        def begin(self, *_):
+            raise ValueError("this cannot be met")
+
+    engine = start()
+    good = engine.submit("绿萝", Settings(20, seed=0))
+    with pytest.raises(ValueError, match="cannot be met"):
+        engine.submit("水", Settings(constraint=Impossible())).result(20)
+    assert good.result(20)
 
 
 def test_an_error_is_its_callers_alone(start):
@@ -114,29 +167,26 @@ def test_an_error_is_its_callers_alone(start):
     bad = engine.submit("\ud800", Settings(20))
     with pytest.raises(ValueError, match="surrogate"):
         bad.result(20)
-    assert good.result(20)[0].startswith("绿萝")
+    assert good.result(20)[0].text.startswith("绿萝")
 
 
-def test_a_failing_model_is_told_and_the_engine_goes_on(start, net):
-    failures = iter([RuntimeError("out of memory")])
-
+def test_a_failing_model_is_told_and_the_engine_goes_on(start, net, monkeypatch):
     def fail(*_):
-        for error in failures:
-            raise error
+        raise RuntimeError("out of memory")
 
     engine = start()
-    hook = net.register_forward_pre_hook(fail)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        engine.submit("绿萝", Settings(5)).result(20)
-    hook.remove()
-    assert engine.submit("绿萝", Settings(5)).result(20)[0].startswith("绿萝")
+    with monkeypatch.context() as patch:
+        patch.setattr(decoder.of(net), "step", fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            engine.submit("绿萝", Settings(5)).result(20)
+    assert engine.submit("绿萝", Settings(5)).result(20)[0].text.startswith("绿萝")
 
 
 def test_close_finishes_what_is_here(start):
     engine = start(max_rows=1)
     futures = [engine.submit("水", Settings(10, seed=i)) for i in range(4)]
     engine.close()
-    assert all(future.done() and future.result()[0].startswith("水") for future in futures)
+    assert all(future.done() and future.result()[0].text.startswith("水") for future in futures)
     with pytest.raises(RuntimeError, match="not running"):
         engine.submit("水")
     engine.close()  # twice does no harm
@@ -152,7 +202,7 @@ def test_close_can_cancel(start):
 
 
 def test_no_tokens_wanted_is_the_prompt(start):
-    assert start().submit("水", Settings(0), 2).result(20) == ["水", "水"]
+    assert [sample.text for sample in start().submit("水", Settings(0), 2).result(20)] == ["水", "水"]
 
 
 def test_impossible_wishes_are_refused_in_words(start, net, tok):

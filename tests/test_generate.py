@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from helpers import generate, model, paths, sampling, tokenizer
+from helpers import decoder, generate, model, paths, sampling, tokenizer
 from helpers.generate import DecodeBatch, Row, Settings
 
 N_CTX = 24
@@ -38,7 +38,7 @@ def build(architecture: str, tok):
     with torch.no_grad():
         for weight in net.parameters():
             weight.mul_(4 if weight.dim() > 1 else 1)  # far from uniform, so that a wrong mask shows
-    return net
+    return net.requires_grad_(False)
 
 
 @pytest.fixture(scope="module", params=model.ARCHITECTURES)
@@ -150,16 +150,21 @@ def test_rows_join_and_leave_without_a_trace(net, tok):
     assert row.new == alone.tokens and row.finished == alone.finished
 
 
-def test_samples_come_from_one_prefill_and_differ(net, tok):
+def watched(net, monkeypatch) -> tuple[list, list]:
+    """Return two lists that fill with the shapes of what the model's decoder reads, and steps."""
+    seen, ours = ([], []), decoder.of(net)
+    for shapes, name, work in zip(seen, ("read", "step"), (ours.read, ours.step), strict=True):
+        see = lambda ids, *rest, shapes=shapes, work=work: (shapes.append(tuple(ids.shape)), work(ids, *rest))[1]  # noqa: E731
+        monkeypatch.setattr(ours, name, see)
+    return seen
+
+
+def test_samples_come_from_one_prefill_and_differ(net, tok, monkeypatch):
     """n samples are one batch: the prompt is encoded once, and the samples are not n times the same text."""
-    shapes = []
-    hook = net.register_forward_pre_hook(
-        lambda _, args, kwargs: shapes.append(kwargs["input_ids"].shape), with_kwargs=True
-    )
+    reads, steps = watched(net, monkeypatch)
     samples = generate.generate(net, tok, PROMPTS[0], Settings(5, seed=0), samples=6)
-    hook.remove()
-    assert shapes[0] == (1, len(generate.prompt_ids(tok, PROMPTS[0])))
-    assert all(shape[1] == 1 and shape[0] <= 6 for shape in shapes[1:]) and len(shapes) <= 5
+    assert reads == [(1, len(generate.prompt_ids(tok, PROMPTS[0])))]
+    assert len(steps) <= 4 and all(shape <= (6,) for shape in steps)
     assert len({tuple(sample.tokens) for sample in samples}) == 6
     assert generate.generate(net, tok, PROMPTS[0], Settings(5, seed=0), samples=2) == samples[:2]
 
@@ -172,12 +177,10 @@ def test_prefill_tracks_no_gradients(net, tok):
 
 def test_a_batch_is_never_wider_than_its_limit_and_keeps_its_order(net, tok, monkeypatch):
     monkeypatch.setattr(generate, "MAX_ROWS", 4)
-    widths = []
-    hook = net.register_forward_hook(lambda _, args, out: widths.append(len(out.logits)))
+    _, steps = watched(net, monkeypatch)
     prompts = [TEXT[i : i + 3] for i in range(11)]
     samples = generate.generate_batch(net, tok, prompts, SAMPLED)
-    hook.remove()
-    assert max(widths) <= 4
+    assert max(steps) == (4,)
     assert samples == [generate.generate(net, tok, prompt, SAMPLED)[0] for prompt in prompts]
 
 
@@ -185,19 +188,24 @@ def test_a_batch_is_never_wider_than_its_limit_and_keeps_its_order(net, tok, mon
 
 
 @pytest.fixture
-def forced(tok):
+def forced(tok, monkeypatch):
     """A model that is made to write given ids after an empty prompt: forced(ids) -> model."""
 
     def make(ids: list[int]):
         net = build("gpt2", tok)
+        ours = decoder.of(net)
 
-        def force(_, args, kwargs, out):
-            for row, position in enumerate(kwargs["position_ids"][:, -1].tolist()):
-                if position < len(ids):
-                    out.logits[row, -1, ids[position]] += 1e4
-            return out
+        def force(logits, lengths):
+            for row, length in zip(logits, lengths, strict=True):
+                if length <= len(ids):
+                    row[ids[length - 1]] += 1e4
+            return logits
 
-        net.register_forward_hook(force, with_kwargs=True)
+        read, step = ours.read, ours.step
+        monkeypatch.setattr(ours, "read", lambda ids, lengths, *rest: force(read(ids, lengths, *rest), lengths))
+        monkeypatch.setattr(
+            ours, "step", lambda ids, known, cache: force(step(ids, known, cache), [n + 1 for n in known])
+        )
         return net
 
     return make
@@ -251,6 +259,168 @@ def test_pieces_add_up_to_the_text(tok, seed, length):
     assert len(sample.tokens) == length or sample.finished
 
 
+# ---- where a text ends, by wish ----
+
+
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [
+        (("水",), "看土。浇"),  # in the middle of a token
+        (("。浇",), "看土"),  # across two tokens
+        (("热", "土。浇水", "。浇水，再"), "看"),  # the first that ends wins; of those, the one that begins first
+        (("没有",), "看土。浇水，再浇🌱水"),
+        (("🌱",), "看土。浇水，再浇"),  # spelled in bytes
+    ],
+)
+def test_a_text_ends_before_a_stop_string(tok, forced, stop, text):
+    ids = [*tokenizer.encode(tok, "看土。浇水，再浇🌱水"), tok.eos_token_id]
+    net, settings = forced(ids), Settings(40, temperature=0.0, stop=stop)
+    sample = generate.generate(net, tok, "", settings)[0]
+    assert sample.text == text and sample.finished and sample.reason == ("end" if stop == ("没有",) else "stop")
+    assert tokenizer.decode(tok, sample.tokens).startswith(text)
+    assert tokenizer.decode(tok, sample.tokens[:-1]) != text  # no token after the end, none before it left out
+    pieces = [piece.text for piece in generate.stream_pieces(net, tok, "", settings)]
+    assert "".join(pieces) == text  # what may become a stop string is held back
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ("看土。浇水", "看土。"),
+        ("“看土。”浇水", "“看土。”"),  # the closing quote belongs to the sentence
+        ("看土？！……浇水", "看土？！……"),
+        ("\n\n看土\n浇水", "\n\n看土\n"),  # an empty line is no sentence, a line is one
+        ("看土，浇水", "看土，浇水"),
+        ("看土。", "看土。"),
+    ],
+)
+def test_a_text_ends_after_a_sentence(tok, forced, written, text):
+    ids = [*tokenizer.encode(tok, written), tok.eos_token_id]
+    settings = Settings(60, temperature=0.0, sentence=True)
+    sample = generate.generate(forced(ids), tok, "", settings)[0]
+    assert (sample.text, sample.finished) == (text, True)
+    assert "".join(generate.stream(forced(ids), tok, "", settings)) == text
+
+
+@hypothesis_settings(max_examples=200, deadline=None)
+@given(
+    words=st.lists(st.sampled_from(["绿萝", "浇", "水", "浇水", "。", "é", "🌱", "a"]), max_size=12),
+    stop=st.lists(st.text("绿萝浇水。é🌱a", min_size=1, max_size=4), min_size=1, max_size=3),
+)
+def test_writing_is_a_search_in_the_text(tok, words, stop):
+    """Whatever the cuts: the text ends where the first stop string to be complete begins; nothing settled changes."""
+    whole, writing, settled = "".join(words), generate.Writing(tok, tuple(stop)), ""
+    for token in tokenizer.encode(tok, whole):
+        ended = writing.push(token)
+        assert writing.text.startswith(settled)
+        settled = writing.text[: writing.settled]
+        if ended:
+            break
+    complete = [end for end in range(len(whole) + 1) if any(whole[:end].endswith(each) for each in stop)]
+    assert writing.stopped == bool(complete)
+    if not complete:
+        assert writing.text == whole
+    else:  # a token may complete several: then the one that begins first
+        assert not any(each in writing.text for each in stop)
+        assert whole.startswith(writing.text) and len(writing.text) <= complete[0]
+
+
+# ---- what the model thought ----
+
+
+def test_choices_are_what_the_model_thought_before_the_filters(net, tok):
+    """Probability, rank and alternatives of every token, also past the context: as a plain forward pass has them."""
+    settings = Settings(2 * N_CTX, temperature=0.7, top_k=5, seed=2, logprobs=3)
+    sample = generate.generate(net, tok, "浇水", settings)[0]
+    plain = Settings(2 * N_CTX, temperature=0.7, top_k=5, seed=2)
+    assert sample.tokens == generate.generate(net, tok, "浇水", plain)[0].tokens
+    ids = generate.prompt_ids(tok, "浇水")
+    assert [choice.token for choice in sample.choices] == sample.tokens
+    for choice in sample.choices:
+        logprobs = naive_logits(net, tok, ids)[0].log_softmax(-1)
+        assert choice.logprob == pytest.approx(float(logprobs[choice.token]), abs=1e-4)
+        best = logprobs.sort(descending=True)
+        assert best.indices[choice.rank - 1] == choice.token and choice.rank <= 5
+        assert [logprob for _, logprob in choice.alternatives] == pytest.approx(best.values[:3].tolist(), abs=1e-4)
+        names = [tokenizer.decode(tok, [i]) if i != tok.eos_token_id else "" for i in best.indices[:3].tolist()]
+        assert [text for text, _ in choice.alternatives] == names
+        ids.append(choice.token)
+
+
+def test_only_who_asks_is_told_and_as_much_as_asked(net, tok):
+    rows = [Row(generate.prompt_ids(tok, "水"), Settings(3, seed=0, logprobs=n)) for n in (None, 0, 2, 1000)]
+    batch = DecodeBatch(net, tok)
+    batch.add(rows)
+    while batch.rows:
+        batch.step()
+    counts = [[len(choice.alternatives) for choice in row.choices] for row in rows]
+    size = net.config.vocab_size
+    assert counts == [[], *([n] * len(row.new) for n, row in zip((0, 2, size), rows[1:], strict=True))]
+
+
+# ---- settings that look back ----
+
+
+def test_penalties_count_what_was_written_not_the_prompt(net, tok):
+    """With a presence penalty that forbids, no token comes twice; the prompt's own tokens may come."""
+    prompt = TEXT[:6]
+    settings = Settings(N_CTX - 10, temperature=0.0, presence_penalty=100.0)
+    tokens = generate.generate(net, tok, prompt, settings)[0].tokens
+    assert len(tokens) == len(set(tokens)) > 3
+    before = Settings(1, temperature=0.0, presence_penalty=-100.0)
+    assert (
+        generate.generate(net, tok, prompt, before)[0]
+        == generate.generate(net, tok, prompt, Settings(1, temperature=0.0))[0]
+    )
+
+
+@pytest.mark.parametrize("length", [N_CTX - 2, 2 * N_CTX])
+def test_no_ngram_comes_twice(net, tok, length):
+    """Within what the model sees; beyond the window it has forgotten."""
+    settings = Settings(length, temperature=0.3, seed=1, no_repeat_ngram=2)
+    row = Row(generate.prompt_ids(tok, "水"), settings)
+    batch = DecodeBatch(net, tok)
+    batch.add([row])
+    while batch.rows:
+        seen = batch.ids[0].tolist()
+        batch.step()
+        if not row.finished:
+            assert (seen[-1], row.ids[-1]) not in zip(seen, seen[1:], strict=False)
+
+
+class Only:
+    """A constraint: these tokens, in this order."""
+
+    def __init__(self, tokens):
+        self.tokens = tokens
+
+    def begin(self, tokenizer, eos, max_new_tokens):
+        self.left, self.size = list(self.tokens), len(tokenizer)
+        return self
+
+    def allowed(self):
+        return torch.arange(self.size) == self.left[0]
+
+    def advance(self, token):
+        assert token == self.left.pop(0)
+
+    @property
+    def done(self):
+        return not self.left
+
+
+def test_a_constraint_is_obeyed_and_ends_the_text(net, tok):
+    wanted = tokenizer.encode(tok, "龟背竹喜欢浇水")
+    rows = [Row(generate.prompt_ids(tok, "水"), Settings(20, seed=3, constraint=Only(wanted)))]
+    rows.append(Row(generate.prompt_ids(tok, "水"), Settings(20, seed=3)))
+    batch = DecodeBatch(net, tok)
+    batch.add(rows)
+    while batch.rows:
+        batch.step()
+    assert rows[0].new == wanted and rows[0].reason == "stop"
+    assert rows[1].new == generate.generate(net, tok, "水", Settings(20, seed=3))[0].tokens
+
+
 def test_stream_stops_when_asked(net, tok):
     stop, seen = threading.Event(), 0
     for _ in generate.stream(net, tok, "", Settings(1000, seed=0), stop):
@@ -285,7 +455,9 @@ def test_filtered_applies_the_settings(net, tok):
 @pytest.mark.parametrize(
     ("name", "value"),
     [("max_new_tokens", -1), ("temperature", -0.1), ("temperature", float("nan")), ("temperature", float("inf")),
-     ("top_k", -1), ("top_p", 1.1), ("top_p", -0.1), ("repetition_penalty", 0)],
+     ("top_k", -1), ("top_p", 1.1), ("top_p", -0.1), ("repetition_penalty", 0), ("min_p", 2), ("typical_p", 0),
+     ("presence_penalty", float("nan")), ("frequency_penalty", 101), ("no_repeat_ngram", -1), ("stop", ("",)),
+     ("stop", "水"), ("logprobs", -1)],
 )  # fmt: skip
 def test_settings_out_of_range_are_refused_in_words(name, value):
     with pytest.raises(ValueError, match=f"{name} is .*: it must be"):

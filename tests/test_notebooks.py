@@ -18,8 +18,8 @@ RESULT = {
     "vocab": {"vocab_size", "coverage", "agreement_f1"},
     "tokenize": {"tokens", "windows", "chars_per_token"},
     "train": {"steps", "seconds", "tokens_per_second", "val_loss", "val_bits_per_char", "accuracy"},
-    "generate": set(),
-    "serve": {"latency_ms_p50"},
+    "generate": {"longest_copy", "copied_share", "samples"},
+    "serve": {"latency_ms_p50", "first_token_ms_p50"},
 }
 PLAIN_LOAD = """
 import sys

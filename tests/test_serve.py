@@ -1,89 +1,21 @@
 """The service: what it answers, what it refuses and in which words, and that it stays awake while text is made."""
 
 import asyncio
-import contextlib
 import json
+import os
 import re
+import signal
 import socket
 import threading
-from concurrent.futures import Future
 
 import aiohttp
 import pytest
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from stand_in import JSON, FakeEngine, fetch, make_run, post, serving, tasks, tiny_engine, until
 
-from helpers import serve, tokenizer
-from helpers.engine import Engine, Full
+from helpers import serve
 from helpers.generate import Settings
 
-JSON = {"Content-Type": "application/json"}
 KEYS = ["context", "maxlength", "samples", "temperature", "top_k", "top_p", "repetition_penalty", "seed"]
-
-
-class FakeEngine:
-    """Stands in for the engine: answers at once, or (held) when `release` is called; remembers what it was asked."""
-
-    def __init__(self, held: bool = False, room: int = 1000, max_rows: int = 16):
-        self.held, self.room, self.max_rows = held, room, max_rows
-        self.asked, self.futures = [], []
-
-    def submit(self, prompt, settings, samples):
-        if len(self.futures) >= self.room:
-            raise Full
-        self.asked.append((prompt, settings, samples))
-        self.futures.append(Future())
-        if not self.held:
-            self.release()
-        return self.futures[-1]
-
-    def release(self):
-        for (prompt, _, samples), future in zip(self.asked, self.futures, strict=True):
-            if not future.done():
-                future.set_result([f"{prompt}，第{n}份" for n in range(samples)])
-
-
-class BrokenEngine:
-    max_rows = 16
-
-    def submit(self, prompt, settings, samples):
-        raise RuntimeError(f"secret detail about {prompt}")
-
-
-@contextlib.asynccontextmanager
-async def serving(engine, **limits):
-    runner, address = await serve.start(serve.make_app(engine, **limits))
-    try:
-        async with aiohttp.ClientSession(address, timeout=aiohttp.ClientTimeout(20)) as session:
-            yield session
-    finally:
-        await serve.stop(runner)
-
-
-def fetch(method, path, engine=None, limits=None, **request):
-    """Start a server, send one request, stop the server; return (status, headers, body as JSON)."""
-
-    async def once():
-        async with serving(engine or FakeEngine(), **limits or {}) as session:
-            async with session.request(method, path, **request) as response:
-                body = await response.read()
-                return response.status, response.headers, json.loads(body) if body else None
-
-    return asyncio.run(once())
-
-
-def post(body, **kwargs):
-    """POST /generate with a dict (sent as JSON) or raw bytes; return (status, answer)."""
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    status, _, answer = fetch("POST", "/generate", data=data, headers=JSON, **kwargs)
-    return status, answer
-
-
-async def until(condition, seconds=5.0):
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 # ---- what it answers ----
@@ -127,12 +59,21 @@ def test_chinese_is_sent_as_it_is():
     assert "你好".encode() in body
 
 
-def test_healthz_and_schema():
+def test_alive_ready_and_described():
     assert fetch("GET", "/healthz")[2] == {"status": "ok"}
-    schema = fetch("GET", "/schema", limits={"max_length": 77})[2]
-    assert list(schema["properties"]) == KEYS
+    assert fetch("GET", "/readyz")[2] == {"status": "ready"}
+    schema = fetch("GET", "/openapi.json", limits={"max_length": 77})[2]["components"]["schemas"]["GenerateRequest"]
+    assert set(schema["properties"]) >= set(KEYS)
     assert schema["required"] == ["context"]
     assert schema["properties"]["maxlength"]["maximum"] == 77
+
+
+def test_an_engine_that_does_not_run():
+    engine = FakeEngine()
+    engine.alive = False
+    assert fetch("GET", "/readyz", engine=engine)[0] == 503
+    assert post({"context": "x"}, engine=engine)[0] == 503
+    assert fetch("GET", "/healthz", engine=engine)[0] == 200
 
 
 def test_the_page_asks_nobody_else():
@@ -153,7 +94,6 @@ def test_the_page_asks_nobody_else():
     assert not re.search(r"https?:|//\w+\.\w|<script>|style=|\son\w+=", everything)
     named = set(re.findall(r'(?:href|src)="([^"]+)"', answers["/"][1]))
     assert {f"/{name}" for name in named} == set(serve.PAGE) - {"/"}
-    assert set(re.findall(r'name="(\w+)"', answers["/"][1])) >= set(KEYS)
 
 
 # ---- what it refuses ----
@@ -268,90 +208,14 @@ def test_a_full_queue_says_come_back():
     assert "too many" in answer["error"]
 
 
-def test_a_failure_of_ours_tells_no_detail(caplog):
-    status, answer = post({"context": "x"}, engine=BrokenEngine())
+@pytest.mark.parametrize("path, key", [("/generate", "context"), ("/v1/completions", "prompt")])
+def test_a_failure_of_ours_tells_no_detail(caplog, path, key):
+    """The words of an error may quote a prompt: they reach neither the client nor the log."""
+    status, answer = post({key: "x"}, path, engine=FakeEngine(error=RuntimeError("secret detail about x")))
     assert status == 500
-    assert "secret" not in answer["error"]
-    assert "secret" in caplog.text
-
-
-anything = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters()), inner),
-    max_leaves=8,
-)
-nearly_right = st.fixed_dictionaries(
-    {"context": st.text(st.characters())},
-    optional={key: st.integers(-1, 3) | st.floats(0, 1) | anything for key in KEYS[1:]} | {"extra": anything},
-)
-
-
-def test_no_body_makes_it_fail():
-    with asyncio.Runner() as loop:
-        server, seen = serving(FakeEngine()), set()
-        session = loop.run(server.__aenter__())
-
-        @settings(max_examples=400, deadline=None, database=None)
-        @given(st.binary() | st.one_of(anything, nearly_right).map(lambda value: json.dumps(value).encode()))
-        def try_one(body):
-            async def send():
-                async with session.post("/generate", data=body, headers=JSON) as response:
-                    return response.status, await response.json()
-
-            status, answer = loop.run(send())
-            assert status in (200, 400)
-            seen.add(status)
-            if status == 200:
-                assert answer and all(text.startswith(json.loads(body)["context"]) for text in answer)
-            else:
-                assert answer["error"]
-
-        try_one()
-        loop.run(server.__aexit__(None, None, None))
-    assert seen == {200, 400}
-
-
-# ---- who may call ----
-
-
-def test_foreign_origins_are_closed_by_default():
-    """The book answered every origin, with credentials."""
-    foreign = {"Origin": "https://evil.example"}
-    status, headers, _ = fetch("POST", "/generate", json={"context": "x"}, headers=foreign)
-    assert status == 200  # the server cannot know who asks; the browser keeps the answer from the page
-    assert not [name for name in headers if name.startswith("Access-Control")]
-    status, headers, answer = fetch("OPTIONS", "/generate", headers=foreign)
-    assert status == 403
-    assert "--origin" in answer["error"]
-    assert not [name for name in headers if name.startswith("Access-Control")]
-
-
-@pytest.mark.parametrize("body, status", [({"context": "x"}, 200), ({}, 400)])
-def test_a_named_origin_may_read_answers_and_refusals(body, status):
-    friend = {"origins": ["https://friend.example"]}
-    got, headers, _ = fetch("POST", "/generate", limits=friend, json=body, headers={"Origin": "https://friend.example"})
-    assert got == status
-    assert headers["Access-Control-Allow-Origin"] == "https://friend.example"
-    assert "Access-Control-Allow-Credentials" not in headers
-    assert headers["Vary"] == "Origin"
-    for other in ("https://friend.example.evil", "http://friend.example", "https://friend.example:8443", "null"):
-        _, headers, _ = fetch("POST", "/generate", limits=friend, json=body, headers={"Origin": other})
-        assert "Access-Control-Allow-Origin" not in headers
-
-
-def test_preflight_of_a_named_origin():
-    asked = {"Origin": "https://friend.example", "Access-Control-Request-Method": "POST"}
-    status, headers, _ = fetch("OPTIONS", "/generate", limits={"origins": [asked["Origin"]]}, headers=asked)
-    assert status == 204
-    assert headers["Access-Control-Allow-Origin"] == "https://friend.example"
-    assert headers["Access-Control-Allow-Methods"] == "POST"
-    assert headers["Access-Control-Allow-Headers"] == "Content-Type"
-
-
-@pytest.mark.parametrize("origin", ["*", "https://*.example.org", "example.org", "https://example.org/", "null", ""])
-def test_an_origin_is_named_exactly(origin):
-    with pytest.raises(ValueError, match="is not an origin"):
-        serve.make_app(FakeEngine(), origins=[origin])
+    assert "secret" not in str(answer)
+    assert "secret" not in caplog.text
+    assert f"{path} failed: RuntimeError" in caplog.text and "serve.py" in caplog.text
 
 
 # ---- staying awake ----
@@ -421,54 +285,170 @@ def test_stopping_lets_a_running_request_finish():
     asyncio.run(scene())
 
 
-# ---- the real engine, and the command ----
+def test_what_outlasts_the_grace_time_is_told_so():
+    """Not cut in two: a whole refusal, a stream that says why it ends."""
+
+    async def scene():
+        engine = FakeEngine(held=True)
+        runner, address = await serve.start(serve.make_app(engine, grace=0.3))
+        async with aiohttp.ClientSession(address) as session:
+            whole = asyncio.create_task(session.post("/generate", json={"context": "x"}))
+            piecewise = asyncio.create_task(session.post("/v1/completions", json=STREAM))
+            await until(lambda: len(engine.futures) == 2)
+            engine.tell(1 if engine.listeners[1] else 0, 0, "你")
+            response = await piecewise
+            await asyncio.wait_for(serve.stop(runner), 5)
+            assert "ask for fewer" in lines(await response.content.read())[-1]["error"]["message"]
+            refused = await whole
+            assert refused.status == 503 and (await refused.json())["error"]
+            assert engine.waiting == 0
+
+    asyncio.run(scene())
 
 
-@pytest.fixture(scope="module")
-def tiny():
-    """Return a random model of two layers and a tokenizer of a few characters."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    made = tokenizer.build({"植物": 3, "浇水": 2}, "你好，植物浇水多久一次？春天。\n")
-    torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=len(made), n_positions=64, n_embd=32, n_layer=2, n_head=2, bos_token_id=made.bos_token_id,
-        eos_token_id=made.eos_token_id,
-    )  # fmt: skip
-    return GPT2LMHeadModel(config).eval(), made
+# ---- the real engine ----
 
 
-def test_with_the_real_engine(tiny):
+def test_with_the_real_engine():
     """Samples of one request differ (the book's upstream printed one n times); a seed brings the same ones again."""
-    engine = Engine(*tiny).start()
-    try:
-        body = {"context": "植物多久浇水一次？", "maxlength": 12, "samples": 4, "seed": 3}
+    with tiny_engine() as engine:
+        body = {"context": "绿萝怎么浇水？", "maxlength": 12, "samples": 4, "seed": 3}
         status, first = post(body, engine=engine)
         assert status == 200
         assert all(text.startswith(body["context"]) for text in first)
         assert len(first) == 4 and len(set(first)) > 1
         assert post(body, engine=engine) == (200, first)
-    finally:
-        engine.close()
 
 
-def test_the_edges_of_what_is_allowed(tiny):
+def test_the_edges_of_what_is_allowed():
     """The book's service crashed past the context window and at any top_p above 0."""
     edges = [{"context": "浇水" * 200, "maxlength": 70}]  # the model's window has 64 places
     edges += [{"context": text} for text in ("\0", " ", "\n", "[CLS]", "[PAD][UNK]", "<0x41>", "龘😀", "x" * 2000)]
     edges += [{"temperature": value} for value in (0, 5e-324, 1e-30, 2)]
     edges += [{"top_p": value} for value in (0, 5e-324, 0.9, 1)] + [{"top_k": 1}, {"top_k": 1000}]
+    edges += [{"min_p": 1}, {"min_p": 5e-324}, {"typical_p": 1}, {"typical_p": 5e-324}, {"no_repeat_ngram": 1}]
+    edges += [{"presence_penalty": 2, "frequency_penalty": -2}, {"no_repeat_ngram": 20, "maxlength": 40}]
     edges += [{"repetition_penalty": 2}, {"seed": 0}, {"seed": 2**32 - 1}, {"maxlength": 1, "samples": 10}]
-    engine = Engine(*tiny).start()
-    try:
-        for edge in edges:
-            body = {"context": "植物", "maxlength": 5, "samples": 2} | edge
-            status, answer = post(body, engine=engine)
-            assert status == 200, (edge, answer)
-            assert len(answer) == body["samples"]
-            assert all(text.startswith(body["context"]) for text in answer)
-    finally:
-        engine.close()
+
+    async def scene(engine):
+        async with serving(engine) as session:
+            for edge in edges:
+                body = {"context": "植物", "maxlength": 5, "samples": 2} | edge
+                async with session.post("/generate", json=body) as response:
+                    answer = await response.json()
+                assert response.status == 200, (edge, answer)
+                assert len(answer) == body["samples"]
+                assert all(text.startswith(body["context"]) for text in answer)
+
+    with tiny_engine() as engine:
+        asyncio.run(scene(engine))
+
+
+# ---- streams ----
+
+
+def lines(data: bytes) -> list:
+    """Return the events of a stream; the last one is [DONE]."""
+    *events, done, rest = data.decode().split("\n\n")
+    assert done == "data: [DONE]" and rest == ""
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+STREAM = {"prompt": "x", "n": 2, "stream": True}
+
+
+def test_a_stream_arrives_as_it_is_written():
+    """Pieces that come together go out together; a piece that comes alone is not kept waiting."""
+
+    async def scene():
+        engine = FakeEngine(held=True)
+        async with serving(engine) as session:
+            asking = asyncio.create_task(session.post("/v1/completions", json=STREAM))
+            await until(lambda: engine.futures)
+            engine.tell(0, 1, "你")
+            response = await asyncio.wait_for(asking, 2)
+            assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+            assert response.headers["X-Accel-Buffering"] == "no"
+            first = await asyncio.wait_for(response.content.readuntil(b"\n\n"), 2)
+            assert "你".encode() in first
+            choice = json.loads(first.removeprefix(b"data: "))["choices"][0]
+            assert choice == {"index": 1, "text": "你", "finish_reason": None, "logprobs": None}
+            for text in "好春天":
+                engine.tell(0, 1, text)
+            engine.release()
+            rest = lines(await response.content.read())
+            assert [(event["choices"][0]["index"], event["choices"][0]["text"]) for event in rest] == [
+                (1, "好春天，第1份"), (0, "，第0份"),
+            ]  # fmt: skip
+            assert all("usage" not in event for event in rest)
+
+    asyncio.run(scene())
+
+
+def test_a_stream_that_fails_says_so():
+    async def scene(limits, fail, words):
+        engine = FakeEngine(held=True)
+        async with serving(engine, **limits) as session:
+            asking = asyncio.create_task(session.post("/v1/completions", json=STREAM))
+            await until(lambda: engine.futures)
+            engine.tell(0, 0, "你")
+            response = await asking
+            fail(engine)
+            events = lines(await response.content.read())
+            assert events[0]["choices"][0]["text"] == "你"
+            assert words in events[1]["error"]["message"]
+            assert engine.waiting == 0
+
+    asyncio.run(scene({}, lambda engine: engine.futures[0].set_exception(RuntimeError("secret")), "server failed"))
+    asyncio.run(scene({"timeout": 0.3}, lambda engine: None, "no answer within 0.3 seconds"))
+
+
+def test_a_stream_that_is_left_takes_its_rows_along():
+    async def scene():
+        with tiny_engine() as engine:
+            async with serving(engine) as session:
+                body = STREAM | {"max_tokens": 500}
+                async with session.post("/v1/completions", json=body) as response:
+                    await response.content.readuntil(b"\n\n")
+                    assert engine.rows == 2
+                await until(lambda: engine.rows == 0)
+                assert engine.tokens < 900
+
+    asyncio.run(scene())
+
+
+def test_two_hundred_disconnects_leave_nothing_behind():
+    async def scene():
+        with tiny_engine(max_queue=200) as engine:
+            app = serve.make_app(engine, max_concurrent=1000)
+            async with serving(app) as session:
+                before = len(await tasks())
+
+                async def leave(number):
+                    key, path = [("context", "/generate"), ("prompt", "/v1/completions")][number % 2]
+                    body = {key: "绿萝"} | ({"max_tokens": 400, "stream": True} if number % 2 else {"maxlength": 400})
+                    try:
+                        async with asyncio.timeout(0.05 + number % 7 / 50), session.post(path, json=body) as response:
+                            while await response.content.readany():
+                                pass
+                    except TimeoutError:
+                        left.append(number)
+
+                left = []
+                for begin in range(0, 200, 50):
+                    await asyncio.gather(*map(leave, range(begin, begin + 50)))
+                assert len(left) > 150  # the others' texts came to their end before
+                await until(lambda: engine.rows == engine.waiting == 0)
+                await until(lambda: not app[serve.STATE].running and not app[serve.GUARD].under_way)
+                async with session.get("/healthz") as response:
+                    assert response.status == 200
+                await asyncio.sleep(0.05)
+                assert len(await tasks()) <= before + 2  # the connection of this last request
+
+    asyncio.run(scene())
+
+
+# ---- the command ----
 
 
 def test_the_port_is_taken(capsys, monkeypatch):
@@ -491,23 +471,158 @@ def test_the_model_is_there_before_the_first_request(monkeypatch, capsys):
     happened = []
 
     class Recorded(FakeEngine):
-        def __init__(self, model, tokenizer):
+        def __init__(self, model, tokenizer, max_wait):
             super().__init__()
             happened.append((model, tokenizer))
 
         def start(self):
             happened.append("start")
 
-        def close(self):
+        def close(self, cancel):
             happened.append("close")
 
-    def run_app(app, *, sock, **_):
-        assert sock.getsockname()[0] == "127.0.0.1"
+    async def start_on(app, listening, host):
+        assert listening.getsockname()[0] == host == "127.0.0.1"
         happened.append("serve")
+        os.kill(os.getpid(), signal.SIGTERM)
+        return await start_really(app, listening, host)
 
+    start_really = serve.start_on
     monkeypatch.setattr(serve.generate, "load", lambda run: (run, "tokenizer"))
     monkeypatch.setattr(serve, "Engine", Recorded)
-    monkeypatch.setattr(serve.web, "run_app", run_app)
+    monkeypatch.setattr(serve, "start_on", start_on)
     assert serve.main(["--run", "sample", "--port", "0"]) == 0
     assert happened == [("sample", "tokenizer"), "start", "serve", "close"]
     assert "curl http://127.0.0.1:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--host", "0.0.0.0"], "other machines can call 0.0.0.0, and there is no API key"),
+        (["--host", ""], "other machines can call every address"),
+        (["--host", "::"], "other machines"),
+        (["--host", "example.org"], "other machines"),
+        (["--api-key-file", "/nowhere"], "cannot read the API key from /nowhere"),
+        (["--processes", "0"], "it must be 1 or more"),
+        (["--origin", "*"], "is not an origin"),
+    ],
+)
+def test_it_refuses_to_start(monkeypatch, capsys, arguments, words):
+    monkeypatch.delenv(serve.KEY, raising=False)
+    monkeypatch.setattr(serve.generate, "load", lambda run: pytest.fail("the model was loaded for nothing"))
+    if arguments[0] == "--origin":
+        monkeypatch.setattr(serve.generate, "load", lambda run: ())
+        monkeypatch.setattr(serve, "Engine", lambda **_: FakeEngine())
+    assert serve.main(["--run", "any", "--port", "0", *arguments]) == 1
+    assert words in capsys.readouterr().err
+
+
+def test_where_the_key_comes_from(monkeypatch, tmp_path):
+    """Not from a flag's value, which every user of the machine can read in the list of processes."""
+    monkeypatch.delenv(serve.KEY, raising=False)
+    assert serve.read_key(None) is None
+    monkeypatch.setenv(serve.KEY, "from-the-environment")
+    assert serve.read_key(None) == "from-the-environment"
+    file = tmp_path / "key"
+    file.write_text("from-a-file\n")
+    assert serve.read_key(str(file)) == "from-a-file"
+    for wrong in ("", "two words", "钥匙"):
+        file.write_text(wrong)
+        with pytest.raises(ValueError, match="one word of ASCII"):
+            serve.read_key(str(file))
+
+
+def test_a_process_that_never_serves_ends_all(monkeypatch, capfd):
+    monkeypatch.setattr(serve, "worker", max)  # ends at once, with an error
+    kept = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        assert serve.main(["--run", "any", "--port", "0", "--processes", "2"]) == 1
+    finally:
+        signal.signal(signal.SIGTERM, kept[0])
+        signal.signal(signal.SIGINT, kept[1])
+    assert "ended with code 1 before it could serve: all are stopped" in capfd.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="several processes need SO_REUSEPORT")
+def test_processes_share_a_port_replace_the_dead_and_end_in_order(monkeypatch, capfd):
+    """Two servers under load: one is killed, then all are told to end. Nobody gets half an answer."""
+    monkeypatch.setenv(serve.KEY, "a-key")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    made, clients = [], []
+    monkeypatch.setattr(serve.Processes, "_start", remember(serve.Processes._start, made))
+
+    def call():
+        try:
+            asyncio.run(two_processes(made, capfd))
+            clients.append("satisfied")
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    client = threading.Thread(target=call)
+    try:
+        client.start()
+        assert serve.main(["--run", make_run(), "--port", "0", "--processes", "2"]) == 0
+    finally:
+        client.join()
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+    assert clients == ["satisfied"]
+    assert "another one takes its place" in capfd.readouterr().err
+    assert len(made) == 3 and not any(process.is_alive() for process in made)
+
+
+def remember(start, made):
+    """Return `start`, which starts a server process, such that the process is put into `made`."""
+
+    def start_and_remember(processes):
+        start(processes)
+        made.append(list(processes._workers.values())[-1])
+
+    return start_and_remember
+
+
+async def two_processes(made, capfd):
+    said = ""
+
+    def told():
+        nonlocal said
+        said += capfd.readouterr().out
+        return "in 2 processes" in said
+
+    await until(told, 60)
+    assert "$CHINESE_GPT_API_KEY" in said and "a-key" not in said
+    address = re.search(r"http://[\d.:]+", said)[0]
+    answers, stopping = [], []
+
+    async def ask(session, number):
+        """Ask for one text after the other, each on a connection of its own: answers are whole, or there is none."""
+        body = {"prompt": "绿萝", "max_tokens": 300, "stream": bool(number % 2)}
+        while True:
+            status = None
+            try:
+                async with session.post(f"{address}/v1/completions", json=body) as response:
+                    status = response.status
+                    data = await response.read()
+            except aiohttp.ClientError as error:
+                assert status is None, f"half an answer: {error!r}"
+                assert stopping, "refused by a server that runs"
+                return
+            if status != 200:
+                assert stopping and (status, json.loads(data)["error"]["code"]) == (503, "stopping")
+                return
+            events = lines(data) if number % 2 else [json.loads(data)]
+            assert events[-1]["choices"][0]["finish_reason"] in ("length", "stop")
+            answers.append(number)
+
+    async with aiohttp.ClientSession(
+        headers={"Authorization": "Bearer a-key"}, connector=aiohttp.TCPConnector(force_close=True)
+    ) as session:
+        made[0].kill()
+        await until(lambda: len(made) == 3, 10)
+        asking = [asyncio.create_task(ask(session, number)) for number in range(6)]
+        await until(lambda: len(answers) > 12, 20)
+        stopping.append(True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(asyncio.gather(*asking), 20)

@@ -22,7 +22,7 @@ from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from helpers import generate, show
+from helpers import copying, generate, insight, show
 from helpers.show import curves, dashboard, experts, figures, panel, record, runs, series, text
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -144,6 +144,120 @@ def test_labels_need_one_label_an_input(shown):
         show.labels(["a", "b"], ["b"])
     show.labels(["我"] * 100, [None] * 100)
     assert shown[0]["data"]["text/plain"].count("我") == 100
+
+
+# ---------------------------------------------------------------- see through
+
+
+def step(text: str, p: float, *filters: insight.Filter, others=()) -> insight.Step:
+    bits = -math.log2(p)
+    return insight.Step(7, text, p, 3, bits, bits / len(text) if text else None, tuple(others), filters)
+
+
+def took(name: str, removed: int, lost: float, chosen: float, *likeliest) -> insight.Filter:
+    return insight.Filter(name, removed, lost, chosen, likeliest)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(HOSTILE, HOSTILE)
+def test_any_text_can_be_seen_through(shown, one, two):
+    shown.clear()
+    work = took("top_k", 3, 0.25, 0.5, (one, 0.2), (two, 0.05))
+    show.explained(
+        [step(one, 0.5, work, others=[(two, 0.5)]), step("", 0.25, work), step(two, 0.001, work)], prompt=one
+    )
+    show.filters([step(one, 0.5, work), step(two, 0.5, work)])
+    stretches = (copying.Stretch(0, len(one), 7, 2),) if one else ()
+    show.copied([copying.Copied(one + two, len(one), stretches, 8, 0, 0)])
+    show.attention([one, two], [[1.0, 0.0], [0.5, 0.5]], title=two)
+    for output in shown:
+        page = Page(output["data"]["text/html"])
+        assert page.tags <= {"table", "thead", "tbody", "tr", "td", "th", "div", "span"}
+        assert page.attributes <= {"style", "title"} and page.open == []
+        assert output["data"]["text/plain"].strip()
+    assert Page(shown[0]["data"]["text/html"]).words.startswith(one + one + two)
+    assert one + two in Page(shown[2]["data"]["text/html"]).words
+
+
+def test_each_character_has_the_colour_of_its_own_chance(shown):
+    """Three characters that share a word's bits are each more likely than the word; three bytes are one character."""
+    steps = [step("好", 0.6), step("龟背竹", 0.001), step("", 0.5), step("", 0.5), step("🌱", 0.02), step("", 0.3)]
+    show.explained(steps, prompt="问\n")
+    html = shown[0]["data"]["text/html"]
+    grounds = re.findall(r'<span(?: style="background:rgba\([\d,]+,([\d.]+)\)[^"]*")? title="[^"]*">(.*?)</span>', html)
+    # 0.001 ** (1/3) = 0.1, and 0.5 × 0.5 × 0.02 = 0.005
+    assert grounds == [("", "好"), ("0.34", "龟背竹"), ("0.7", "🌱"), ("0.18", "■")]
+    assert '<span style="opacity:.55">问\n</span>' in html
+    lines = shown[0]["data"]["text/plain"].splitlines()
+    assert lines[0].split() == ["text", "probability", "rank", "bits", "likeliest"] and len(lines) == 7
+    assert lines[1].split()[:2] == ["好", "60.0"]
+
+
+def test_the_mouse_tells_what_the_filters_did(shown):
+    work = (took("top_k", 2000, 0.123, 0.7, ("很", 0.05)), took("temperature", 0, 0.0, 0.8))
+    show.explained([step("水", 0.6, *work, others=[("水", 0.6), ("", 0.2)])])
+    (title,) = re.findall('title="([^"]*)"', shown[0]["data"]["text/html"])
+    assert title.splitlines() == [
+        "60.0 %, number 3 of the model's choices, 0.74 bits".replace("'", "&#x27;"),
+        "likeliest: 水 60.0 %, ■ 20.0 %",
+        "top_k: 70.0 %; took away 2,000 tokens with 12.3 %: 很 5.0 % …",
+        "temperature: 80.0 %",
+    ]
+
+
+def test_filters_are_summed_up_over_the_text(shown):
+    show.filters([
+        step("绿", 0.5, took("top_k", 10, 0.2, 0.6, ("很", 0.1)), took("top_p", 0, 0.0, 0.6)),
+        step("萝", 0.25, took("top_k", 20, 0.4, 0.35, ("大", 0.3)), took("top_p", 0, 0.0, 0.35)),
+    ])  # fmt: skip
+    lines = [re.split(r"\s{2,}", line) for line in shown[0]["data"]["text/plain"].splitlines()[1:]]
+    assert lines == [["top_k", "15", "30.0 %", "+10.0", "绿▸ 大 30.0 %"], ["top_p", "0", "–", "+0.0"]]
+    show.filters([])
+    show.filters([step("绿", 0.5)])
+
+
+def test_copied_stretches_are_marked_whole_and_neighbours_apart(shown):
+    stretches = (
+        copying.Stretch(1, 4, 5, 2), copying.Stretch(3, 8, 12345, 1), copying.Stretch(8, 10, 0, 3),
+    )  # fmt: skip
+    show.copied([copying.Copied("零一二三四五六七八九十", 5, stretches, 2, 10, 4)])
+    data = shown[0]["data"]
+    assert (
+        data["text/plain"]
+        == "[longest stretch 5 characters · 40.0 % of its 2-grams known]\n零【一二】【三四五六七】【八九】十"
+    )
+    hues = re.findall(r"background:rgba\((\d+),", data["text/html"].split("known</div>")[1])
+    assert len(hues) == 3 and hues[0] != hues[1] != hues[2]
+    assert 'title="5 characters, 1 times, first in document 12,345">三四五六七<' in data["text/html"]
+    show.copied([])
+    show.copied([copying.Copied("", 0, (), 8, 0, 0)])
+
+
+def test_the_grid_has_a_table_a_measure(shown):
+    cells = [insight.Cell(t, p, 0.1 + t, 0.01, 5.0 + p, 0.5) for t in (0.5, 1.0) for p in (0.9, 1.0)]
+    show.grid(cells)
+    plain = shown[0]["data"]["text/plain"]
+    assert plain.split("\n\n")[0].splitlines() == [
+        "diversity: n-grams that differ", "t \\ p   0.9     1", "  0.5  0.60  0.60", "    1  1.10  1.10",
+    ]  # fmt: skip
+    assert plain.count("t \\ p") == 4
+    assert Page(shown[0]["data"]["text/html"]).open == []
+    show.grid([insight.Cell(1.0, 1.0, 0.5, 0.0, None, None)])  # without an index: two measures
+    assert shown[1]["data"]["text/plain"].count("t \\ p") == 2
+
+
+def test_attention_shows_the_last_tokens_and_where_each_looks(shown):
+    size = 50
+    weights = [[1.0 if j == max(0, i - 1) else 0.0 for j in range(size)] for i in range(size)]
+    names = [f"词{i}" for i in range(size)]
+    show.attention(names, weights, "layer 0, head 1")
+    lines = shown[0]["data"]["text/plain"].splitlines()
+    assert lines[0] == "layer 0, head 1 (the last 40 of 50 tokens)" and len(lines) == 41
+    assert lines[1] == "词10 → 词9 100.0 %" and lines[-1] == "词49 → 词48 100.0 %"
+    html = shown[0]["data"]["text/html"]
+    assert html.count("<td") == 40 * 41 / 2 and len(html) < 100_000
+    with pytest.raises(ValueError, match="2 tokens and 1 rows"):
+        show.attention(["一", "二"], [[1.0]])
 
 
 # ---------------------------------------------------------------- figures
@@ -861,12 +975,19 @@ def test_durations_are_words(seconds, words):
 # ---------------------------------------------------------------- panel
 
 
+def piece(text: str, *words: tuple[str, float]) -> generate.Piece:
+    """A piece of a text; `words` are (text, probability) of its tokens, where they differ from the piece."""
+    other = ((text[::-1], math.log(0.25)), ("", -9.0))
+    choices = [generate.Choice(7, word, math.log(p), 2, other) for word, p in words or [(text, 0.5)]]
+    return generate.Piece(0, text, tuple(choices), None)
+
+
 @pytest.fixture
 def play(shown, monkeypatch):
     """A panel over a fake model; `play.stream` is what it streams."""
     import torch
 
-    state = SimpleNamespace(forwards=0, stream=lambda prompt, settings, stop: iter(["好", "的"]))
+    state = SimpleNamespace(forwards=0, stream=lambda prompt, settings, stop: iter([piece("好"), piece("的")]))
 
     def next_logits(model, tokenizer, prompt):
         state.forwards += 1
@@ -875,7 +996,7 @@ def play(shown, monkeypatch):
     monkeypatch.setattr(panel, "PAUSE", 0.01)
     monkeypatch.setattr(panel, "FRAME", 0.0)
     monkeypatch.setattr(generate, "next_logits", next_logits)
-    monkeypatch.setattr(generate, "stream", lambda model, tokenizer, *rest: state.stream(*rest))
+    monkeypatch.setattr(generate, "stream_pieces", lambda model, tokenizer, *rest: state.stream(*rest))
     model = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=64))
     names = lambda ids: [["甲", "[CLS]", "<乙>", "丙"][i] for i in ids]  # noqa: E731
     tokenizer = SimpleNamespace(convert_ids_to_tokens=names)
@@ -893,10 +1014,25 @@ def test_text_streams_into_the_panel(play):
     assert play.panel.cancel.disabled
 
 
+def test_the_panel_colours_what_it_wrote_by_probability(play):
+    """A sure word stays plain; the bytes of a rare character share a colour; under the mouse are the alternatives."""
+    rare = piece("<🌱>", ("<", 0.9), ("\ufffd", 0.1), ("\ufffd", 0.1), ("🌱>", 0.9))
+    play.stream = lambda prompt, settings, stop: iter([piece("好的", ("好", 0.9), ("的", 0.02)), rare])
+    play.panel.generate.click()
+    until(lambda: not play.panel.generate.disabled)
+    html = play.panel.text.value
+    page = Page(html)
+    assert page.words == "问 <b>\n好的<🌱>" and page.open == [] and page.tags == {"div", "span"}
+    assert re.search('<span title="90.0 %, number 2; likeliest: [^"]*">好</span>', html)
+    assert re.search(r'<span style="background:rgba\([^"]*,0.5\)[^"]*" title="2.0 %[^"]*, ■ [^"]*">的</span>', html)
+    assert re.search(r'<span style="background:rgba\([^"]*,0.18\)[^"]*" title="90.0 %[^"]*">&lt;🌱&gt;</span>', html)
+    assert "probability of a character" in Page(play.panel.legend.value).words
+
+
 def test_cancel_works_in_the_middle_of_a_text(play):
     def endless(prompt, settings, stop):
         while not stop.is_set():
-            yield "字"
+            yield piece("字")
             time.sleep(0.005)
 
     play.stream = endless
@@ -905,7 +1041,7 @@ def test_cancel_works_in_the_middle_of_a_text(play):
     assert time.monotonic() - began < 1  # the callback left the work to a thread
     assert play.panel.generate.disabled and not play.panel.cancel.disabled
     worker = play.panel.worker
-    until(lambda: "字字字" in play.panel.text.value)
+    until(lambda: play.panel.text.value.count(">字<") >= 3)
     assert "▌" in play.panel.text.value
     play.panel.generate.click()  # while a text is being written, nothing new begins
     assert play.panel.worker is worker
@@ -918,7 +1054,7 @@ def test_cancel_works_in_the_middle_of_a_text(play):
 
 def test_errors_are_told_in_the_panel(play):
     def broken(prompt, settings, stop):
-        yield "好"
+        yield piece("好")
         raise ValueError("the prompt is <too> long")
 
     play.stream = broken
@@ -944,9 +1080,10 @@ def test_settings_are_those_of_the_sliders(play):
     play.stream = lambda prompt, settings, stop: got.append((prompt, settings)) or iter(())
     play.panel.settings["seed"].value = 7
     play.panel.settings["temperature"].value = 0.5
+    play.panel.settings["min_p"].value = 0.1
     play.panel.generate.click()
     until(lambda: not play.panel.generate.disabled)
-    assert got == [("问 <b>\n", generate.Settings(64, 0.5, 0, 0.95, 1.0, 7))]
+    assert got == [("问 <b>\n", generate.Settings(64, 0.5, 0, 0.95, 1.0, 7, min_p=0.1, logprobs=panel.ALTERNATIVES))]
 
 
 def test_headless_the_panel_is_a_sentence(play, monkeypatch):

@@ -18,15 +18,21 @@ from helpers.show.history import samples_over_time, spikes  # noqa: E402
 from helpers.show.panel import sampling_panel  # noqa: E402
 from helpers.show.record import attach, read_metrics  # noqa: E402
 from helpers.show.runs import compare, follow  # noqa: E402
+from helpers.show.seethrough import attention, copied, explained, filters, grid  # noqa: E402
 from helpers.show.text import documents, labels, pieces, probabilities, samples, table  # noqa: E402
 
 __all__ = [
     "attach",
+    "attention",
     "compare",
+    "copied",
     "coverage",
     "documents",
     "expert_load",
+    "explained",
+    "filters",
     "follow",
+    "grid",
     "labels",
     "length_histogram",
     "loss_curve",

@@ -4,6 +4,7 @@ Knows nothing of how text is generated: `generate` writes it, `sampling` filters
 callback returns at once and leaves the work to a thread: a callback that worked itself would make Cancel dead.
 """
 
+import math
 import os
 import threading
 import time
@@ -11,9 +12,11 @@ from html import escape
 
 import ipywidgets as widgets
 
-from helpers.show.text import card, continuation, render_probabilities
+from helpers.show.seethrough import heat, legend, listed
+from helpers.show.text import card, continuation, percent, render_probabilities
 
 TOKENS = 10  # bars shown
+ALTERNATIVES = 4  # to a word that was written, under the mouse
 FRAME = 0.1  # seconds between two pictures of the text
 PAUSE = 0.15  # seconds that the sliders must rest before the bars are computed
 
@@ -54,6 +57,7 @@ class Panel:
             ),
             "top_k": slider(widgets.IntSlider, "top_k", "0 is off", value=0, min=0, max=100),
             "top_p": slider(widgets.FloatSlider, "top_p", "1 is off", value=0.95, min=0, max=1, step=0.01),
+            "min_p": slider(widgets.FloatSlider, "min_p", "0 is off", value=0, min=0, max=0.5, step=0.01),
             "repetition_penalty": slider(
                 widgets.FloatSlider, "repetition_penalty", "1 is off", value=1, min=1, max=2, step=0.05
             ),
@@ -64,6 +68,7 @@ class Panel:
         self.note = widgets.HTML()
         self.bars = widgets.HTML(layout={"min_height": "20em"})
         self.text = widgets.HTML()
+        self.legend = widgets.HTML()
 
         self.generate.on_click(lambda _: self.begin())
         self.cancel.on_click(lambda _: self.stop.set())
@@ -74,14 +79,15 @@ class Panel:
         left = widgets.VBox(
             [self.prompt, *self.settings.values(), buttons, self.note], layout={"width": "27em", "margin": "0 2em 0 0"}
         )
-        self.box = Box([widgets.HBox([left, self.bars], layout={"flex_flow": "row wrap"}), self.text])
+        self.box = Box([widgets.HBox([left, self.bars], layout={"flex_flow": "row wrap"}), self.text, self.legend])
         self.draw_soon()
 
     def read(self):
         """Return the sliders as `Settings`."""
         from helpers import generate  # with torch: paid for by those who sample, not by every notebook with a figure
 
-        return generate.Settings(**{name: widget.value for name, widget in self.settings.items()})
+        values = {name: widget.value for name, widget in self.settings.items()}
+        return generate.Settings(**values, logprobs=ALTERNATIVES)
 
     def begin(self) -> None:
         """Start a text, unless one is being written."""
@@ -97,26 +103,27 @@ class Panel:
         """Write one text into the panel, piece by piece (in the worker thread)."""
         from helpers import generate
 
-        text, began, shown = prompt, time.monotonic(), 0.0
-        self.note.value = "writing …"
+        body, characters, began, shown = continuation(prompt, prompt), 0, time.monotonic(), 0.0
+        self.note.value, self.legend.value = "writing …", legend()
         try:
-            self.show(text, prompt, "▌")
-            for piece in generate.stream(self.model, self.tokenizer, prompt, self.read(), stop):
-                text += piece
+            self.show(body, "▌")
+            for piece in generate.stream_pieces(self.model, self.tokenizer, prompt, self.read(), stop):
+                body += coloured(piece)
+                characters += len(piece.text)
                 if time.monotonic() - shown >= FRAME:
-                    self.show(text, prompt, "▌")
+                    self.show(body, "▌")
                     shown = time.monotonic()
             ended = "cancelled: " if stop.is_set() else ""
-            self.note.value = f"{ended}{len(text) - len(prompt)} characters in {time.monotonic() - began:.1f} s"
+            self.note.value = f"{ended}{characters} characters in {time.monotonic() - began:.1f} s"
         except Exception as error:  # nobody waits for this thread: whatever went wrong is told in the panel
             self.note.value = in_words(error)
         finally:
-            self.show(text, prompt)
+            self.show(body)
             self.generate.disabled, self.cancel.disabled = False, True
 
-    def show(self, text: str, prompt: str, cursor: str = "") -> None:
+    def show(self, body: str, cursor: str = "") -> None:
         """Show the text as far as it goes."""
-        self.text.value = card(continuation(text, prompt) + cursor)
+        self.text.value = card(body + cursor)
 
     def draw_soon(self) -> None:
         """Draw the bars when the sliders have rested for a moment."""
@@ -148,6 +155,26 @@ class Panel:
         likeliest.sort(key=lambda token: -before[token])
         names = self.tokenizer.convert_ids_to_tokens(likeliest)
         return [(name, float(before[token]), float(after[token])) for token, name in zip(likeliest, names, strict=True)]
+
+
+def coloured(piece) -> str:
+    """Return a `Piece` as HTML: each word by its probability, or all as one where its words are not whole."""
+    choices = piece.choices
+    if "".join(choice.text for choice in choices) == piece.text:
+        parts = [(choice.text, [choice]) for choice in choices]
+    else:  # the bytes of a character, or a word that a stop string cuts
+        parts = [(piece.text, choices)]
+    html = ""
+    for text, those in parts:
+        nats = sum(choice.logprob for choice in those) / max(1, len(text))
+        html += heat(text, math.exp(nats), "\n".join(map(described, those)))
+    return html
+
+
+def described(choice) -> str:
+    """Return what is known of a `Choice`, for under the mouse."""
+    alternatives = [(text, math.exp(logprob)) for text, logprob in choice.alternatives]
+    return f"{percent(math.exp(choice.logprob))}, number {choice.rank:,}; likeliest: {listed(alternatives)}"
 
 
 def in_words(error: Exception) -> str:

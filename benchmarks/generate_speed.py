@@ -1,0 +1,170 @@
+"""How fast is text written? Ours against `transformers`' generate and CTranslate2, turn by turn, and int8's cost.
+
+    python -m benchmarks.generate_speed [--run sample] [--tokens 100] [--laps 5] [--quick]
+
+Two models: the trained one of a run, and GPT-2's 124 million parameters with random weights. One process writes in
+turn, from the same prompt, the same number of tokens, at one sequence and at eight: ours, the library's, CTranslate2
+with float32 and with int8 weights. All draw from the model's own distribution; none may end early. A speed is compared
+with the library's in the same turn, so a machine that slows down slows all of them; the median counts.
+
+Then what int8 costs on the trained model: bits a character of validation documents, and how often the same token comes
+out. CTranslate2 needs `pip install -e ".[fast]"`; without it, and on a GPU, only the first two are compared.
+"""
+
+import argparse
+import importlib.util
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, GenerationConfig, GPT2Config
+
+from helpers import checkpoint, fast, generate, machine, paths, tokenizer
+from helpers import model as models
+from helpers.generate import DecodeBatch, Row, Settings
+
+SEQUENCES = (1, 8)
+AIMS = {"ours_1": 1.5, "ours_8": 2.0, "int8_1": 5.0}  # × transformers at as many sequences
+NAMES = {"transformers": "transformers", "ours": "ours", "float32": "CTranslate2 float32", "int8": "CTranslate2 int8"}
+SHAPE = dict(n_layer=12, n_embd=768, n_head=12, n_ctx=1024, vocab=50257)
+QUICK = dict(n_layer=2, n_embd=64, n_head=2, n_ctx=128, vocab=2000)
+PROMPT = 12  # ids, at most; the rest of the window is for writing
+Writer = Callable[[int], int]  # sequences -> tokens written, the prompt's not counted
+
+
+def random_model(shape: dict, folder: Path) -> None:
+    """Write a GPT-2 of this shape, with random weights and a made-up vocabulary, as notebook 04 would."""
+    own = len(tokenizer.build({}, ""))
+    tok = tokenizer.build({f"w{i:05}": 1 for i in range(shape["vocab"] - own)}, "")
+    cfg = GPT2Config(
+        vocab_size=len(tok), n_positions=shape["n_ctx"], n_embd=shape["n_embd"], n_layer=shape["n_layer"],
+        n_head=shape["n_head"], activation_function="gelu_pytorch_tanh", bos_token_id=tok.bos_token_id,
+        eos_token_id=tok.eos_token_id, pad_token_id=tok.pad_token_id,
+    )  # fmt: skip
+    checkpoint.export(folder, models.build(cfg, seed=0), tok)
+
+
+def writers(folder: Path, scratch: Path, prompt: str, tokens: int) -> dict[str, Writer]:
+    """Return who takes part, for one model."""
+    model, tok = generate.load(folder)
+    ids = generate.prompt_ids(tok, prompt)[: 1 + PROMPT]
+    tokens = min(tokens, model.config.max_position_embeddings - len(ids))
+
+    def ours(sequences: int) -> int:
+        batch = DecodeBatch(model, tok)
+        batch.eos = -1  # no token: no text ends early
+        rows = [Row(ids, Settings(max_new_tokens=tokens, seed=0), number) for number in range(sequences)]
+        batch.add(rows)
+        while batch.rows:
+            batch.step()
+        return sum(len(row.new) for row in rows)
+
+    model.generation_config = GenerationConfig()  # without an end token: no text ends early
+    drawing = dict(max_new_tokens=tokens, do_sample=True, top_k=0, top_p=1.0, pad_token_id=tok.pad_token_id)
+    inputs = torch.tensor([ids], device=model.device)
+
+    def theirs(sequences: int) -> int:
+        mask = torch.ones_like(inputs)
+        out = model.generate(inputs, attention_mask=mask, num_return_sequences=sequences, **drawing)
+        return (out.shape[1] - len(ids)) * len(out)
+
+    def exported(quantization: str) -> Writer:
+        engine = fast.Fast(fast.export(folder, scratch / quantization, quantization))
+
+        def write(sequences: int) -> int:
+            return sum(map(len, engine.write([ids] * sequences, tokens, at_least=tokens)))
+
+        return write
+
+    taking_part = {"transformers": theirs, "ours": ours}
+    if importlib.util.find_spec("ctranslate2") and model.device.type == "cpu":
+        taking_part |= {quantization: exported(quantization) for quantization in ("float32", "int8")}
+    return taking_part
+
+
+def measure(taking_part: dict[str, Writer], laps: int) -> dict[str, float]:
+    """Return the median tokens a second, `ours_8` say, and the median ratio to transformers, `ours_8_times`."""
+    speeds: dict[str, list[float]] = {}
+    for lap in range(laps + 1):
+        for sequences in SEQUENCES:
+            for name, write in taking_part.items():
+                begin = time.perf_counter()
+                written = write(sequences)
+                if lap:  # the first lap sets up: it counts for nothing
+                    speeds.setdefault(f"{name}_{sequences}", []).append(written / (time.perf_counter() - begin))
+    figures = {name: round(statistics.median(each), 1) for name, each in speeds.items()}
+    for name, each in speeds.items():
+        library = speeds[f"transformers_{name.split('_')[1]}"]
+        figures[f"{name}_times"] = round(statistics.median(a / b for a, b in zip(each, library, strict=True)), 2)
+    return figures
+
+
+def cost(run: str, folder: Path, export: Path, count: int) -> dict[str, float]:
+    """Return what int8 costs on the first `count` validation documents of a run."""
+    lines = paths.shards(run, "corpus", "val", ".jsonl")[0].read_text("utf-8").splitlines()[:count]
+    model, tok = generate.load(folder)
+    return asdict(fast.quality(model, tok, fast.Fast(export), [json.loads(line)["text"] for line in lines]))
+
+
+def show(title: str, figures: dict[str, float], taking_part: dict[str, Writer]) -> None:
+    """Print the table of one model."""
+    print(f"\n{title:22} {'tokens/s: 1':>12} {'8 sequences':>12}   × transformers: {'1':>6} {'8':>6}")
+    for name in taking_part:
+        speeds = "".join(f" {figures[f'{name}_{n}']:12.1f}" for n in SEQUENCES)
+        ratios = "".join(f" {figures[f'{name}_{n}_times']:6.2f}" for n in SEQUENCES)
+        print(f"{NAMES[name]:22}{speeds}{'':18} {ratios}")
+
+
+def main() -> None:
+    """Measure, print the tables, and print one JSON line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.generate_speed", description=__doc__.splitlines()[0])
+    parser.add_argument("--run", default="sample", help="whose trained model writes (default: sample)")
+    parser.add_argument("--prompt", default="绿萝怎么浇水？", help=f"its first {PROMPT} tokens count")
+    parser.add_argument("--tokens", type=int, default=100, help="new tokens a sequence, as far as the context goes")
+    parser.add_argument("--laps", type=int, default=5, help="turns that count (default: 5)")
+    parser.add_argument("--texts", type=int, default=50, help="validation documents for the cost of int8")
+    parser.add_argument("--quick", action="store_true", help="a tiny model instead of 124 million; no aims")
+    options = parser.parse_args()
+
+    paths.open_room(options.run, "train")
+    trained = paths.room(options.run, "train") / "final_model"
+    shape = QUICK if options.quick else SHAPE
+    figures: dict[str, dict] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        scratch = Path(scratch)
+        random_model(shape, scratch / "random" / "final_model")
+        for name, folder, prompt in (
+            ("trained", trained, options.prompt),
+            ("random", scratch / "random" / "final_model", "w00001w00002w00003w00004w00005w00006"),
+        ):
+            taking_part = writers(folder, scratch / name, prompt, options.tokens)
+            parameters = models.sizes(AutoConfig.from_pretrained(folder))["parameters"]
+            figures[name] = measure(taking_part, options.laps)
+            show(f"{name}, {parameters / 1e6:.1f} M", figures[name], taking_part)
+            figures[name]["parameters"] = parameters
+            del taking_part
+        if "int8_1" in figures["trained"]:
+            figures["cost"] = cost(options.run, trained, scratch / "trained" / "int8", options.texts)
+            lost = figures["cost"]
+            print(
+                f"\nint8 on {options.texts} validation documents: {lost['fast_bits_per_character']:.4f} bits a "
+                f"character instead of {lost['bits_per_character']:.4f}; the same likeliest token at "
+                f"{lost['same_likeliest']:.1%} of all places; {lost['same_greedy']:.1%} of the tokens of greedy texts "
+                "are equal"
+            )
+    met = {}
+    for name in () if options.quick else ("trained", "random"):
+        for who, aim in AIMS.items():
+            if (value := figures[name].get(f"{who}_times")) is not None:
+                met[f"{name}_{who}_times"] = {"value": value, "aim": aim, "met": value >= aim}
+    described = machine.describe(machine.pick_device("auto"))
+    print(json.dumps({"benchmark": "generate_speed", "machine": described, "figures": figures, "aims": met}))
+
+
+if __name__ == "__main__":
+    main()
