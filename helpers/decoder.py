@@ -18,7 +18,7 @@ FAMILIES = ("gpt2", "llama", "mistral", "qwen3", "qwen3_moe")
 FIRST_POSITIONS = 64  # of a new cache; doubled as the texts grow
 # oneDNN's own layout: a few rows times a large matrix in half the time of the plain product or less (measured); for
 # small matrices its call costs more than it saves
-PACKED_FROM = 2**19  # numbers in a matrix
+PACKED_FROM = 2**18  # numbers in a matrix
 ROWS = 8  # that the layout is made for
 Map = Callable[[Tensor], Tensor]
 Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]

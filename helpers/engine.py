@@ -10,11 +10,13 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from helpers.generate import DEFAULT, DecodeBatch, Piece, Row, Sample, Settings, prompt_ids
 
 Listener = Callable[[Piece], None]
+SMALL = 30_000_000  # parameters; up to there a step is too short to be shared among cores, and one thread is quicker
 
 
 class Full(RuntimeError):
@@ -68,7 +70,7 @@ class Engine:
         self._waiting: deque[_Request] = deque()
         self._running: list[_Request] = []
         self._closing = False
-        self._wake = threading.Condition()  # guards what is above
+        self._wake = threading.Condition()  # of a lock that its holder may take again; guards what is above
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
 
     @property
@@ -81,6 +83,11 @@ class Engine:
         """How many requests wait for a place in the batch."""
         with self._wake:
             return sum(not request.future.cancelled() for request in self._waiting)
+
+    @property
+    def full(self) -> bool:
+        """Whether the queue has no place left."""
+        return self.waiting >= self.max_queue
 
     @property
     def rows(self) -> int:
@@ -108,7 +115,7 @@ class Engine:
         with self._wake:
             if not self.alive:
                 raise RuntimeError("the engine is not running: call start(), and submit before close()")
-            if sum(not waiting.future.cancelled() for waiting in self._waiting) >= self.max_queue:
+            if self.full:
                 raise Full(f"{self.max_queue} requests are waiting already: ask again later")
             self._waiting.append(request)
             self._wake.notify()
@@ -126,6 +133,8 @@ class Engine:
             self._thread.join()
 
     def _work(self) -> None:
+        if self.model.num_parameters() <= SMALL:
+            torch.set_num_threads(1)  # for this thread; the other cores answer requests
         while (joining := self._admit()) is not None:
             try:
                 self._batch.add([row for request in joining for row in self._begin(request) if not row.done])

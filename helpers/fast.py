@@ -75,18 +75,19 @@ def export(folder: Path, out: Path, quantization: str = "int8") -> Path:
 
 
 class Fast:
-    """An exported model on the CPU; `threads` 0: as many as torch uses. Raises RoomError for another folder."""
+    """An exported model on the CPU. Raises RoomError for another folder.
 
-    def __init__(self, folder: Path, threads: int = 0) -> None:
+    threads: one is the quickest up to the size of GPT-2 (measured on two cores): a step is too short to be shared.
+    """
+
+    def __init__(self, folder: Path, threads: int = 1) -> None:
         ctranslate2 = _library()
         if not (folder / _SOURCE).is_file():
             raise paths.RoomError(f"{folder} is no export: make one with helpers.fast.export(final_model, {folder})")
         self.tokenizer = load_tokenizer(folder)
         config = json.loads((folder / _SOURCE).read_text("utf-8"))
         self.n_ctx: int = config.get("max_position_embeddings") or config["n_positions"]
-        self.generator = ctranslate2.Generator(
-            str(folder), device="cpu", inter_threads=1, intra_threads=threads or torch.get_num_threads()
-        )
+        self.generator = ctranslate2.Generator(str(folder), device="cpu", inter_threads=1, intra_threads=threads)
         vocabulary = json.loads((folder / "vocabulary.json").read_text("utf-8"))
         special, eos = set(self.tokenizer.all_special_ids), self.tokenizer.eos_token_id
         never = [i for i in range(len(vocabulary)) if i != eos and (i in special or i >= len(self.tokenizer))]

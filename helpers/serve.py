@@ -161,8 +161,13 @@ async def in_time(app: web.Application) -> AsyncIterator[None]:
 
 
 async def read(request: web.Request, model: type[BaseModel]) -> BaseModel:
-    """Return the checked body of a request; raises Refusal, or api.Invalid."""
+    """Return the checked body of a request; raises Refusal, api.Invalid, or Full.
+
+    When the queue is full nothing is read: under a flood, refusals must not take the time that texts are written in.
+    """
     state = request.app[STATE]
+    if request.app[ENGINE].full:
+        raise Full
     return api.read(model, await guard.read_json(request, state.max_body, state.body_seconds))
 
 

@@ -63,8 +63,12 @@ class FakeEngine:
 
     rows = waiting
 
+    @property
+    def full(self):
+        return len(self.futures) >= self.room
+
     def submit(self, prompt, settings, samples=1, *, listener=None):
-        if len(self.futures) >= self.room:
+        if self.full:
             raise Full
         self.asked.append((prompt, settings, samples))
         self.futures.append(Future())
