@@ -115,7 +115,8 @@ def test_pieces_are_told_while_they_are_written(start, net, tok):
     heard, settings = [], Settings(12, seed=3, logprobs=2)
     engine = start()
     samples = engine.submit("水", settings, 3, listener=heard.append).result(20)
-    assert samples == generate.generate(net, tok, "水", settings, 3)
+    alone = generate.generate(net, tok, "水", settings, 3)
+    assert [sample.tokens for sample in samples] == [sample.tokens for sample in alone]
     for number, sample in enumerate(samples):
         mine = [piece for piece in heard if piece.sample == number]
         assert "水" + "".join(piece.text for piece in mine) == sample.text and len(mine) > 5
