@@ -14,7 +14,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from stand_in import JSON, FakeEngine, in_thread, serving, tiny_engine
 from yarl import URL
 
-from helpers import serve
+from helpers import api
 
 QUICK = 0.1  # seconds in which whatever needs no text is answered
 KEYS = {"/generate": "context", "/v1/completions": "prompt"}
@@ -44,7 +44,7 @@ right = {
 @st.composite
 def nearly_right(draw, path):
     """Return a body that is right, or wrong in a key or two."""
-    model = serve.api.request_models(serve.api.Limits())[list(KEYS).index(path)]
+    model = api.request_models(api.Limits())[list(KEYS).index(path)]
     body = {key: value for key, value in right.items() if key in model.model_fields and draw(st.booleans())}
     body[KEYS[path]] = draw(text)
     for key in draw(st.lists(st.sampled_from([*model.model_fields, "extra", "Prompt"]), max_size=2)):

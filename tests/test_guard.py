@@ -13,10 +13,11 @@ import pytest
 from stand_in import JSON, FakeEngine, fetch, serving, tiny_engine, until
 
 from helpers import guard, serve
+from helpers.app import METRICS, PAGE
 
 BODY = {"context": "x"}
 ROUTES = [("POST", "/generate"), ("POST", "/v1/completions"), ("GET", "/v1/models"), ("GET", "/readyz")]
-ROUTES += [("GET", path) for path in ("/metrics", "/openapi.json", "/nothing", *serve.PAGE)]
+ROUTES += [("GET", path) for path in ("/metrics", "/openapi.json", "/nothing", *PAGE)]
 
 
 def ask(path="/healthz", method="GET", limits=None, **request):
@@ -503,5 +504,5 @@ def test_the_figures():
 
 def test_two_applications_do_not_share_figures():
     apps = [serve.make_app(FakeEngine()) for _ in range(2)]
-    apps[0][serve.METRICS].refused("full")
-    assert [b'reason="full"' in app[serve.METRICS].text()[0] for app in apps] == [True, False]
+    apps[0][METRICS].refused("full")
+    assert [b'reason="full"' in app[METRICS].text()[0] for app in apps] == [True, False]

@@ -13,6 +13,7 @@ import pytest
 from stand_in import JSON, FakeEngine, fetch, make_run, post, serving, tasks, tiny_engine, until
 
 from helpers import serve
+from helpers.app import PAGE
 from helpers.generate import Settings
 
 KEYS = ["context", "maxlength", "samples", "temperature", "top_k", "top_p", "repetition_penalty", "seed"]
@@ -80,7 +81,7 @@ def test_the_page_asks_nobody_else():
     async def page():
         async with serving(FakeEngine()) as session:
             answers = {}
-            for path in serve.PAGE:
+            for path in PAGE:
                 async with session.get(path) as response:
                     assert response.status == 200
                     assert response.headers["Content-Security-Policy"].startswith("default-src 'self'")
@@ -93,7 +94,7 @@ def test_the_page_asks_nobody_else():
     everything = "".join(text for _, text in answers.values()).replace("http://www.w3.org/2000/svg", "")
     assert not re.search(r"https?:|//\w+\.\w|<script>|style=|\son\w+=", everything)
     named = set(re.findall(r'(?:href|src)="([^"]+)"', answers["/"][1]))
-    assert {f"/{name}" for name in named} == set(serve.PAGE) - {"/"}
+    assert {f"/{name}" for name in named} == set(PAGE) - {"/"}
 
 
 # ---- what it refuses ----
@@ -215,7 +216,7 @@ def test_a_failure_of_ours_tells_no_detail(caplog, path, key):
     assert status == 500
     assert "secret" not in str(answer)
     assert "secret" not in caplog.text
-    assert f"{path} failed: RuntimeError" in caplog.text and "serve.py" in caplog.text
+    assert f"{path} failed: RuntimeError" in caplog.text and "app.py" in caplog.text
 
 
 # ---- staying awake ----
