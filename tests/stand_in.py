@@ -9,6 +9,7 @@ from functools import cache
 
 import aiohttp
 import aiohttp.web
+import torch
 
 from helpers import model, paths, serve, tokenizer
 from helpers.engine import Engine, Full
@@ -25,9 +26,13 @@ def tiny_tokenizer():
 
 @cache
 def tiny_model():
-    """Return a random model of two layers."""
+    """Return a random model of two layers that never ends a document: a text is as long as it was asked for."""
     shape = model.config("gpt2", tiny_tokenizer(), n_ctx=64, n_embd=32, n_layer=2, n_head=2)
-    return model.build(shape, seed=0).eval()
+    net = model.build(shape, seed=0)
+    with torch.no_grad():  # every last state x has a sum of 32, so the end's logit is about -320
+        net.transformer.ln_f.bias.fill_(1)
+        net.transformer.wte.weight[tiny_tokenizer().eos_token_id] = -10
+    return net.eval().requires_grad_(False)
 
 
 @contextlib.contextmanager
