@@ -161,8 +161,9 @@ def main(arguments: list[str] | None = None) -> int:
 # ---- several processes ----
 
 
-def worker(options: argparse.Namespace, key: str | None, ready: Connection) -> None:
+def worker(options: argparse.Namespace, key: str | None, ready: Connection, environment: dict[str, str]) -> None:
     """Be one of several servers on one port; tell through `ready` when requests are taken."""
+    os.environ.update(environment)  # what a worker is forked from may be older than this program's settings
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent passes it on
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.exit(serve(options, key, guard.bind(options.host, options.port, shared=True), partial(ready.send, True)))
@@ -206,7 +207,7 @@ class Processes:
 
     def _start(self) -> None:
         mine, theirs = self._spawn.Pipe(duplex=False)
-        process = self._spawn.Process(target=worker, args=(self.options, self.key, theirs))
+        process = self._spawn.Process(target=worker, args=(self.options, self.key, theirs, dict(os.environ)))
         process.start()
         theirs.close()  # so that the pipe ends when the process does
         self._workers[mine] = process
