@@ -22,6 +22,8 @@ PACKED_FROM = 2**18  # numbers in a matrix
 ROWS = 8  # that the layout is made for
 Map = Callable[[Tensor], Tensor]
 Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
+Turn = tuple[Tensor, Tensor] | None  # cos and sin of the positions, (B, N, 1, head size); GPT-2 has none
+Layer = Callable[[Tensor, Attend, Turn], Tensor]
 
 
 class Cache:
@@ -61,6 +63,7 @@ class Cache:
 class Decoder:
     """A model's weights in the order of their use; `of(model)` keeps one for each model.
 
+    Several threads may use it at once, each with a cache of its own: nothing of a step is kept here.
     Weights that need no gradient (`generate.load` gives such) are laid out for speed, once, beside the model's own:
     the memory of the weights doubles. Weights that are still trained are read where they are. Raises ValueError for a
     family that it does not know.
@@ -148,23 +151,23 @@ class Decoder:
     def _through(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Take ids (B, N) at positions (B, N) through all layers; return the residual stream (B, N, C)."""
         x = self.embed(ids)
+        turn = None
         if self.place is not None:
             x = x + self.place(positions)
         else:
-            # (B, N, head size), over the heads; the same for all layers
-            self._turn = self._cos[positions][:, :, None], self._sin[positions][:, :, None]
+            turn = self._cos[positions][:, :, None], self._sin[positions][:, :, None]
         for layer in self._layers:
-            x = layer(x, attend)
+            x = layer(x, attend, turn)
         return x
 
-    def _gpt2(self, number: int, layer: nn.Module, cfg) -> Callable[[Tensor, Attend], Tensor]:
+    def _gpt2(self, number: int, layer: nn.Module, cfg) -> Layer:
         attn, mlp = layer.attn, layer.mlp
         qkv, out = self._map(attn.c_attn), self._map(attn.c_proj)
         up, act, down = self._map(mlp.c_fc), mlp.act, self._map(mlp.c_proj)
         scale = self.head_size**-0.5 if cfg.scale_attn_weights else 1.0
         scale /= number + 1 if cfg.scale_attn_by_inverse_layer_idx else 1
 
-        def forward(x: Tensor, attend: Attend) -> Tensor:
+        def forward(x: Tensor, attend: Attend, turn: Turn) -> Tensor:
             B, N, C = x.shape
             q, k, v = qkv(layer.ln_1(x)).view(B, N, 3, self.n_head, -1).permute(2, 0, 3, 1, 4)  # (B, heads, N, size)
             x = x + out(attend(number, q, k, v, scale).transpose(1, 2).reshape(B, N, C))
@@ -172,7 +175,7 @@ class Decoder:
 
         return forward
 
-    def _llama(self, number: int, layer: nn.Module, cfg) -> Callable[[Tensor, Attend], Tensor]:
+    def _llama(self, number: int, layer: nn.Module, cfg) -> Layer:
         attn, mlp = layer.self_attn, layer.mlp
         qkv, out = self._map(attn.q_proj, attn.k_proj, attn.v_proj), self._map(attn.o_proj)
         before, after = _rms(layer.input_layernorm), _rms(layer.post_attention_layernorm)
@@ -187,20 +190,20 @@ class Decoder:
         else:
             feed = mlp  # a mixture of experts: the library's own
 
-        def forward(x: Tensor, attend: Attend) -> Tensor:
+        def forward(x: Tensor, attend: Attend, turn: Turn) -> Tensor:
             B, N, _ = x.shape
             q, k, v = qkv(before(x)).view(B, N, heads + 2 * shared, -1).split([heads, shared, shared], 2)
             if norms:
                 q, k = norms[0](q), norms[1](k)
-            q, k = self._rotate(q), self._rotate(k)
+            q, k = self._rotate(q, turn), self._rotate(k, turn)
             y = attend(number, q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn.scaling)
             x = x + out(y.transpose(1, 2).reshape(B, N, -1))
             return x + feed(after(x))
 
         return forward
 
-    def _rotate(self, x: Tensor) -> Tensor:
-        cos, sin = self._turn
+    def _rotate(self, x: Tensor, turn: Turn) -> Tensor:
+        cos, sin = turn
         return torch.addcmul(x * cos, x.roll(self.head_size // 2, -1), sin)  # (B, N, heads, head size)
 
     def _map(self, *modules: nn.Module) -> Map:

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -129,6 +130,26 @@ def test_what_memory_held_before_does_not_matter():
     cache.move(1, 0, 5)
     logits = ours.step(torch.tensor([8]), [5], cache)
     torch.testing.assert_close(logits[0], reference(net, [*short, 2, 8]), atol=1e-4, rtol=1e-4)
+
+
+def test_threads_share_a_decoder():
+    """The panel draws its bars, or an engine writes, while a notebook writes with the same model."""
+    net = build("llama").requires_grad_(False)
+    ours = decoder.of(net)
+
+    def write(text: list[int]) -> list[torch.Tensor]:
+        cache = ours.cache()
+        logits = [read(ours, cache, [text])]
+        for length in range(len(text), N_CTX):
+            logits.append(ours.step(torch.tensor([length]), [length], cache))
+        return logits
+
+    texts = random_ids(3, 30, 17, 8)
+    alone = [write(text) for text in texts]
+    with ThreadPoolExecutor(len(texts)) as pool:
+        for _ in range(5):
+            for one, many in zip(alone, pool.map(write, texts), strict=True):
+                torch.testing.assert_close(torch.cat(one), torch.cat(many), atol=1e-4, rtol=1e-4)
 
 
 @torch.inference_mode()
