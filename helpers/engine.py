@@ -16,7 +16,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from helpers.generate import DEFAULT, DecodeBatch, Piece, Row, Sample, Settings, prompt_ids
 
 Listener = Callable[[Piece], None]
-SMALL = 30_000_000  # parameters; up to there a step is too short to be shared among cores, and one thread is quicker
+# parameters; the steps of a small model are too short to be shared among cores: with 3 million, one thread is quicker
+SMALL = 30_000_000
 
 
 class Full(RuntimeError):

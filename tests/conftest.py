@@ -15,6 +15,17 @@ def own_runs_dir(tmp_path_factory):
         yield
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    """One thread for the tests of a module: tensors this small are only slowed down by a second one."""
+    import torch  # as in `run`
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """A run of a few short documents, ready to be trained."""

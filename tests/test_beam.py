@@ -12,14 +12,7 @@ N_CTX = 24
 TOK = tokenizer.build({"绿萝": 5, "浇水": 4, "怎么": 3}, "绿萝怎么浇水看土干透了再，。")
 EOS = TOK.eos_token_id
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Tensors this small are only slowed down by a second thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def build(architecture: str, scale: float = 3.0):

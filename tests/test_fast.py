@@ -14,14 +14,7 @@ from helpers.generate import Settings
 N_CTX = 16
 PROMPTS = ("今天", "", "浇水，很热。" * 5)
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Tensors this small are only slowed down by a second thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module", params=["gpt2", "llama"])

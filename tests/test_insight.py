@@ -15,14 +15,7 @@ from helpers.generate import Settings
 N_CTX = 16
 TEXT = "绿萝怎么浇水？看土，干透了再浇。龟背竹喜欢散射光，冬天少浇水。"
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Tensors this small are only slowed down by a second thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
