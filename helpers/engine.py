@@ -48,6 +48,7 @@ class Engine:
     """A worker thread around a `DecodeBatch`; submit from any thread.
 
     max_rows: texts written at once. max_queue: requests that may wait for a place, max_wait: for how many seconds.
+    threads: cores that a large model may use (default: all); a small one uses one.
     on_first_token is called with the seconds between a request and its first token, in the engine's thread.
     """
 
@@ -59,12 +60,14 @@ class Engine:
         max_rows: int = 16,
         max_queue: int = 64,
         max_wait: float | None = None,
+        threads: int | None = None,
         on_first_token: Callable[[float], None] | None = None,
     ) -> None:
         if max_rows < 1 or max_queue < 1:
             raise ValueError(f"max_rows is {max_rows}, max_queue {max_queue}: each must be 1 or more")
         self.model, self.tokenizer = model, tokenizer
         self.max_rows, self.max_queue, self.max_wait = max_rows, max_queue, max_wait
+        self.threads = 1 if model.num_parameters() <= SMALL else threads
         self.tokens = 0  # written since the start
         self.on_first_token = on_first_token
         self._batch = DecodeBatch(model, tokenizer)
@@ -134,8 +137,8 @@ class Engine:
             self._thread.join()
 
     def _work(self) -> None:
-        if self.model.num_parameters() <= SMALL:
-            torch.set_num_threads(1)  # for this thread; the other cores answer requests
+        if self.threads:
+            torch.set_num_threads(self.threads)  # of this thread: what others do keeps the other cores
         while (joining := self._admit()) is not None:
             try:
                 self._batch.add([row for request in joining for row in self._begin(request) if not row.done])

@@ -84,7 +84,8 @@ def read_key(file: str | None) -> str | None:
 def serve(options: argparse.Namespace, key: str | None, listening: socket.socket, ready=lambda: None) -> int:
     """Serve a run on a bound socket until told to stop; return the exit code."""
     try:
-        engine = Engine(*generate.load(options.run), max_wait=QUEUE_SECONDS)
+        threads = max(1, (os.cpu_count() or 1) // options.processes)
+        engine = Engine(*generate.load(options.run), max_wait=QUEUE_SECONDS, threads=threads)
         app = make_app(
             engine, name=options.run, api_key=key, hosts=options.allow_host, origins=options.origin,
             proxies=options.proxy,
@@ -187,7 +188,6 @@ class Processes:
 
     def run(self) -> int:
         """Start them, mend them, and end when told to; return the exit code."""
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // self.options.processes)))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self.stop())
         # holds the port while no worker does; it never listens, so the kernel gives it no connection

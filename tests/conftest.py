@@ -9,10 +9,21 @@ os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # as the Makefile does; read wh
 
 @pytest.fixture(scope="module", autouse=True)
 def own_runs_dir(tmp_path_factory):
-    """Point RUNS_DIR at a fresh folder for the tests of one module."""
+    """Point RUNS_DIR at a fresh folder for the tests of one module.
+
+    What a module leaves in the environment would reach all that come after, the notebooks' kernels too: a number of
+    threads that stayed there once made the training in notebook 04 take twice as long, and no test noticed.
+    """
+    before = environment()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RUNS_DIR", str(tmp_path_factory.mktemp("runs")))
         yield
+    assert environment() == before
+
+
+def environment():
+    """Return all environment variables but pytest's own."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
 
 
 @pytest.fixture(scope="module")

@@ -139,6 +139,16 @@ def test_figures_of_the_engine(start):
     assert not engine.alive
 
 
+@pytest.mark.parametrize(("small", "threads"), [(10**9, 1), (0, 3)])
+def test_a_large_model_has_the_threads_it_is_given(start, net, monkeypatch, small, threads):
+    seen, step = [], decoder.of(net).step
+    monkeypatch.setattr(decoder.of(net), "step", lambda *args: (seen.append(torch.get_num_threads()), step(*args))[1])
+    monkeypatch.setattr("helpers.engine.SMALL", small)
+    before = torch.get_num_threads()
+    start(threads=3).submit("绿萝", Settings(max_new_tokens=2, seed=0)).result(20)
+    assert set(seen) == {threads} and torch.get_num_threads() == before
+
+
 def test_who_waits_too_long_is_told(start):
     engine = start(max_rows=1, max_wait=0.05)
     running = engine.submit("", ENDLESS)

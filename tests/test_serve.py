@@ -472,8 +472,9 @@ def test_the_model_is_there_before_the_first_request(monkeypatch, capsys):
     happened = []
 
     class Recorded(FakeEngine):
-        def __init__(self, model, tokenizer, max_wait):
+        def __init__(self, model, tokenizer, max_wait, threads):
             super().__init__()
+            assert threads == os.cpu_count()  # one process has all
             happened.append((model, tokenizer))
 
         def start(self):
