@@ -85,7 +85,7 @@ class Decoder:
         self.place = model.transformer.wpe if gpt2 else None
         layers = model.transformer.h if gpt2 else model.model.layers
         self._layers = [(self._gpt2 if gpt2 else self._llama)(i, layer, cfg) for i, layer in enumerate(layers)]
-        self._norm = model.transformer.ln_f if gpt2 else _rms(model.model.norm)
+        self._norm = model.transformer.ln_f if gpt2 else self._rms(model.model.norm)
         self._head = self._map(model.get_output_embeddings())
         if not gpt2:
             with torch.inference_mode():
@@ -178,8 +178,8 @@ class Decoder:
     def _llama(self, number: int, layer: nn.Module, cfg) -> Layer:
         attn, mlp = layer.self_attn, layer.mlp
         qkv, out = self._map(attn.q_proj, attn.k_proj, attn.v_proj), self._map(attn.o_proj)
-        before, after = _rms(layer.input_layernorm), _rms(layer.post_attention_layernorm)
-        norms = (_rms(attn.q_norm), _rms(attn.k_norm)) if hasattr(attn, "q_norm") else None
+        before, after = self._rms(layer.input_layernorm), self._rms(layer.post_attention_layernorm)
+        norms = (self._rms(attn.q_norm), self._rms(attn.k_norm)) if hasattr(attn, "q_norm") else None
         heads, shared = self.n_head, self.n_kv_head
         if hasattr(mlp, "gate_proj"):
             both, act, down = self._map(mlp.gate_proj, mlp.up_proj), mlp.act_fn, self._map(mlp.down_proj)
@@ -192,10 +192,10 @@ class Decoder:
 
         def forward(x: Tensor, attend: Attend, turn: Turn) -> Tensor:
             B, N, _ = x.shape
-            q, k, v = qkv(before(x)).view(B, N, heads + 2 * shared, -1).split([heads, shared, shared], 2)
+            qk, v = qkv(before(x)).view(B, N, heads + 2 * shared, -1).split([heads + shared, shared], 2)
             if norms:
-                q, k = norms[0](q), norms[1](k)
-            q, k = self._rotate(q, turn), self._rotate(k, turn)
+                qk = torch.cat([norms[0](qk[:, :, :heads]), norms[1](qk[:, :, heads:])], 2)
+            q, k = self._rotate(qk, turn).split([heads, shared], 2)  # (B, N, heads, head size), (B, N, shared, …)
             y = attend(number, q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn.scaling)
             x = x + out(y.transpose(1, 2).reshape(B, N, -1))
             return x + feed(after(x))
@@ -205,6 +205,19 @@ class Decoder:
     def _rotate(self, x: Tensor, turn: Turn) -> Tensor:
         cos, sin = turn
         return torch.addcmul(x * cos, x.roll(self.head_size // 2, -1), sin)  # (B, N, heads, head size)
+
+    def _rms(self, norm: nn.Module) -> Map:
+        """Return the library's RMSNorm in fewer kernels: √(mean x² + ε) is √(|x|² + C ε) / √C."""
+        if not self.frozen:
+            return lambda x: F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
+        size, full = norm.weight.numel(), torch.float32  # a sum of squares is no matter for bf16
+        weight, least = norm.weight.to(full) * size**0.5, norm.weight.new_tensor(size * norm.variance_epsilon).sqrt()
+
+        def forward(x: Tensor) -> Tensor:
+            length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=full).hypot_(least)
+            return (x / length * weight).to(x.dtype)
+
+        return forward
 
     def _map(self, *modules: nn.Module) -> Map:
         """Return one linear map that does what these modules do side by side."""
@@ -220,11 +233,6 @@ class Decoder:
             return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
         turned = weight.T.contiguous()  # (in, out): the quicker way round for a row
         return (lambda x: x @ turned) if bias is None else (lambda x: x @ turned + bias)
-
-
-def _rms(norm: nn.Module) -> Map:
-    """Return the library's RMSNorm as one kernel instead of six."""
-    return lambda x: F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
 
 
 _KEPT: weakref.WeakKeyDictionary[PreTrainedModel, Decoder] = weakref.WeakKeyDictionary()

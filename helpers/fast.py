@@ -87,7 +87,9 @@ class Fast:
         self.tokenizer = load_tokenizer(folder)
         config = json.loads((folder / _SOURCE).read_text("utf-8"))
         self.n_ctx: int = config.get("max_position_embeddings") or config["n_positions"]
+        torch_threads = torch.get_num_threads()
         self.generator = ctranslate2.Generator(str(folder), device="cpu", inter_threads=1, intra_threads=threads)
+        torch.set_num_threads(torch_threads)  # CTranslate2 sets its number for the whole thread that calls it
         vocabulary = json.loads((folder / "vocabulary.json").read_text("utf-8"))
         special, eos = set(self.tokenizer.all_special_ids), self.tokenizer.eos_token_id
         never = [i for i in range(len(vocabulary)) if i != eos and (i in special or i >= len(self.tokenizer))]

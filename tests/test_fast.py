@@ -72,6 +72,17 @@ def test_the_cost_of_float32_is_nothing_and_that_of_int8_is_measured(trained):
         fast.quality(net, tok, engine, [""])
 
 
+def test_torch_keeps_its_threads(trained):
+    """CTranslate2 takes its number of threads from the thread that makes an engine: torch's would go with it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        fast.Fast(trained / "int8", threads=1)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_int8_is_smaller_and_draws_within_top_k(trained):
     small, whole = (sum(file.stat().st_size for file in (trained / q).glob("model.bin")) for q in ("int8", "float32"))
     assert small < whole / 2
