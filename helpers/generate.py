@@ -9,13 +9,13 @@ what the model sees depends only on how long the text is (`window_start`). The f
 """
 
 import math
-import random
 import re
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
@@ -72,6 +72,7 @@ class Settings:
             ("typical_p", 0 < self.typical_p <= 1, "above 0, and at most 1 (off)"),
             ("presence_penalty", abs(self.presence_penalty) <= 100, "between -100 and 100 (0 is off)"),
             ("frequency_penalty", abs(self.frequency_penalty) <= 100, "between -100 and 100 (0 is off)"),
+            ("seed", self.seed is None or self.seed >= 0, "None (each time another text), 0 or more"),
             ("no_repeat_ngram", self.no_repeat_ngram >= 0, "0 (off) or more"),
             ("stop", isinstance(self.stop, tuple) and all(self.stop), "a tuple of strings, none of them empty"),
             ("logprobs", self.logprobs is None or self.logprobs >= 0, "None (off), 0 or more"),
@@ -195,7 +196,7 @@ class Row:
         self._state = None  # of the constraint
         self._taken = (0, 0)  # characters, choices
         # a stream a row, from the seed and the number of the sample: no other row of the batch can change it
-        self.random = random.Random(None if settings.seed is None else f"{settings.seed}/{sample}")
+        self.random = np.random.default_rng(None if settings.seed is None else [settings.seed, sample])
         if settings.max_new_tokens == 0:
             self.reason = "length"
 
@@ -376,8 +377,11 @@ class DecodeBatch:
             logits = sampling.filtered(logits, ids, written, allowed=allowed, **self._filters)
         if self._all_greedy:
             return logits.argmax(-1)
-        draws = torch.tensor([row.random.random() for row in self.rows], dtype=torch.float64, device=logits.device)
-        return sampling.choose(logits, draws)
+        waits = np.ones(tuple(logits.shape))  # (B, V); a greedy row has one token left, and needs no chance
+        for row, own in zip(self.rows, waits, strict=True):
+            if not row.settings.greedy:
+                row.random.standard_exponential(out=own)
+        return sampling.choose(logits, torch.from_numpy(waits).to(logits.device))
 
     def _written(self, ids: Tensor) -> Tensor:
         """Return ids (B, T) without those of the prompts."""

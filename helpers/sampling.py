@@ -149,17 +149,20 @@ def force(logits: Tensor, tokens: Tensor) -> Tensor:
     return torch.where(tokens < 0, logits, torch.zeros_like(logits).masked_fill(~chosen, -torch.inf))
 
 
-def choose(logits: Tensor, draws: Tensor) -> Tensor:
-    """Return one token a row (B,): where the cumulated probabilities pass draws (B,), uniform in [0, 1).
+def choose(logits: Tensor, waits: Tensor) -> Tensor:
+    """Return one token a row (B,), each with its probability: the winner of a race.
 
-    A row's token depends on its own logits and its own draw, and on no other row. Raises ValueError where logits
-    are NaN or nothing is left.
+    waits: (B, V), float64, drawn from the exponential distribution with mean 1. A token arrives after its wait divided
+    by its probability; the first one wins, token i with probability p_i. In logarithms it is the Gumbel-max trick
+    (Gumbel 1954). On a line of cumulated probabilities, a change in the last digits of some logits moves all borders
+    behind them, thousands in a large vocabulary; here it matters only where two tokens arrive together.
+    A row's token depends on its own logits and its own waits, and on no other row. Raises ValueError where logits are
+    NaN or nothing is left.
     """
-    cumulated = logits.double().softmax(-1).cumsum(-1)  # (B, V); float64, so that no draw falls beyond the end
-    total = cumulated[:, -1:]
-    if not bool(total.isfinite().all()):
+    best, tokens = (logits - waits.log()).max(-1)  # (B,) each; float64
+    if not bool(best.isfinite().all()):
         raise ValueError("the logits are not numbers (NaN), or every token was removed: is the model well trained?")
-    return torch.searchsorted(cumulated, draws.to(total).unsqueeze(1) * total, right=True).squeeze(1)
+    return tokens
 
 
 def steps(

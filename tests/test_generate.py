@@ -3,6 +3,7 @@
 import random
 import threading
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -49,7 +50,7 @@ def naive_logits(net, tok, ids: list[int]) -> torch.Tensor:
 def naive(net, tok, prompt: str, settings: Settings, number: int = 0) -> list[int]:
     """The new ids by the plainest loop."""
     ids = [tok.bos_token_id, *tokenizer.encode(tok, prompt)]
-    new, stream = [], random.Random(f"{settings.seed}/{number}")
+    new, chance = [], np.random.default_rng([settings.seed, number])
     while len(new) < settings.max_new_tokens:
         seen = torch.tensor([ids[generate.window_start(len(ids), N_CTX) :]])
         logits = naive_logits(net, tok, ids)
@@ -57,7 +58,8 @@ def naive(net, tok, prompt: str, settings: Settings, number: int = 0) -> list[in
             logits = sampling.repetition_penalty(logits, seen, settings.repetition_penalty)
         logits = sampling.temperature(logits, settings.temperature)
         logits = sampling.top_p(sampling.top_k(logits, settings.top_k), settings.top_p)
-        token = sampling.choose(logits, torch.tensor([stream.random()], dtype=torch.float64)).item()
+        waits = chance.standard_exponential(logits.shape[-1]) if settings.temperature else 1.0
+        token = (torch.as_tensor(waits) / logits[0].double().softmax(-1)).argmin().item()
         if token == tok.eos_token_id:
             break
         ids.append(token)
