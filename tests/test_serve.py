@@ -538,8 +538,10 @@ def test_where_the_key_comes_from(monkeypatch, tmp_path):
 def test_a_process_that_never_serves_ends_all(monkeypatch, capfd):
     monkeypatch.setattr(serve, "worker", max)  # ends at once, with an error
     kept = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    environment = dict(os.environ)
     try:
         assert serve.main(["--run", "any", "--port", "0", "--processes", "2"]) == 1
+        assert dict(os.environ) == environment
     finally:
         signal.signal(signal.SIGTERM, kept[0])
         signal.signal(signal.SIGINT, kept[1])
