@@ -591,7 +591,7 @@ def test_memory_that_is_really_out(tmp_path):
     same = dict(batch_size=250, lr=1e-3, epochs=2, warmup_steps=0, checkpoint_step=0)
     faults.run(fit_below_a_limit, str(tmp_path / "tight"), 120 * 2**20, same)
     fit(tmp_path / "roomy", LARGER, size=2000, **same)
-    # a half; or a quarter, where a thread has just taken 64 MiB of addresses for its own allocations
+    # a half; seldom a quarter: how much room is left depends on what the allocator holds at that moment
     assert rows(tmp_path / "tight", "out_of_memory")[0]["micro_batch"] in (125, 63)
     assert relative(faults.weights(tmp_path / "tight"), faults.weights(tmp_path / "roomy")) < 1e-6
 
