@@ -14,6 +14,7 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
+import torch
 from aiohttp import web
 
 from helpers import generate, guard, paths
@@ -84,7 +85,7 @@ def read_key(file: str | None) -> str | None:
 def serve(options: argparse.Namespace, key: str | None, listening: socket.socket, ready=lambda: None) -> int:
     """Serve a run on a bound socket until told to stop; return the exit code."""
     try:
-        threads = max(1, (os.cpu_count() or 1) // options.processes)
+        threads = max(1, torch.get_num_threads() // options.processes)  # torch knows real cores and OMP_NUM_THREADS
         engine = Engine(*generate.load(options.run), max_wait=QUEUE_SECONDS, threads=threads)
         app = make_app(
             engine, name=options.run, api_key=key, hosts=options.allow_host, origins=options.origin,
