@@ -36,7 +36,7 @@ test: setup  ## unit tests, the six notebooks at a tiny scale, and the committed
 		--nbval-sanitize-with tests/nbval.cfg --nbval-cell-timeout 1800 --nbval-kernel-startup-timeout 180
 
 test-faults: setup  ## every fault of training with its full counts: killed, damaged, full, poisoned (about ten minutes)
-	@FAULTS=full HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests/test_checkpoint.py tests/test_faults.py
+	@FAULTS=full HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests/train/test_checkpoint.py tests/train/test_faults.py
 
 bench: setup  ## what benchmarks/README.md reports; RUN must be trained (about an hour, 5 GB of temporary files)
 	@$(PY) -m benchmarks.train_speed && $(PY) -m benchmarks.recipes --run "$$RUN" && $(PY) -m benchmarks.corpus && \

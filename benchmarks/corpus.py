@@ -4,8 +4,8 @@
 
 The text of the built-in corpus, or of a .txt or .jsonl of your own, is repeated until it fills so many MB, half of it
 as .jsonl and half as .txt with blank lines; a number in each document makes it one of its kind, so that none is dropped
-as a duplicate. Then in turn: `corpus.build` from the files to the split, thulac in one process and in several on the
-same fresh text, and `tokens.write_shards` from documents to token shards, with a word list that thulac made of a
+as a duplicate. Then in turn: `build_corpus` from the files to the split, thulac in one process and in several on the
+same fresh text, and `write_shards` from documents to token shards, with a word list that thulac made of a
 sample. Speeds are end to end: the start of the processes and all reading and writing count. thulac's count from its
 second call on, for its start takes seconds.
 
@@ -26,7 +26,15 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from helpers import corpus, parallel, paths, sample_corpus
+from helpers import parallel, paths
+from helpers.corpus import built_in
+from helpers.corpus.build import build_corpus
+from helpers.corpus.shards import read_texts
+from helpers.device import describe_device, pick_device
+from helpers.manifest import write_manifest
+from helpers.tokens.shards import write_shards
+from helpers.vocab import tokenizer
+from helpers.vocab.words import choose_words, count_words, take_texts
 
 MIB = 2**20
 AIMS = {
@@ -85,7 +93,7 @@ def documents(text: str | None) -> Iterator[str]:
         one = [row for row in Path(text).read_text("utf-8").splitlines() if row.strip()]
         one = [json.loads(row)["text"] for row in one] if text.endswith("l") else one
     else:
-        one = [document.text for document in sample_corpus.documents()]
+        one = [document.text for document in built_in.documents()]
     for number in itertools.count():
         for part in one:
             middle = len(part) // 2
@@ -111,9 +119,9 @@ def clean_and_split(raw: Path, workers: int) -> dict:
     size = sum(file.stat().st_size for file in raw.iterdir())
     with Memory() as memory:
         begin = time.perf_counter()
-        report = corpus.build(RUN, str(raw), workers=workers)
+        report = build_corpus(RUN, str(raw), workers=workers)
         seconds = time.perf_counter() - begin
-    paths.write_manifest(RUN, "corpus", parameters={}, inputs=[], outputs=[], result=report.result())
+    write_manifest(RUN, "corpus", parameters={}, inputs=[], outputs=[], result=report.result())
     return {
         "input_mb": round(size / 1e6),
         "documents": report.documents,
@@ -127,19 +135,18 @@ def clean_and_split(raw: Path, workers: int) -> dict:
 
 def segment(characters: int, workers: int) -> tuple[dict, dict]:
     """Segment fresh text with one process and with several, turn by turn; return figures and the words counted."""
-    from helpers import vocab  # here: each worker imports what stands at the top of this file
 
-    texts = vocab.take(corpus.texts(RUN, "train"), (2 * workers + 4) * characters)
+    texts = take_texts(read_texts(RUN, "train"), (2 * workers + 4) * characters)
     size = max(1, len(texts) // (2 * workers + 4))
     warm, *rest = (texts[at : at + 2 * size] for at in range(0, len(texts), 2 * size))
     speeds: dict[int, list[float]] = {1: [], workers: []}
     words = {}
     with parallel.executor(1) as one, parallel.executor(workers) as several:
         for pool in (one, several):  # thulac's own start, in each process
-            words = vocab.count_words(warm, pool)
+            words = count_words(warm, pool)
         for (count, pool), some in zip(itertools.cycle([(1, one), (workers, several)]), rest, strict=False):
             begin = time.perf_counter()
-            vocab.count_words(some, pool)
+            count_words(some, pool)
             speeds[count].append(sum(map(len, some)) / (time.perf_counter() - begin))
     alone, together = (max(speeds[count]) for count in (1, workers))
     return {
@@ -151,14 +158,13 @@ def segment(characters: int, workers: int) -> tuple[dict, dict]:
 
 def encode(words: dict, workers: int) -> dict:
     """Make a tokenizer of the words, encode the corpus to shards, and return figures."""
-    from helpers import tokenizer, tokens, vocab
 
     folder = paths.room(RUN, "vocab")
-    tok = tokenizer.build(vocab.choose_words(words, 50_000), sorted({c for word in words for c in word}))
+    tok = tokenizer.build(choose_words(words, 50_000), sorted({c for word in words for c in word}))
     tok.save_pretrained(folder)
     with Memory() as memory:
         begin = time.perf_counter()
-        shards = tokens.write_shards(RUN, num_pieces=8, workers=workers)
+        shards = write_shards(RUN, num_pieces=8, workers=workers)
         seconds = time.perf_counter() - begin
     characters = sum(shard["characters"] for split in shards.values() for shard in split)
     return {
@@ -207,10 +213,9 @@ def main() -> None:
         name: {"value": figures[name], "aim": aim, "met": (figures[name] <= aim) == (name in AT_MOST)}
         for name, aim in ({} if options.quick else AIMS).items()
     }
-    from helpers import machine
 
-    device = machine.pick_device("cpu")
-    result = {"benchmark": "corpus", "machine": machine.describe(device), "figures": figures, "aims": met}
+    device = pick_device("cpu")
+    result = {"benchmark": "corpus", "machine": describe_device(device), "figures": figures, "aims": met}
     print(json.dumps(result))
 
 

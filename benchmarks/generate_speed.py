@@ -24,9 +24,15 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, GenerationConfig, GPT2Config
 
-from helpers import checkpoint, fast, generate, machine, paths, tokenizer
-from helpers import model as models
-from helpers.generate import DecodeBatch, Row, Settings
+from helpers import paths
+from helpers.device import describe_device, pick_device
+from helpers.generate import ctranslate, generate
+from helpers.generate.batch import DecodeBatch, Row, prompt_ids
+from helpers.generate.settings import Settings
+from helpers.manifest import open_room
+from helpers.train import checkpoint
+from helpers.train.model import build_model, model_sizes
+from helpers.vocab import tokenizer
 
 SEQUENCES = (1, 8)
 AIMS = {"ours_1": 1.5, "ours_8": 2.0, "int8_1": 5.0}  # × transformers at as many sequences
@@ -46,13 +52,13 @@ def random_model(shape: dict, folder: Path) -> None:
         n_head=shape["n_head"], activation_function="gelu_pytorch_tanh", bos_token_id=tok.bos_token_id,
         eos_token_id=tok.eos_token_id, pad_token_id=tok.pad_token_id,
     )  # fmt: skip
-    checkpoint.export(folder, models.build(cfg, seed=0), tok)
+    checkpoint.export(folder, build_model(cfg, seed=0), tok)
 
 
 def writers(folder: Path, scratch: Path, prompt: str, tokens: int) -> dict[str, Writer]:
     """Return who takes part, for one model."""
     model, tok = generate.load(folder)
-    ids = generate.prompt_ids(tok, prompt)[: 1 + PROMPT]
+    ids = prompt_ids(tok, prompt)[: 1 + PROMPT]
     tokens = min(tokens, model.config.max_position_embeddings - len(ids))
 
     def ours(sequences: int) -> int:
@@ -74,7 +80,7 @@ def writers(folder: Path, scratch: Path, prompt: str, tokens: int) -> dict[str, 
         return (out.shape[1] - len(ids)) * len(out)
 
     def exported(quantization: str) -> Writer:
-        engine = fast.Fast(fast.export(folder, scratch / quantization, quantization))
+        engine = ctranslate.Fast(ctranslate.export(folder, scratch / quantization, quantization))
 
         def write(sequences: int) -> int:
             return sum(map(len, engine.write([ids] * sequences, tokens, at_least=tokens)))
@@ -108,7 +114,7 @@ def cost(run: str, folder: Path, export: Path, count: int) -> dict[str, float]:
     """Return what int8 costs on the first `count` validation documents of a run."""
     lines = paths.shards(run, "corpus", "val", ".jsonl")[0].read_text("utf-8").splitlines()[:count]
     model, tok = generate.load(folder)
-    return asdict(fast.quality(model, tok, fast.Fast(export), [json.loads(line)["text"] for line in lines]))
+    return asdict(ctranslate.quality(model, tok, ctranslate.Fast(export), [json.loads(line)["text"] for line in lines]))
 
 
 def show(title: str, figures: dict[str, float], taking_part: dict[str, Writer]) -> None:
@@ -131,7 +137,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tiny model instead of 124 million; no aims")
     options = parser.parse_args()
 
-    paths.open_room(options.run, "train")
+    open_room(options.run, "train")
     trained = paths.room(options.run, "train") / "final_model"
     shape = QUICK if options.quick else SHAPE
     figures: dict[str, dict] = {}
@@ -143,7 +149,7 @@ def main() -> None:
             ("random", scratch / "random" / "final_model", "w00001w00002w00003w00004w00005w00006"),
         ):
             taking_part = writers(folder, scratch / name, prompt, options.tokens)
-            parameters = models.sizes(AutoConfig.from_pretrained(folder))["parameters"]
+            parameters = model_sizes(AutoConfig.from_pretrained(folder))["parameters"]
             figures[name] = measure(taking_part, options.laps)
             show(f"{name}, {parameters / 1e6:.1f} M", figures[name], taking_part)
             figures[name]["parameters"] = parameters
@@ -162,7 +168,7 @@ def main() -> None:
         for who, aim in AIMS.items():
             if (value := figures[name].get(f"{who}_times")) is not None:
                 met[f"{name}_{who}_times"] = {"value": value, "aim": aim, "met": value >= aim}
-    described = machine.describe(machine.pick_device("auto"))
+    described = describe_device(pick_device("auto"))
     print(json.dumps({"benchmark": "generate_speed", "machine": described, "figures": figures, "aims": met}))
 
 

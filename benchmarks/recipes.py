@@ -18,10 +18,14 @@ from pathlib import Path
 
 import torch
 
-from helpers import loop, machine, paths, tokenizer
-from helpers import model as models
-from helpers.loss import Loss
-from helpers.tokens import TokenStream, Windows
+from helpers import paths
+from helpers.device import describe_device, pick_device, pick_precision
+from helpers.manifest import open_room
+from helpers.tokens.windows import TokenStream, Windows
+from helpers.train import trainer
+from helpers.train.loss import Loss
+from helpers.train.model import build_model, make_config, model_sizes
+from helpers.vocab import tokenizer
 
 # The GPT-2 chapters of the book: linear decay over 5 epochs, which 150 seconds cut short as they would any reader's
 BOOK = dict(
@@ -62,7 +66,7 @@ class Bench:
     """One model and one text, on which recipes are tried."""
 
     def __init__(self, options: argparse.Namespace):
-        result = paths.open_room(options.run, "tokenize")["result"]
+        result = open_room(options.run, "tokenize")["result"]
         self.tok = tokenizer.load(paths.room(options.run, "vocab"))
         n_ctx, pad = options.n_ctx, self.tok.pad_token_id
         streams = [TokenStream(options.run, split, result["dtype"]) for split in ("train", "val")]
@@ -70,18 +74,18 @@ class Bench:
         self.val = Windows(streams[1], n_ctx, n_ctx // 2, pad, "auto", once=True)
         self.glance = Windows(_Beginning(streams[1]), n_ctx, n_ctx, pad)  # `fit` wants one; what counts is self.val
         self.chars_per_token = {"train": result["chars_per_token"], "val": result["val_chars_per_token"]}
-        self.device = machine.pick_device("auto")
-        self.fast = machine.pick_precision("auto", self.device)
+        self.device = pick_device("auto")
+        self.fast = pick_precision("auto", self.device)
         self.options = options
 
     def config(self, architecture: str, dropout: float):
         """Return the config of a model; the last step changes its form, not its size."""
         shape = {name: getattr(self.options, name) for name in ("n_ctx", "n_embd", "n_layer", "n_head")}
-        return models.config(architecture, self.tok, dropout=dropout, **shape)
+        return make_config(architecture, self.tok, dropout=dropout, **shape)
 
     def fit(self, recipe: dict, seconds: float) -> tuple[torch.nn.Module, list[dict]]:
         """Train a fresh model by a recipe for so long; return it and the rows of its log."""
-        model = models.build(self.config(recipe["architecture"], recipe["dropout"]), self.options.seed)
+        model = build_model(self.config(recipe["architecture"], recipe["dropout"]), self.options.seed)
         apart = ("architecture", "dropout", "fits", "precision")
         settings = {name: value for name, value in recipe.items() if name not in apart}
         began = []
@@ -91,7 +95,7 @@ class Bench:
             return not recipe["fits"] and began[-1] - began[0] > seconds * (1 - 1 / len(began))
 
         with tempfile.TemporaryDirectory() as folder:
-            loop.fit(
+            trainer.fit(
                 model, self.train, self.glance, Path(folder), self.tok, **settings, epochs=5,
                 max_minutes=seconds / 60 if recipe["fits"] else 0.0, gradient_accumulation=1, device=self.device,
                 precision=self.fast if recipe["precision"] == "fast" else recipe["precision"], compile=False,
@@ -106,7 +110,7 @@ class Bench:
         """Return what a recipe reaches in so many seconds, and how it came there."""
         self.fit(recipe, min(WARM, seconds))
         model, rows = self.fit(recipe, seconds)
-        found = loop.evaluate(Loss(model), self.val, 32, self.fast, self.device)
+        found = trainer.evaluate(Loss(model), self.val, 32, self.fast, self.device)
         bits = found["loss"] / torch.log(torch.tensor(2.0)).item() / self.chars_per_token["val"]
         row = {
             "recipe": name, "seconds": rows[-1]["train_seconds"], "updates": rows[-1]["step"],
@@ -196,7 +200,7 @@ def main() -> None:
     chosen = {name: recipe for name, recipe in known.items() if not options.only or name in options.only + [best]}
     if unknown := set(options.only or []) - set(known):
         parser.error(f"no recipe is called {sorted(unknown)}; there is: {', '.join(known)}")
-    sizes = models.sizes(bench.config("gpt2", 0.0))
+    sizes = model_sizes(bench.config("gpt2", 0.0))
     print(
         f"run {options.run}: {len(bench.train):,} windows of at most {options.n_ctx} tokens, {sizes['parameters']:,} "
         f"parameters, {bench.fast} on {bench.device}, {options.seconds:.0f} s each\n"
@@ -231,7 +235,7 @@ def main() -> None:
     if options.figure:
         figure(rows, tries, options.figure)
         print(f"figure: {options.figure}")
-    result = {"benchmark": "recipes", "machine": machine.describe(bench.device), "figures": figures, "aims": aims}
+    result = {"benchmark": "recipes", "machine": describe_device(bench.device), "figures": figures, "aims": aims}
     print(json.dumps(result))
 
 

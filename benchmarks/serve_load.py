@@ -37,7 +37,9 @@ import aiohttp
 import torch
 from aiohttp import web
 
-from helpers import generate, machine
+from helpers.device import describe_device, pick_device
+from helpers.generate import generate
+from helpers.generate.batch import prompt_ids
 
 FACTORS = (0.5, 1, 2, 5)  # of the capacity
 CLIENTS = (8, 16)
@@ -69,7 +71,7 @@ def rival(run: str) -> None:
 
     async def complete(request: web.Request) -> web.Response:
         wanted = await request.json()
-        ids = torch.tensor([generate.prompt_ids(tokenizer, wanted["prompt"])] * wanted["n"], device=model.device)
+        ids = torch.tensor([prompt_ids(tokenizer, wanted["prompt"])] * wanted["n"], device=model.device)
         with torch.inference_mode():
             made = model.generate(
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=wanted["max_tokens"], do_sample=True,
@@ -461,8 +463,8 @@ def main() -> None:
         if name in figures:
             value = figures[name]
             met[name] = {"value": value, "aim": aim, "met": value >= aim if more else value <= aim}
-    device = machine.pick_device("auto")
-    result = {"benchmark": "serve_load", "machine": machine.describe(device), "figures": figures, "aims": met}
+    device = pick_device("auto")
+    result = {"benchmark": "serve_load", "machine": describe_device(device), "figures": figures, "aims": met}
     print(json.dumps(result))
 
 

@@ -24,9 +24,11 @@ import torch
 import torch.nn.functional as F
 from transformers import GPT2Config, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from helpers import loop, machine, optim
-from helpers import model as models
-from helpers.loss import Loss
+from helpers.device import autocast, describe_device, matmul_rate, memory_peak, pick_device
+from helpers.train import optim
+from helpers.train.loss import Loss
+from helpers.train.model import build_model, model_sizes
+from helpers.train.trainer import accumulate
 
 DEFAULTS = dict(n_layer=12, n_embd=768, n_head=12, n_ctx=512, vocab=50257, batch=4, accumulation=1, laps=3)
 QUICK = dict(n_layer=2, n_embd=64, n_head=2, n_ctx=64, vocab=2000, batch=2, accumulation=2, laps=2)
@@ -42,7 +44,7 @@ def build(options: argparse.Namespace):
         n_head=options.n_head, activation_function="gelu_pytorch_tanh", resid_pdrop=0.0, embd_pdrop=0.0,
         attn_pdrop=0.0, bos_token_id=0, eos_token_id=1,
     )  # fmt: skip
-    return models.build(cfg, seed=0)
+    return build_model(cfg, seed=0)
 
 
 def windows(options: argparse.Namespace, count: int) -> torch.Tensor:
@@ -66,7 +68,7 @@ class Ours:
     def update(self) -> float:
         """Make one update and return its seconds."""
         begin = time.perf_counter()
-        loop.accumulate(self.loss_of, self.batches, self.labels, self.precision, self.device, self.scaler)
+        accumulate(self.loss_of, self.batches, self.labels, self.precision, self.device, self.scaler)
         optim.update(self.optimizers, self.parameters, 1.0, self.scaler)  # its norm, a number, waits for the device
         return time.perf_counter() - begin
 
@@ -91,7 +93,7 @@ class Turns(TrainerCallback):
             self._measure()
 
     def _measure(self) -> None:
-        rate = machine.matmul_rate(self.ours.precision, self.ours.device)
+        rate = matmul_rate(self.ours.precision, self.ours.device)
         self.rows.append({"rate": rate, "ours": self.ours.update()})
         self.resumed = time.perf_counter()
 
@@ -121,14 +123,14 @@ def memory(options: argparse.Namespace, precision: str, device: torch.device) ->
     model = build(options).to(device)
     ids = windows(options, options.batch).to(device)
     inputs, labels = ids[:, :-1], ids[:, 1:]
-    before = machine.memory_peak(device)
-    with machine.autocast(precision, device):
+    before = memory_peak(device)
+    with autocast(precision, device):
         if options.memory == "chunks":
             objective = Loss(model)(inputs, labels).objective
         else:
             objective = F.cross_entropy(model(input_ids=inputs).logits.float().flatten(0, 1), labels.flatten())
     objective.backward()
-    print(json.dumps({"before": before, "peak": machine.memory_peak(device)}))
+    print(json.dumps({"before": before, "peak": memory_peak(device)}))
 
 
 def measure_memory(how: str) -> dict:
@@ -158,13 +160,13 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Measure, print the table, and print one JSON line."""
     options = arguments()
-    device = machine.pick_device("auto")
+    device = pick_device("auto")
     if options.memory:
         return memory(options, options.precision, device)
     peaks = {how: measure_memory(how) for how in ("whole", "chunks")}  # first: a child starts from its parent's peak
     rows = train(options, options.precision, device)
 
-    sizes = models.sizes(build(options).config)
+    sizes = model_sizes(build(options).config)
     tokens = options.batch * options.accumulation * options.n_ctx
     shares = {
         who: [sizes["flops_per_token"] * tokens / row[who] / row["rate"] for row in rows] for who in ("ours", "trainer")
@@ -196,7 +198,7 @@ def main() -> None:
     )
     aims = {} if options.quick else AIMS[device.type]
     met = {name: {"value": figures[name], "aim": aim, "met": figures[name] >= aim} for name, aim in aims.items()}
-    result = {"benchmark": "train_speed", "machine": machine.describe(device), "figures": figures, "aims": met}
+    result = {"benchmark": "train_speed", "machine": describe_device(device), "figures": figures, "aims": met}
     print(json.dumps(result))
 
 

@@ -1,1 +1,24 @@
-"""The shared logic of the six notebooks; README.md shows the house, each module says its one job."""
+"""The logic behind the notebooks: one package per room, in the order of the course, and one module per job.
+
+The ground floor knows no room:
+
+    paths       where everything lies: the repository, a run, the folder of each room
+    wording     phrases that many messages share
+    files       atomic writes of files and folders, SHA-256 fingerprints
+    manifest    what a room was made from and what it holds; whether it still fits the room before it
+    parallel    shards mapped over processes or over a Dask cluster, with a progress bar
+    device      CPU or GPU, mixed precision, memory, the speed of matrix products
+    report      one HTML page about a run
+    run         runs the notebooks in order: python -m helpers.run
+
+The rooms; a room imports the ground floor and rooms above it, and each package's own docstring lists its modules:
+
+    corpus      01  raw text becomes clean documents: formats, charsets, cleaning rules, deduplication, split
+    vocab       02  documents become a tokenizer: word segmentation, word list, Unigram, BPE, characters, bytes
+    tokens      03  documents become memory-mapped token shards, windows and labels; n-gram baselines
+    train       04  windows become a model: the model, its loss, the training loop, checkpoints
+    generate    05  a model becomes a writer: sampling, KV cache, beam search, constraints, explanations
+    serve       06  a writer becomes an HTTP service: continuous batching, authentication, streaming, metrics
+
+    show        everything that is for the eyes: figures, dashboards, panels; only notebooks import it
+"""

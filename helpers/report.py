@@ -13,6 +13,8 @@ from nbconvert import HTMLExporter
 from pygments.formatters import HtmlFormatter
 
 from helpers import paths
+from helpers.files import write_text
+from helpers.manifest import RoomError, read_manifest
 
 # stage -> the figures of its manifest's result that the summary shows: name, what to call it, how to write it
 FIGURES = {
@@ -56,7 +58,7 @@ details.code { margin: .4rem 0; } .highlight { background: #f6f6f4; padding: .2r
 
 def figures(run: str, stage: str) -> list[str]:
     """Return a finished stage's figures as words, `documents 20,000` say; what it did not find out is left out."""
-    result = paths.read_manifest(run, stage)["result"]
+    result = read_manifest(run, stage)["result"]
     shown = [(result.get(name), label, form) for name, label, form in FIGURES[stage]]
     return [f"{label} {format(value, form)}" for value, label, form in shown if value is not None]
 
@@ -65,7 +67,7 @@ def one_line(run: str, stage: str) -> str:
     """Return a finished stage's figures in one line; empty if the notebook has written no manifest."""
     try:
         return " · ".join(figures(run, stage))
-    except paths.RoomError:
+    except RoomError:
         return ""
 
 
@@ -131,5 +133,5 @@ def write(run: str):
 </body></html>
 """
     path = paths.run_dir(run) / "report.html"
-    paths.write_text(path, page)
+    write_text(path, page)
     return path

@@ -9,7 +9,6 @@ Knows the notebooks by name and by their parameters, and nothing of what they do
 """
 
 import argparse
-import difflib
 import os
 import sys
 import tempfile
@@ -26,7 +25,13 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 from papermill.exceptions import PapermillExecutionError
 
-from helpers import fetching, paths, report, sources
+from helpers import paths, report
+from helpers.corpus import download
+from helpers.corpus.find import find_inputs
+from helpers.corpus.inputs import NoDocuments
+from helpers.files import sha256
+from helpers.manifest import MANIFEST, RoomError, notebook_parameters, open_room, read_manifest
+from helpers.wording import did_you_mean, duration, run_again
 
 BUILT_IN = "sample"  # the value of notebook 01's `source` that names no file
 NOT_MADE = "not made yet"
@@ -51,12 +56,6 @@ class ThisPython(AsyncKernelManager):
 
 
 # ---- what to run, and with which parameters ----
-
-
-def did_you_mean(word: str, known) -> str:
-    """Return "; did you mean 'x'?" for a close match, else the list of what is known."""
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean '{close[0]}'?" if close else f"; there is: {', '.join(known)}"
 
 
 def choose_stages(words: list[str]) -> list[str]:
@@ -127,11 +126,11 @@ def place(source: str, where: str) -> str:
 
     What names no file here stays: `sample`, an address, `hf:owner/name`, a corpus known by its name.
     """
-    if source == BUILT_IN or source in fetching.CORPORA or source.startswith("hf:") or "://" in source:
+    if source == BUILT_IN or source in download.CORPORA or source.startswith("hf:") or "://" in source:
         return source
     path = Path(os.path.abspath(Path(source).expanduser()))
     if not path.exists() and not any(sign in source for sign in "*?["):
-        raise Refused(f"{where}: {path} does not exist{did_you_mean(source, [BUILT_IN, *fetching.CORPORA])}")
+        raise Refused(f"{where}: {path} does not exist{did_you_mean(source, [BUILT_IN, *download.CORPORA])}")
     return str(path)
 
 
@@ -145,7 +144,7 @@ def plan(stages: list[str], run: str, corpus: str | None, preset: str | None, se
     except ValueError as error:
         raise Refused(str(error)) from None
     # every section of a preset is checked, also those whose stage isn't asked for today
-    defaults = {stage: paths.notebook_parameters(stage) for stage in paths.STAGES}
+    defaults = {stage: notebook_parameters(stage) for stage in paths.STAGES}
     values = {stage: dict(names) for stage, names in defaults.items()}
 
     def put(where: str, stage: str, name, value) -> None:
@@ -195,38 +194,38 @@ def results_read(run: str, manifest: dict) -> dict[str, dict]:
     """Return {stage: result} of the rooms a stage took files from: it may have used their figures as well."""
     rooms = {name.split("/")[0] for name in manifest["inputs"]}
     stages = [stage for stage, (_, room) in paths.STAGES.items() if room in rooms]
-    return {stage: paths.read_manifest(run, stage)["result"] for stage in stages}
+    return {stage: read_manifest(run, stage)["result"] for stage in stages}
 
 
 def remember(run: str, stage: str) -> None:
     """Note in the executed copy that it ran to its end, and what its earlier rooms said of themselves then."""
-    if (paths.room(run, stage) / paths.MANIFEST).is_file():
+    if (paths.room(run, stage) / MANIFEST).is_file():
         copy = nbformat.read(executed_copy(run, stage), as_version=4)
-        copy.metadata["read"] = results_read(run, paths.read_manifest(run, stage))
+        copy.metadata["read"] = results_read(run, read_manifest(run, stage))
         nbformat.write(copy, executed_copy(run, stage))
 
 
 def finished_unchanged(run: str, stage: str, values: dict) -> bool:
     """Tell whether a stage has finished with these parameters, these inputs and this notebook."""
     try:
-        manifest = paths.open_room(run, stage)
+        manifest = open_room(run, stage)
         results = results_read(run, manifest)
         copy = nbformat.read(executed_copy(run, stage), as_version=4)
-    except (paths.RoomError, OSError, nbformat.reader.NotJSONError):
+    except (RoomError, OSError, nbformat.reader.NotJSONError):
         return False
     if copy.metadata.get("read") != results:  # a copy that didn't run to its end has no such entry
         return False
     if manifest["parameters"] != values or code(copy) != code(nbformat.read(paths.notebook(stage), as_version=4)):
         return False
     inputs = {paths.run_dir(run) / name: wanted for name, wanted in manifest["inputs"].items()}
-    if any(not file.is_file() or paths.sha256(file) != wanted for file, wanted in inputs.items()):
+    if any(not file.is_file() or sha256(file) != wanted for file, wanted in inputs.items()):
         return False
     source = values.get("source", BUILT_IN)
     if not os.path.isabs(source):
         return True
     try:
-        found, _ = sources.find_inputs(source)
-    except sources.NoDocuments:
+        found, _ = find_inputs(source)
+    except NoDocuments:
         return False
     return all(item.path in inputs for item in found)  # a file put into the corpus folder since then is a change too
 
@@ -243,12 +242,12 @@ def verify(run: str) -> list[tuple[str, bool, str]]:
     rows = []
     for stage, (notebook, _) in paths.STAGES.items():
         folder = paths.room(run, stage)
-        if not (folder / paths.MANIFEST).is_file():
+        if not (folder / MANIFEST).is_file():
             rows.append((notebook, not needed(run, stage), NOT_MADE))
             continue
         try:
-            manifest = paths.read_manifest(run, stage)
-        except paths.RoomError as error:
+            manifest = read_manifest(run, stage)
+        except RoomError as error:
             rows.append((notebook, False, str(error)))
             continue
         problems = [f"{name} since {notebook} wrote it" for name in differing(run, manifest["outputs"], hashes)]
@@ -256,8 +255,7 @@ def verify(run: str) -> list[tuple[str, bool, str]]:
         problems += figures_changed(run, stage)
         if problems:
             more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
-            mend = f"run notebook {notebook} again, or: python -m helpers.run {stage} --run {run}"
-            rows.append((notebook, False, f"{'; '.join(problems[:3])}{more}: {mend}"))
+            rows.append((notebook, False, f"{'; '.join(problems[:3])}{more}: {run_again(stage, run)}"))
         else:
             counts = f"{len(manifest['outputs'])} files as written, {len(manifest['inputs'])} files as read"
             rows.append((notebook, True, counts))
@@ -266,7 +264,7 @@ def verify(run: str) -> list[tuple[str, bool, str]]:
 
 def needed(run: str, stage: str) -> bool:
     """Tell whether a room that is there was made from files of this one."""
-    rooms = [paths.room(run, other) / paths.MANIFEST for other in paths.STAGES]
+    rooms = [paths.room(run, other) / MANIFEST for other in paths.STAGES]
     start = f'"{paths.STAGES[stage][1]}/'
     return any(start in manifest.read_text("utf-8", "replace") for manifest in rooms if manifest.is_file())
 
@@ -280,7 +278,7 @@ def differing(run: str, names: dict[str, str], hashes: dict[Path, str]) -> list[
             found.append(f"{name} is missing")
             continue
         if file not in hashes:
-            hashes[file] = paths.sha256(file)
+            hashes[file] = sha256(file)
         if hashes[file] != wanted:
             found.append(f"{name} has changed")
     return found
@@ -294,8 +292,8 @@ def figures_changed(run: str, stage: str) -> list[str]:
     found = []
     for earlier, figures in then.items():
         try:
-            now = paths.read_manifest(run, earlier)["result"]
-        except paths.RoomError:
+            now = read_manifest(run, earlier)["result"]
+        except RoomError:
             continue  # the line of that room says it
         names = [name for name in {**figures, **now} if figures.get(name) != now.get(name)]
         if names:
@@ -323,20 +321,11 @@ def first_line(source: str) -> str:
     return next((line for line in lines if not line.startswith("#")), lines[0] if lines else "")
 
 
-def clock(seconds: float) -> str:
-    """Return a duration as people say it: 7 s, 4 min 05 s, 1 h 02 min."""
-    seconds = round(seconds)
-    if seconds < 60:
-        return f"{seconds} s"
-    minutes, seconds = divmod(seconds, 60)
-    return f"{minutes} min {seconds:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
-
-
 def execute(run: str, stage: str, values: dict) -> None:
     """Execute a notebook with its parameters into the run's folder; raise StageFailed if a cell fails."""
     notebook, target = paths.notebook(stage), executed_copy(run, stage)
     target.parent.mkdir(parents=True, exist_ok=True)
-    defaults = paths.notebook_parameters(stage)
+    defaults = notebook_parameters(stage)
     changed = {name: value for name, value in values.items() if name == "run" or value != defaults[name]}
     try:
         papermill.execute_notebook(
@@ -368,9 +357,9 @@ def run_stages(run: str, values: dict[str, dict], force: bool) -> None:
             remember(run, stage)
         except BaseException as error:
             word = "failed" if isinstance(error, StageFailed) else "stopped"
-            print(f"{word} after {clock(time.monotonic() - begin)}", flush=True)
+            print(f"{word} after {duration(time.monotonic() - begin)}", flush=True)
             raise
-        print(f"{clock(time.monotonic() - begin):>12}   {report.one_line(run, stage)}".rstrip(), flush=True)
+        print(f"{duration(time.monotonic() - begin):>12}   {report.one_line(run, stage)}".rstrip(), flush=True)
     print(f"{'report':14}{report.write(run)}", flush=True)
 
 
@@ -404,7 +393,7 @@ def refresh(stages: list[str]) -> None:
                 if cell.cell_type == "code":
                     cell.outputs = [output for output in cell.outputs if WIDGET_VIEW not in output.get("data", {})]
             nbformat.write(notebook, path)
-            print(f"{clock(time.monotonic() - begin):>12}", flush=True)
+            print(f"{duration(time.monotonic() - begin):>12}", flush=True)
 
 
 def main(arguments: list[str] | None = None) -> int:

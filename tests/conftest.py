@@ -42,7 +42,7 @@ def one_thread():
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """A run of a few short documents, ready to be trained."""
-    import tiny  # torch and transformers: only for the tests that ask
+    import models  # torch and transformers: only for the tests that ask
 
     monkeypatch.setenv("RUNS_DIR", str(tmp_path))
-    return tiny.make_run()
+    return models.make_run()

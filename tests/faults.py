@@ -17,18 +17,19 @@ import time
 import traceback
 from pathlib import Path
 
-import tiny
+import models
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from helpers import checkpoint, loop, machine, train
-from helpers.tokens import Windows
+from helpers.tokens.windows import Windows
+from helpers.train import checkpoint, trainer
+from helpers.train.job import leave_group
 
 FULL = os.environ.get("FAULTS") == "full"  # `make test-faults`: the counts that were promised
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(
-    ["helpers.train", "torch.utils.tensorboard", "transformers.models.gpt2.modeling_gpt2",
+    ["helpers.train.job", "torch.utils.tensorboard", "transformers.models.gpt2.modeling_gpt2",
      "transformers.models.llama.modeling_llama"]
 )  # fmt: skip
 
@@ -88,7 +89,7 @@ def _child(rank: int, world: int, notes: str, env: dict, function, args: tuple) 
         sys.stderr, sys.stdout = open(2, "w", closefd=False, buffering=1), open(1, "w", closefd=False, buffering=1)
         os.environ.update(env)
         torch.set_num_threads(1)
-        machine.matmul_rate = lambda *_: 1e12  # it only fills a column of the log, and takes seconds in fp16
+        trainer.matmul_rate = lambda *_: 1e12  # it only fills a column of the log, and takes seconds in fp16
         if world > 1 and "WORLD_SIZE" not in env:  # with it, the function makes its group itself
             dist.init_process_group("gloo", init_method=f"file://{notes}/store", rank=rank, world_size=world)
         elif world > 1:
@@ -100,7 +101,7 @@ def _child(rank: int, world: int, notes: str, env: dict, function, args: tuple) 
             raise
         Path(notes, f"{rank}.json").write_text(json.dumps(answer), "utf-8")
         if dist.is_initialized():
-            train.leave_group(0)
+            leave_group(0)
 
 
 # ---------------------------------------------------------------- the run that is broken
@@ -119,12 +120,12 @@ class Seen(Windows):
 
 
 # checkpoints often, three epochs; `identity` as a run with rooms has it
-DEFAULTS = tiny.DEFAULTS | dict(epochs=3, gradient_accumulation=1, checkpoint_step=2, identity="a")
+DEFAULTS = models.DEFAULTS | dict(epochs=3, gradient_accumulation=1, checkpoint_step=2, identity="a")
 
 
 def model_of(seed: int = 0, dtype: str = "float32", dropout: float = 0.1, **shape):
     """Return the small model, with dropout."""
-    return tiny.tiny(seed, getattr(torch, dtype), dropout=dropout, **shape)
+    return models.tiny(seed, getattr(torch, dtype), dropout=dropout, **shape)
 
 
 def fit(folder, shape=None, *, model=None, stop_after=0, stop=None, keep=2, size=200, **changes) -> dict:
@@ -134,8 +135,8 @@ def fit(folder, shape=None, *, model=None, stop_after=0, stop=None, keep=2, size
     """
     folder = Path(folder)
     folder.mkdir(exist_ok=True)
-    train, val = Seen(tiny.Numbers(size), 8, 8, 3), Windows(tiny.Numbers(50), 8, 4, 3, once=True)
-    rank, _ = loop.world()
+    train, val = Seen(models.Numbers(size), 8, 8, 3), Windows(models.Numbers(50), 8, 4, 3, once=True)
+    rank, _ = trainer.world()
     train.note = folder / f"seen-{rank}.jsonl"
     asked = []
 
@@ -143,11 +144,11 @@ def fit(folder, shape=None, *, model=None, stop_after=0, stop=None, keep=2, size
         asked.append(1)
         return len(asked) == stop_after or bool(stop and stop(len(asked)))
 
-    loop.checkpoint.save = functools.partial(checkpoint.save, keep=keep)  # this process is one test's own
+    trainer.checkpoint.save = functools.partial(checkpoint.save, keep=keep)  # this process is one test's own
     model = model or model_of(**(shape or {}))
     with open(train.note, "a", encoding="ascii") as file:
         file.write("null\n")  # a session begins
-    return loop.fit(model, train, val, folder, tiny.TOK, **(DEFAULTS | changes), stop=stop_now)
+    return trainer.fit(model, train, val, folder, models.TOK, **(DEFAULTS | changes), stop=stop_now)
 
 
 def job(folder, shape: dict, changes: dict) -> dict:

@@ -10,7 +10,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from helpers import paths, sample_corpus
+from helpers import paths
+from helpers.corpus import built_in
+from helpers.manifest import open_room, read_manifest
 
 # what a room says of itself, for the rooms after it and for the report
 RESULT = {
@@ -55,7 +57,7 @@ def run(request, tmp_path_factory):
         patch.setenv("RUNS_DIR", str(folder / "runs"))
         arguments = ["--run", request.param]
         if request.param == "own":
-            text = "\n\n".join(document.text for document in islice(sample_corpus.documents(seed=1), 300))
+            text = "\n\n".join(document.text for document in islice(built_in.documents(seed=1), 300))
             (folder / "我的 语料.txt").write_bytes(text.encode("gb18030"))
             arguments += ["--corpus", "我的 语料.txt"]
         printed = course(folder / "runs", *arguments, cwd=folder)
@@ -76,10 +78,10 @@ def test_every_notebook_runs_to_its_end_without_an_error_or_a_warning(run):
 
 def test_every_room_fits_the_one_before_and_says_what_it_found(run):
     for stage in paths.STAGES:
-        manifest = paths.open_room(run, stage)
+        manifest = open_room(run, stage)
         assert set(manifest["result"]) >= RESULT[stage], f"{stage} lacks {RESULT[stage] - set(manifest['result'])}"
         assert manifest["inputs"] and manifest["parameters"]["run"] == run
-    results = {stage: paths.read_manifest(run, stage)["result"] for stage in paths.STAGES}
+    results = {stage: read_manifest(run, stage)["result"] for stage in paths.STAGES}
     assert results["train"]["steps"] > 0
     assert 250 < results["corpus"]["documents"] <= 300
     # only the built-in corpus has a known floor and known facts

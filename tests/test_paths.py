@@ -6,6 +6,8 @@ import nbformat
 import pytest
 
 from helpers import paths
+from helpers.files import sha256, write_text
+from helpers.manifest import MANIFEST, RoomError, current_parameters, notebook_parameters, open_room, write_manifest
 
 
 @pytest.fixture
@@ -20,7 +22,7 @@ def finish(run, stage, files, inputs=()):
     room.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (room / name).write_text(text, "utf-8")
-    return paths.write_manifest(
+    return write_manifest(
         run, stage, parameters={"run": run}, inputs=inputs, outputs=[room / name for name in files], result={"n": 1}
     )
 
@@ -52,59 +54,57 @@ def test_a_manifest_says_what_was_read_written_and_found(run, tmp_path):
     outside = tmp_path / "raw 语料.txt"
     outside.write_text("明月几时有", "utf-8")
     finish(run, "corpus", {"train-00000.jsonl": "一\n"}, inputs=[outside])
-    manifest = paths.open_room(run, "corpus")
+    manifest = open_room(run, "corpus")
     assert manifest["stage"] == "corpus" and manifest["result"] == {"n": 1} and manifest["parameters"] == {"run": run}
-    assert manifest["outputs"] == {
-        "corpus/train-00000.jsonl": paths.sha256(paths.room(run, "corpus") / "train-00000.jsonl")
-    }
-    assert manifest["inputs"] == {outside.as_posix(): paths.sha256(outside)}
+    assert manifest["outputs"] == {"corpus/train-00000.jsonl": sha256(paths.room(run, "corpus") / "train-00000.jsonl")}
+    assert manifest["inputs"] == {outside.as_posix(): sha256(outside)}
     assert "python" in manifest["versions"]
 
 
 def test_a_room_that_is_not_there_names_the_notebook_to_run(run):
-    with pytest.raises(paths.RoomError, match="run notebook 02_vocab again"):
-        paths.open_room(run, "vocab")
+    with pytest.raises(RoomError, match="run notebook 02_vocab again"):
+        open_room(run, "vocab")
 
 
 def test_a_missing_or_changed_file_is_noticed(run):
     finish(run, "corpus", {"train-00000.jsonl": "一\n"})
     file = paths.room(run, "corpus") / "train-00000.jsonl"
     file.write_text("二\n", "utf-8")
-    with pytest.raises(paths.RoomError, match="is not the file that 01_corpus wrote"):
-        paths.open_room(run, "corpus")
+    with pytest.raises(RoomError, match="is not the file that 01_corpus wrote"):
+        open_room(run, "corpus")
     file.unlink()
-    with pytest.raises(paths.RoomError, match="is missing"):
-        paths.open_room(run, "corpus")
+    with pytest.raises(RoomError, match="is missing"):
+        open_room(run, "corpus")
 
 
 def test_a_torn_manifest_is_no_traceback(run):
     finish(run, "corpus", {"train-00000.jsonl": "一\n"})
-    (paths.room(run, "corpus") / paths.MANIFEST).write_text('{"stage": ', "utf-8")
-    with pytest.raises(paths.RoomError, match="not readable JSON"):
-        paths.open_room(run, "corpus")
+    (paths.room(run, "corpus") / MANIFEST).write_text('{"stage": ', "utf-8")
+    with pytest.raises(RoomError, match="not readable JSON"):
+        open_room(run, "corpus")
 
 
 def test_a_tokenizer_of_another_corpus_is_refused(run):
     finish(run, "corpus", {"train-00000.jsonl": "一\n"})
     finish(run, "vocab", {"vocab_user.txt": "一\n"}, inputs=[paths.room(run, "corpus") / "train-00000.jsonl"])
-    paths.open_room(run, "vocab")
+    open_room(run, "vocab")
     finish(run, "corpus", {"train-00000.jsonl": "另一\n"})
-    with pytest.raises(paths.RoomError, match="made from another corpus/ .*run notebook 02_vocab again"):
-        paths.open_room(run, "vocab")
+    with pytest.raises(RoomError, match="made from another corpus/ .*run notebook 02_vocab again"):
+        open_room(run, "vocab")
 
 
 def test_a_room_made_again_with_the_same_bytes_still_fits(run):
     finish(run, "corpus", {"train-00000.jsonl": "一\n"})
     finish(run, "vocab", {"vocab_user.txt": "一\n"}, inputs=[paths.room(run, "corpus") / "train-00000.jsonl"])
     finish(run, "corpus", {"train-00000.jsonl": "一\n"})
-    assert paths.open_room(run, "vocab")["result"] == {"n": 1}
+    assert open_room(run, "vocab")["result"] == {"n": 1}
 
 
 def test_a_text_file_is_written_whole_or_not_at_all(tmp_path):
     file = tmp_path / "new" / "a.txt"
-    paths.write_text(file, "一\r\n")
+    write_text(file, "一\r\n")
     with pytest.raises(UnicodeEncodeError):
-        paths.write_text(file, "二\ud800")
+        write_text(file, "二\ud800")
     assert file.read_bytes() == "一\r\n".encode()
 
 
@@ -126,8 +126,8 @@ def test_the_parameters_of_a_notebook_are_its_tagged_cell(tmp_path, monkeypatch)
         tmp_path,
         monkeypatch,
     )
-    assert paths.notebook_parameters("train") == {"run": "sample", "lr": 1e-4, "words": ["一", -1], "n": None}
-    assert paths.parameters("train", {"run": "x", "lr": 1.0, "words": [], "n": 3, "other": 0}) == {
+    assert notebook_parameters("train") == {"run": "sample", "lr": 1e-4, "words": ["一", -1], "n": None}
+    assert current_parameters("train", {"run": "x", "lr": 1.0, "words": [], "n": 3, "other": 0}) == {
         "run": "x",
         "lr": 1.0,
         "words": [],
@@ -139,10 +139,10 @@ def test_the_parameters_of_a_notebook_are_its_tagged_cell(tmp_path, monkeypatch)
 def test_a_notebook_has_exactly_one_cell_of_parameters(tags, tmp_path, monkeypatch):
     notebook_with([("lr: float = 1.0", each) for each in tags], tmp_path, monkeypatch)
     with pytest.raises(ValueError, match="exactly one cell tagged 'parameters'"):
-        paths.notebook_parameters("train")
+        notebook_parameters("train")
 
 
 def test_a_manifest_keeps_chinese_readable(run):
     finish(run, "corpus", {"一.txt": "一\n"})
-    text = (paths.room(run, "corpus") / paths.MANIFEST).read_text("utf-8")
+    text = (paths.room(run, "corpus") / MANIFEST).read_text("utf-8")
     assert "corpus/一.txt" in text and json.loads(text)["stage"] == "corpus"

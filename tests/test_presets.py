@@ -18,7 +18,16 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from helpers import corpus, parallel, paths, run, sample_corpus, tokenizer, tokens, train, vocab
+from helpers import parallel, paths, run
+from helpers.corpus import built_in
+from helpers.corpus.build import build_corpus
+from helpers.corpus.shards import read_texts
+from helpers.manifest import notebook_parameters, write_manifest
+from helpers.tokens.shards import dtype_for, write_shards
+from helpers.tokens.windows import IGNORE, TokenStream
+from helpers.train import job, plan
+from helpers.vocab import tokenizer
+from helpers.vocab.words import characters, choose_words, count_words
 
 PRESETS = sorted(file.stem for file in (paths.repo_root() / "presets").glob("*.yaml"))
 FRESH = [name for name in PRESETS if name != "poems"]
@@ -70,7 +79,7 @@ def test_the_poems_take_tokenizer_and_weights_from_one_model():
 
 def texts(document: str) -> list[str]:
     """Return lines of verse for the poems, else documents of some hundred characters."""
-    found = [item.text for item in islice(sample_corpus.documents(seed=3), 300)]
+    found = [item.text for item in islice(built_in.documents(seed=3), 300)]
     if document == "line":
         return [text.replace("\n", "")[:40] for text in found[:120]]
     return ["\n".join(found[at : at + 3]) for at in range(0, 120, 3)]
@@ -97,36 +106,36 @@ def train_preset(preset: str, tmp_path, pretrained: str = "", **changes) -> tupl
     part = sections.get("corpus", {})
     write_corpus(tmp_path, part)
     names = ("document", "text_key", "min_length", "max_length")
-    report = corpus.build("t", str(tmp_path), val_fraction=0.1, workers=1, **{n: part[n] for n in names if n in part})
+    report = build_corpus("t", str(tmp_path), val_fraction=0.1, workers=1, **{n: part[n] for n in names if n in part})
     assert report.documents > 30
 
     if pretrained:
         tok = tokenizer.pretrained(pretrained)
     else:
         with parallel.executor(1) as pool:
-            counts = vocab.count_words(corpus.texts("t", "train"), pool, segmenter=in_pairs)
-        tok = tokenizer.build(vocab.choose_words(counts, 100), vocab.characters(counts))
+            counts = count_words(read_texts("t", "train"), pool, segmenter=in_pairs)
+        tok = tokenizer.build(choose_words(counts, 100), characters(counts))
     tok.save_pretrained(paths.room("t", "vocab"))
 
     part = sections["tokenize"]
     stride = N_CTX * part["stride"] // part["n_ctx"]
-    shards = tokens.write_shards("t", 2, workers=1)
-    cut = dict(n_ctx=N_CTX, stride=stride, packing=part.get("packing", "auto"), dtype=tokens.dtype_for(len(tok)))
-    windows = train.windows("t", cut, tok.pad_token_id)[0]
+    shards = write_shards("t", 2, workers=1)
+    cut = dict(n_ctx=N_CTX, stride=stride, packing=part.get("packing", "auto"), dtype=dtype_for(len(tok)))
+    windows = plan.load_windows("t", cut, tok.pad_token_id)[0]
     length = {split: sum(shard["tokens"] for shard in shards[split]) for split in shards}
     per = {split: sum(shard["characters"] for shard in shards[split]) / length[split] for split in shards}
     result = cut | dict(tokens=length["train"], windows=len(windows))
     result |= dict(chars_per_token=per["train"], val_chars_per_token=per["val"])
     outputs = paths.room("t", "tokenize").glob("*.bin")
-    paths.write_manifest("t", "tokenize", parameters={}, inputs=[], outputs=outputs, result=result)
+    write_manifest("t", "tokenize", parameters={}, inputs=[], outputs=outputs, result=result)
 
     small = MICRO | {"pretrained_model": pretrained} | changes
     if sections["train"].get("n_kv_head"):
         small["n_kv_head"] = 1
-    given = paths.notebook_parameters("train") | sections["train"] | small | {"run": "t"}
-    planned = train.plan(given)
-    train.prepare(given)
-    train.run_job(given)
+    given = notebook_parameters("train") | sections["train"] | small | {"run": "t"}
+    planned = plan.plan(given)
+    job.prepare(given)
+    job.run_job(given)
     lines = (paths.room("t", "train") / "metrics.jsonl").read_text("utf-8").splitlines()
     return given, planned | result, [json.loads(line) for line in lines]
 
@@ -243,12 +252,12 @@ def test_the_poems_go_on_from_pretrained_weights_in_their_own_vocabulary(checkpo
     assert 0 < max(moved) and min(moved) < 0.9  # it went on from there: fresh weights would be √2 away
 
     tok = tokenizer.load(paths.room("t", "vocab"))
-    ids = tokens.TokenStream("t", "train", planned["dtype"]).read(0, 10**9).tolist()
+    ids = TokenStream("t", "train", planned["dtype"]).read(0, 10**9).tolist()
     if checkpoint is bert_checkpoint:
         assert (tok.pad_token_id, tok.unk_token_id, tok.bos_token_id, tok.eos_token_id) == (0, 100, 101, 102)
     counts = Counter(ids)
     assert counts[tok.bos_token_id] == counts[tok.eos_token_id] > 30 and ids[0] == tok.bos_token_id
     assert not counts[tok.pad_token_id] and counts[tok.unk_token_id] < 0.03 * len(ids)  # numbers, in this small list
-    windows, _ = train.windows("t", planned, tok.pad_token_id)
+    windows, _ = plan.load_windows("t", planned, tok.pad_token_id)
     inputs, labels = windows.batch(range(len(windows)))
-    assert (labels != tok.pad_token_id).all() and (labels == tokens.IGNORE).any()  # fault 37: padding is not learned
+    assert (labels != tok.pad_token_id).all() and (labels == IGNORE).any()  # fault 37: padding is not learned

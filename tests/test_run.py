@@ -11,7 +11,11 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from helpers import paths, report, run
+from helpers import manifest as manifest
+from helpers import paths, report
+from helpers import run as run
+from helpers.manifest import MANIFEST, read_manifest, write_manifest
+from helpers.run import WIDGET_VIEW, Refused, choose_stages, clock, executed_copy, main, remember
 
 CORPUS = """
 from pathlib import Path
@@ -21,16 +25,16 @@ files = [] if source == "sample" else [Path(source)] if Path(source).is_file() e
 text = "".join(file.read_text("utf-8") for file in files) or "花\\n"
 (folder / "train-00000.jsonl").write_text(text[:size], "utf-8")
 values = {"run": run, "source": source, "size": size, "ratio": ratio, "deep": deep, "words": words, "limit": limit}
-_ = paths.write_manifest(run, "corpus", parameters=values, inputs=files, outputs=[folder / "train-00000.jsonl"],
+_ = write_manifest(run, "corpus", parameters=values, inputs=files, outputs=[folder / "train-00000.jsonl"],
                          result={"documents": len(text), "characters": 12345, "deep": deep})
 print(sorted(values))
 """
 VOCAB = """
 from helpers import paths
-paths.open_room(run, "corpus")
+open_room(run, "corpus")
 folder = paths.room(run, "vocab"); folder.mkdir(parents=True, exist_ok=True)
 (folder / "vocab_user.txt").write_text("花\\n", "utf-8")
-_ = paths.write_manifest(run, "vocab", parameters={"run": run, "size": size},
+_ = write_manifest(run, "vocab", parameters={"run": run, "size": size},
                          inputs=[paths.room(run, "corpus") / "train-00000.jsonl"],
                          outputs=[folder / "vocab_user.txt"], result={"vocab_size": size})
 """
@@ -76,7 +80,7 @@ def preset(house, text):
 
 
 def plan(stages=(), corpus=None, preset=None, **settings):
-    return run.plan(run.choose_stages(list(stages)), "r", corpus, preset, settings.items())
+    return run.plan(choose_stages(list(stages)), "r", corpus, preset, settings.items())
 
 
 # ---- what to run ----
@@ -84,17 +88,17 @@ def plan(stages=(), corpus=None, preset=None, **settings):
 
 @pytest.mark.parametrize("word", ["train", "04", "04_train", "04_train.ipynb"])
 def test_a_stage_goes_by_its_noun_its_number_or_its_notebook(word):
-    assert run.choose_stages([word]) == ["train"]
+    assert choose_stages([word]) == ["train"]
 
 
 def test_stages_run_in_the_order_of_the_course_and_all_of_them_by_default():
-    assert run.choose_stages(["generate", "01"]) == ["corpus", "generate"]
-    assert run.choose_stages([]) == list(paths.STAGES)
+    assert choose_stages(["generate", "01"]) == ["corpus", "generate"]
+    assert choose_stages([]) == list(paths.STAGES)
 
 
 def test_a_misspelt_stage_is_refused_with_the_closest_one():
-    with pytest.raises(run.Refused, match="no stage is called 'trian'; did you mean 'train'?"):
-        run.choose_stages(["trian"])
+    with pytest.raises(Refused, match="no stage is called 'trian'; did you mean 'train'?"):
+        choose_stages(["trian"])
 
 
 def test_later_sources_of_a_value_win(house):
@@ -125,7 +129,7 @@ def test_words_of_the_command_line_take_the_type_of_the_default(house):
     ],
 )
 def test_an_unknown_name_or_a_wrong_type_is_refused(house, settings, words):
-    with pytest.raises(run.Refused, match=re.escape(words)):
+    with pytest.raises(Refused, match=re.escape(words)):
         plan(["corpus", "vocab"], **settings)
 
 
@@ -148,7 +152,7 @@ def test_an_unknown_name_or_a_wrong_type_is_refused(house, settings, words):
 def test_a_preset_is_checked_whole_before_anything_runs(house, text, words):
     """Numbers that arrive as text ('32' x 512) were one fault of the old notebooks: here they never reach a kernel."""
     preset(house, text)
-    with pytest.raises(run.Refused, match=re.escape(words)):
+    with pytest.raises(Refused, match=re.escape(words)):
         plan(["vocab"], preset="small")
 
 
@@ -158,20 +162,20 @@ def test_a_preset_is_found_by_name_or_by_path(house, tmp_path):
     elsewhere.write_text("vocab:\n  size: 9\n", "utf-8")
     assert plan(["vocab"], preset="small")["vocab"]["size"] == 8
     assert plan(["vocab"], preset=str(elsewhere))["vocab"]["size"] == 9
-    with pytest.raises(run.Refused, match="did you mean 'small'"):
+    with pytest.raises(Refused, match="did you mean 'small'"):
         plan(preset="smal")
 
 
 def test_a_relative_corpus_is_the_callers_and_must_exist(house):
     Path("诗 词.txt").write_text("花", "utf-8")
     assert plan(corpus="诗 词.txt")["corpus"]["source"] == str(Path.cwd() / "诗 词.txt")
-    with pytest.raises(run.Refused, match="does not exist"):
+    with pytest.raises(Refused, match="does not exist"):
         plan(corpus="nothing.txt")
 
 
 def test_what_is_refused_leaves_no_trace(house, capsys):
-    assert run.main(["--run", "r", "-p", "sise", "3"]) == 2
-    assert run.main(["--run", "../r"]) == 2
+    assert main(["--run", "r", "-p", "sise", "3"]) == 2
+    assert main(["--run", "../r"]) == 2
     assert "nothing was run" in capsys.readouterr().err
     assert not paths.runs_dir().exists()
 
@@ -180,7 +184,7 @@ def test_what_is_refused_leaves_no_trace(house, capsys):
 
 
 def executed(stage):
-    return nbformat.read(run.executed_copy("r", stage), as_version=4)
+    return nbformat.read(executed_copy("r", stage), as_version=4)
 
 
 def test_two_stages_run_then_rest_until_something_changes(house, capsys):
@@ -189,13 +193,13 @@ def test_two_stages_run_then_rest_until_something_changes(house, capsys):
     command = ["corpus", "vocab", "--run", "r", "--corpus", "c"]
 
     def skipped(*more):
-        assert run.main([*command, *more]) == 0
+        assert main([*command, *more]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert [line.split()[0] for line in lines] == ["01_corpus", "02_vocab", "report"]
         return ["skipped" in line for line in lines[:2]]
 
     assert skipped() == [False, False]
-    assert paths.read_manifest("r", "corpus")["parameters"]["source"] == str(Path("c").resolve())
+    assert read_manifest("r", "corpus")["parameters"]["source"] == str(Path("c").resolve())
     assert os.environ["HEADLESS"] == "1"
     assert executed("corpus").metadata.papermill.parameters == {"run": "r", "source": str(Path("c").resolve())}
     assert skipped() == [True, True]
@@ -222,21 +226,21 @@ def test_a_kernel_is_of_this_very_interpreter(house):
     book.metadata["kernelspec"] = {"name": "some-other", "display_name": "x", "language": "python"}
     book.cells[2].source = "import sys; print(sys.executable)"
     nbformat.write(book, paths.notebook("generate"))
-    assert run.main(["generate", "--run", "r"]) == 0
+    assert main(["generate", "--run", "r"]) == 0
     assert executed("generate").cells[-1].outputs[0].text.strip() == sys.executable
 
 
 def test_a_failing_cell_is_told_in_four_lines(house, capsys):
-    assert run.main(["train", "generate", "--run", "r"]) == 1
+    assert main(["train", "generate", "--run", "r"]) == 1
     out, err = capsys.readouterr()
     assert "failed after" in out and "05_generate" not in out
     assert "04_train.ipynb, cell [3]: x = 1" in err and "ZeroDivisionError: division by zero" in err
-    assert str(run.executed_copy("r", "train")) in err and "Traceback" not in err and len(err.splitlines()) == 3
+    assert str(executed_copy("r", "train")) in err and "Traceback" not in err and len(err.splitlines()) == 3
     assert any(output.output_type == "error" for output in executed("train").cells[-1].outputs)
 
 
 def test_a_kernel_that_dies_is_told_too(house, capsys):
-    assert run.main(["serve", "--run", "r"]) == 1
+    assert main(["serve", "--run", "r"]) == 1
     assert "the kernel died" in capsys.readouterr().err
 
 
@@ -245,9 +249,9 @@ def test_refresh_writes_clean_outputs_in_place(house, monkeypatch):
     book = nbformat.read(paths.notebook("corpus"), as_version=4)
     book.metadata["widgets"] = {}
     before = [(cell.id, cell.source, dict(cell.metadata)) for cell in book.cells]
-    book.cells[2].source += f"\nfrom IPython.display import display\ndisplay({{'{run.WIDGET_VIEW}': {{}}}}, raw=True)"
+    book.cells[2].source += f"\nfrom IPython.display import display\ndisplay({{'{WIDGET_VIEW}': {{}}}}, raw=True)"
     nbformat.write(book, paths.notebook("corpus"))
-    assert run.main(["refresh", "corpus"]) == 0
+    assert main(["refresh", "corpus"]) == 0
     book = nbformat.read(paths.notebook("corpus"), as_version=4)
     assert [(cell.id, dict(cell.metadata)) for cell in book.cells] == [(a, c) for a, _, c in before]
     assert [cell.execution_count for cell in book.cells[1:]] == [1, 2]
@@ -259,13 +263,13 @@ def test_refresh_writes_clean_outputs_in_place(house, monkeypatch):
 
 def test_refresh_leaves_a_failing_notebook_as_it_was(house, capsys):
     before = paths.notebook("train").read_bytes()
-    assert run.main(["refresh", "04"]) == 1
+    assert main(["refresh", "04"]) == 1
     assert "ZeroDivisionError" in capsys.readouterr().err and paths.notebook("train").read_bytes() == before
 
 
 @pytest.mark.parametrize("seconds, words", [(6.6, "7 s"), (245, "4 min 05 s"), (3720, "1 h 02 min")])
 def test_durations_read_like_speech(seconds, words):
-    assert run.clock(seconds) == words
+    assert clock(seconds) == words
 
 
 # ---- the report ----
@@ -295,7 +299,7 @@ def test_the_report_is_one_page_that_fetches_nothing(house):
         "\ndisplay(HTML('<b>月</b>'), IFrame('http://127.0.0.1:5005', 9, 9), Image(bytes(range(9)), format='png'))"
     )
     nbformat.write(book, paths.notebook("vocab"))
-    assert run.main(["corpus", "vocab", "--run", "r"]) == 0
+    assert main(["corpus", "vocab", "--run", "r"]) == 0
     page = (paths.run_dir("r") / "report.html").read_text("utf-8")
     outside = Outside()
     outside.feed(page)
@@ -305,7 +309,9 @@ def test_the_report_is_one_page_that_fetches_nothing(house):
 
 
 def test_figures_that_a_stage_did_not_find_are_left_out(monkeypatch):
-    monkeypatch.setattr(paths, "read_manifest", lambda run, stage: {"result": {"steps": 900, "val_bits_per_char": 0.5}})
+    monkeypatch.setattr(
+        manifest, "read_manifest", lambda run, stage: {"result": {"steps": 900, "val_bits_per_char": 0.5}}
+    )
     assert report.one_line("r", "train") == "steps 900 · validation, bits per character 0.500"
 
 
@@ -317,10 +323,10 @@ def write_room(stage, name, text, inputs, **result):
     file = paths.room("r", stage) / name
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, "utf-8")
-    paths.write_manifest("r", stage, parameters={"run": "r"}, inputs=inputs, outputs=[file], result=result)
-    run.executed_copy("r", stage).parent.mkdir(exist_ok=True)
-    nbformat.write(new_notebook(), run.executed_copy("r", stage))
-    run.remember("r", stage)
+    write_manifest("r", stage, parameters={"run": "r"}, inputs=inputs, outputs=[file], result=result)
+    executed_copy("r", stage).parent.mkdir(exist_ok=True)
+    nbformat.write(new_notebook(), executed_copy("r", stage))
+    remember("r", stage)
 
 
 @pytest.fixture
@@ -332,7 +338,7 @@ def finished(house, capsys):
     write_room("vocab", "vocab_user.txt", "花\n", [paths.room("r", "corpus") / "train-00000.jsonl"], vocab_size=9)
 
     def verdict():
-        code = run.main(["verify", "--run", "r"])
+        code = main(["verify", "--run", "r"])
         lines = capsys.readouterr().out.splitlines()
         assert len(lines) == 7 and (code == 0) == (lines[-1] == "all belong together")
         return {line[:2]: line for line in lines[:6] if line[14:16] == "NO"}
@@ -380,7 +386,7 @@ def test_other_figures_of_the_same_files_are_a_change_too(finished):
 
 
 def test_a_torn_manifest_and_a_room_that_went_are_found(finished):
-    manifest = paths.room("r", "corpus") / paths.MANIFEST
+    manifest = paths.room("r", "corpus") / MANIFEST
     text = manifest.read_text("utf-8")
     manifest.write_text(text[: len(text) // 2], "utf-8")
     assert "not readable JSON" in finished()["01"]
@@ -389,7 +395,7 @@ def test_a_torn_manifest_and_a_room_that_went_are_found(finished):
 
 
 def test_a_run_that_is_not_there_cannot_be_verified(house, capsys):
-    assert run.main(["verify", "--run", "nobody"]) == 2
+    assert main(["verify", "--run", "nobody"]) == 2
     assert "there is no run 'nobody'" in capsys.readouterr().err
 
 

@@ -1,6 +1,7 @@
 """The house as a whole: one list of dependencies, who imports whom, and the shape of the six notebooks."""
 
 import ast
+import graphlib
 import json
 import re
 import sys
@@ -14,70 +15,33 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from helpers import paths
+from helpers import paths, run
+from helpers.manifest import notebook_parameters
 
 ROOT = paths.repo_root()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 
-# who may import whom, top to bottom: a module imports only what stands above it, and of that only what is listed
-MAY_IMPORT = {
+# who imports whom, from the ground up: each imports exactly what is listed, and that stands above it; `corpus.shards`
+# permits this one module
+IMPORTS = {
     "paths": set(),
+    "wording": {"paths"},
+    "files": set(),
+    "manifest": {"paths", "wording", "files"},
     "parallel": set(),
-    "sample_corpus": {"paths"},
-    "cleaning": set(),
-    "encodings": set(),
-    "sources": {"encodings"},
-    "reading": {"encodings", "sources"},
-    "fetching": {"paths", "sources"},
-    "duplicates": set(),
-    "parts": {"paths", "parallel", "cleaning", "encodings", "sources", "reading", "duplicates"},
-    "corpus": {
-        "paths",
-        "parallel",
-        "sample_corpus",
-        "cleaning",
-        "encodings",
-        "sources",
-        "reading",
-        "fetching",
-        "duplicates",
-        "parts",
-    },
-    "cuts": set(),
-    "vocab": {"paths", "parallel", "cuts"},
-    "tokenizer": {"paths", "vocab"},
-    "tokens": {"paths", "parallel", "tokenizer"},
-    "baselines": {"tokens"},
-    "model": {"paths"},
-    "checkpoint": {"paths"},
-    "machine": set(),
-    "metrics": set(),
-    "progress": set(),
-    "loss": {"tokens"},
-    "optim": set(),
-    "loop": {"tokenizer", "tokens", "model", "checkpoint", "machine", "metrics", "progress", "loss", "optim"},
-    "train": {"parallel", "tokenizer", "tokens", "model", "machine", "loss", "optim", "loop"},
-    "launch": {"train"},
-    "sampling": set(),
-    "constraints": {"tokenizer"},
-    "decoder": set(),
-    "generate": {"paths", "tokenizer", "sampling", "constraints", "decoder"},
-    "beam": {"tokenizer", "sampling", "constraints", "generate"},
-    "copying": {"paths"},
-    "insight": {"tokenizer", "sampling", "generate", "copying"},
-    "fast": {"paths", "tokenizer", "generate"},
-    "engine": {"generate"},
-    "api": {"generate"},
-    "guard": set(),
-    "metering": {"engine"},
-    "app": {"generate", "engine", "api", "guard", "metering"},
-    "serve": {"paths", "generate", "engine", "guard", "app"},
-    "report": {"paths"},
-    "run": {"paths", "sources", "fetching", "report"},
+    "device": {"parallel"},
+    "corpus": {"paths", "files", "manifest", "parallel"},
+    "vocab": {"paths", "files", "manifest", "parallel"},
+    "tokens": {"paths", "files", "manifest", "parallel", "vocab"},
+    "train": {"paths", "files", "manifest", "parallel", "device", "vocab", "tokens"},
+    "generate": {"paths", "files", "manifest", "vocab", "corpus.shards"},
+    "serve": {"paths", "manifest", "generate"},
+    "report": {"paths", "files", "manifest"},
+    "run": {"paths", "files", "manifest", "report", "corpus.find"},
 }
-WITHOUT_TORCH = {*list(MAY_IMPORT)[: list(MAY_IMPORT).index("tokens")], "report", "run"}
-MODULES = sorted(file for file in (ROOT / "helpers").rglob("*.py") if file.parent.name == "show" or file.name[0] != "_")
+WITH_TORCH = {"device", "tokens.windows", "train", "generate", "serve", "show"}
+MODULES = sorted((ROOT / "helpers").rglob("*.py"))
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
@@ -157,32 +121,145 @@ def imports(file: Path) -> set[str]:
     return {name.split(".")[0] for name in imported(file)}
 
 
+def name_of(file: Path) -> str:
+    """Return a module's name below `helpers`: "paths", "corpus.find"; of a package its own: "corpus"."""
+    parts = file.relative_to(ROOT / "helpers").with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+NAMES = {name_of(file) for file in MODULES}
+
+
 def ours(file: Path) -> set[str]:
-    return {name.split(".")[1] for name in imported(file) if name.startswith("helpers.")}
+    """Return the modules of `helpers` that a file imports, by the names of `name_of`."""
+    dotted = [name.removeprefix("helpers.") for name in imported(file) if name.startswith("helpers.")]
+    return {name if name in NAMES else name.rpartition(".")[0] for name in dotted}
 
 
-@pytest.mark.parametrize("file", MODULES, ids=lambda file: file.relative_to(ROOT / "helpers").as_posix())
-def test_a_module_imports_only_what_stands_above_it(file):
-    if "show" in file.parts:
-        return  # for the eyes: it may look at everything
-    assert file.stem in MAY_IMPORT, f"helpers/{file.name} has no place in the house: give it a line in MAY_IMPORT"
-    assert "show" not in ours(file), "only notebooks import show"
-    above = list(MAY_IMPORT)[: list(MAY_IMPORT).index(file.stem)]
-    assert ours(file) <= (MAY_IMPORT[file.stem] | {"paths"}) & set(above)
+each_module = pytest.mark.parametrize("file", MODULES, ids=lambda file: file.relative_to(ROOT / "helpers").as_posix())
 
 
-@pytest.mark.parametrize("file", MODULES, ids=lambda file: file.relative_to(ROOT / "helpers").as_posix())
+def test_rooms_import_what_stands_above_them_and_a_permission_that_nothing_uses_is_taken_back():
+    found = {unit: set() for unit in IMPORTS}
+    for file in MODULES:
+        unit = name_of(file).split(".")[0]
+        if unit in ("", "show"):  # show is for the eyes: it may look at everything
+            continue
+        assert unit in found, f"helpers/{unit} has no place in the house: give it a line in IMPORTS"
+        allowed = IMPORTS[unit]
+        for name in ours(file):
+            room = name.split(".")[0]
+            if room != unit:
+                assert room != "show", f"{file.name} imports show, which is for notebooks only"
+                assert {room, name} & allowed, f"helpers/{unit} may not import {name} (in {file.name})"
+                found[unit].add(name if name in allowed else room)
+    assert found == IMPORTS
+    order = list(IMPORTS)
+    for unit, allowed in IMPORTS.items():
+        assert {name.split(".")[0] for name in allowed} <= set(order[: order.index(unit)])
+
+
+def test_no_two_modules_import_each_other():
+    """Also within a room, and over several steps: the imports at the top of the modules make no circle."""
+    graph = graphlib.TopologicalSorter({name_of(file): ours(file) - {name_of(file)} for file in MODULES})
+    graph.prepare()  # raises CycleError
+
+
+@each_module
 def test_heavy_libraries_stay_in_their_rooms(file):
-    used = imports(file)
-    if file.stem in WITHOUT_TORCH:
+    used, name = imports(file), name_of(file)
+    if not {name, name.split(".")[0]} & WITH_TORCH:
         assert "torch" not in used
-    if "show" not in file.parts:
+    if not name.startswith("show"):
         assert not used & {"ipywidgets", "IPython", "matplotlib"}
-    if file.stem not in ("guard", "app", "serve"):
+    if not name.startswith("serve"):
         assert "aiohttp" not in used
 
 
-@pytest.mark.parametrize("file", MODULES, ids=lambda file: file.relative_to(ROOT / "helpers").as_posix())
+@pytest.mark.parametrize(
+    "file", [file for file in MODULES if file.stem == "__init__"], ids=lambda file: file.parent.name
+)
+def test_a_package_is_a_docstring(file):
+    """A worker process that segments words must not load torch because a package imports its modules."""
+    assert len(ast.parse(file.read_text("utf-8")).body) == 1
+
+
+def listed(file: Path) -> list[str]:
+    """Return the names that a package's docstring lists, one per indented line."""
+    return re.findall(r"^ *(\w+) {2,}\S", ast.get_docstring(ast.parse(file.read_text("utf-8"))), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "file", [file for file in MODULES if file.stem == "__init__"], ids=lambda file: file.parent.name
+)
+def test_the_map_is_the_tree(file):
+    """Who was told only "the house is described in helpers/__init__.py" finds every module."""
+    modules = {path.stem for path in file.parent.glob("*.py")} - {"__init__", "__main__"}
+    packages = {path.parent.name for path in file.parent.glob("*/__init__.py")}
+    names = listed(file)
+    assert sorted(names) == sorted(modules | packages)
+    if file.parent.name == "helpers":
+        readme = (ROOT / "README.md").read_text("utf-8")
+        assert all(re.search(rf"^ *{name}/? ", readme, re.MULTILINE) for name in names)
+
+
+# what people search for, and the module that must say so in the first lines
+QUESTIONS = {
+    "charset detection": "corpus.encodings",
+    "mojibake": "corpus.mojibake",
+    "CSV": "corpus.formats",
+    "zip": "corpus.archives",
+    "download": "corpus.download",
+    "near duplicates": "corpus.dedup",
+    "deduplication": "corpus.split",
+    "train/validation split": "corpus.split",
+    "cleaning rules": "corpus.cleaning",
+    "word segmentation": "vocab.words",
+    "BPE": "vocab.tokenizer",
+    "memory-mapped": "tokens.shards",
+    "packing": "tokens.windows",
+    "padding": "tokens.windows",
+    "perplexity": "tokens.ngrams",
+    "gradient accumulation": "train.trainer",
+    "gradient clipping": "train.optim",
+    "learning-rate schedule": "train.optim",
+    "mixed precision": "device",
+    "mixture of experts": "train.model",
+    "cross-entropy": "train.loss",
+    "loss spike": "train.state",
+    "out of memory": "train.trainer",
+    "throughput": "train.log",
+    "TensorBoard": "train.log",
+    "resume": "train.checkpoint",
+    "atomic write": "files",
+    "torchrun": "train.launch",
+    "KV cache": "generate.inference",
+    "top-p": "generate.sampling",
+    "repetition penalty": "generate.sampling",
+    "detokenize": "generate.detokenize",
+    "beam search": "generate.beam",
+    "constrained decoding": "generate.constraints",
+    "memorization": "generate.memorization",
+    "attention": "generate.explain",
+    "CTranslate2": "generate.ctranslate",
+    "continuous batching": "serve.engine",
+    "OpenAI": "serve.schema",
+    "API key": "serve.auth",
+    "CORS": "serve.auth",
+    "rate limit": "serve.auth",
+    "timeout": "serve.connections",
+    "server-sent events": "serve.app",
+    "Prometheus": "serve.metrics",
+}
+
+
+@pytest.mark.parametrize("words", QUESTIONS)
+def test_what_people_search_for_leads_to_its_module(words):
+    file = ROOT / "helpers" / f"{QUESTIONS[words].replace('.', '/')}.py"
+    assert words.lower() in " ".join(ast.get_docstring(ast.parse(file.read_text("utf-8"))).lower().split())
+
+
+@each_module
 def test_no_module_hides_an_error_or_runs_what_it_reads(file):
     """A bare `except` that made words of failed sentences, and a corpus in pickle, were two faults of the sources."""
     assert not imports(file) & {"pickle", "dill", "joblib"}
@@ -198,7 +275,7 @@ def test_no_module_hides_an_error_or_runs_what_it_reads(file):
                 assert not (bad and getattr(keyword.value, "value", None) is True), f"line {node.lineno}: {keyword.arg}"
 
 
-@pytest.mark.parametrize("file", MODULES, ids=lambda file: file.relative_to(ROOT / "helpers").as_posix())
+@each_module
 def test_every_module_says_its_job(file):
     assert ast.get_docstring(ast.parse(file.read_text("utf-8")))
 
@@ -254,7 +331,7 @@ def test_its_outputs_name_no_place_on_a_machine(path):
 @each_notebook
 def test_its_parameters_are_one_cell_of_plain_literals_with_a_comment_each(path):
     stage = next(stage for stage in paths.STAGES if paths.notebook(stage) == path)
-    names = paths.notebook_parameters(stage)
+    names = notebook_parameters(stage)
     assert list(names)[0] == "run" and names["run"] == "sample"
     (cell,) = [cell for cell in code_cells(path) if "parameters" in cell.metadata.get("tags", [])]
     # IPython would take a cell that is the single line `run: …` for its magic %run
@@ -294,6 +371,5 @@ def test_links_inside_the_repository_live(path):
 
 @pytest.mark.parametrize("preset", sorted((ROOT / "presets").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_preset_fits_the_notebooks(preset):
-    from helpers import run
 
     assert run.plan(list(paths.STAGES)[1:], "r", None, preset.stem, [])

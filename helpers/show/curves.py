@@ -26,7 +26,7 @@ from helpers.show.figures import (
     draw_schedule,
     show_figure,
 )
-from helpers.show.record import planned, rows_of, step_of
+from helpers.show.metrics_file import planned, rows_of, step_of
 from helpers.show.series import Field, banded, newest
 
 LEVELS = [0.1, 0.2, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20]  # of the axis of bits

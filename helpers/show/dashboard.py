@@ -18,8 +18,9 @@ from IPython.display import DisplayHandle, display
 from helpers.show.curves import describe_loss, run_figure
 from helpers.show.figures import show_figure
 from helpers.show.history import render_spikes
-from helpers.show.record import Attached, Tail, duration, last, planned, progress, step_of, summary, troubles
+from helpers.show.metrics_file import Attached, Tail, last, planned, progress, step_of, summary, troubles
 from helpers.show.text import card, show_html
+from helpers.wording import duration
 
 REDRAW = 2.0  # seconds between two pictures, at least
 SHARE = 0.05  # of one core at most goes into pictures: the cores that draw are those that train

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from helpers.show.figures import GREY, INK, RUST, THOUSANDS, VIOLET, canvas, show_figure
-from helpers.show.record import planned, rows_of, step_of
+from helpers.show.metrics_file import planned, rows_of, step_of
 from helpers.show.series import parts
 
 

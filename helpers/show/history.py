@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from helpers.show.record import finite, last, rows_of, step_of
+from helpers.show.metrics_file import finite, last, rows_of, step_of
 from helpers.show.text import card, render_table, show_html
 
 

@@ -12,7 +12,9 @@ from html import escape
 
 import ipywidgets as widgets
 
-from helpers.show.seethrough import heat, legend, listed
+from helpers.generate import generate
+from helpers.generate.settings import Settings
+from helpers.show.explain import heat, legend, listed
 from helpers.show.text import card, continuation, percent, render_probabilities
 
 TOKENS = 10  # bars shown
@@ -84,10 +86,9 @@ class Panel:
 
     def read(self):
         """Return the sliders as `Settings`."""
-        from helpers import generate  # with torch: paid for by those who sample, not by every notebook with a figure
 
         values = {name: widget.value for name, widget in self.settings.items()}
-        return generate.Settings(**values, logprobs=ALTERNATIVES)
+        return Settings(**values, logprobs=ALTERNATIVES)
 
     def begin(self) -> None:
         """Start a text, unless one is being written."""
@@ -101,13 +102,12 @@ class Panel:
 
     def write(self, prompt: str, stop: threading.Event) -> None:
         """Write one text into the panel, piece by piece (in the worker thread)."""
-        from helpers import generate
 
         body, characters, began, shown = continuation(prompt, prompt), 0, time.monotonic(), 0.0
         self.note.value, self.legend.value = "writing …", legend()
         try:
             self.show(body, "▌")
-            for piece in generate.stream_pieces(self.model, self.tokenizer, prompt, self.read(), stop):
+            for piece in generate.stream_chunks(self.model, self.tokenizer, prompt, self.read(), stop):
                 body += coloured(piece)
                 characters += len(piece.text)
                 if time.monotonic() - shown >= FRAME:
@@ -143,7 +143,6 @@ class Panel:
 
     def next_token(self) -> list[tuple[str, float, float]]:
         """Return (token, probability before, probability after) of the likeliest next tokens."""
-        from helpers import generate
 
         prompt = self.prompt.value
         if self.seen is None or self.seen[0] != prompt:

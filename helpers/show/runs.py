@@ -17,9 +17,10 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from helpers.show.curves import SHORT, draw_levels, finish_bits
 from helpers.show.figures import BLUE, RUST, THOUSANDS, VIOLET, canvas, show_figure
-from helpers.show.record import PATIENCE, Tail, attach, duration, finite, last, locate, rows_of, step_of
+from helpers.show.metrics_file import PATIENCE, Tail, attach, finite, last, locate, rows_of, step_of
 from helpers.show.series import AXES, newest, places, series
 from helpers.show.text import render_table, show_html
+from helpers.wording import duration
 
 # hues that differ in lightness too, and a sign each, for eyes that do not tell the hues apart
 LOOKS = tuple(zip((BLUE, RUST, "#b8860b", VIOLET, "#3d9dc3", "#55585e", "#c9588f"), "os^Dv*X", strict=True))

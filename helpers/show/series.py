@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from helpers.show.record import finite, step_of
+from helpers.show.metrics_file import finite, step_of
 
 Field = str | Callable[[Mapping], float | None]  # a field of a row, or how to work one out
 

@@ -1,0 +1,20 @@
+"""Room 01: raw text of any form and encoding becomes clean, distinct documents, split and written to shards.
+
+In the order in which a text passes through them:
+
+    download    a public corpus, an address or a data set of the Hub, downloaded with resume
+    inputs      which files and members of archives there are, and which kinds are read
+    archives    zip, tar, gz, zst as streams
+    find        the files that a corpus is made from
+    encodings   charset detection and strict decoding
+    mojibake    text that was decoded with the wrong charset: signs and repair
+    formats     txt, JSON, JSONL, CSV, parquet become raw documents
+    cleaning    the cleaning rules, each with a name
+    dedup       near duplicates by MinHash
+    partition   the map step: slices of files become cleaned parts, in parallel
+    split       the reduce step: deduplication, train/validation split, shards
+    report      what happened to each file and to the whole corpus
+    build       all of it in one call
+    shards      reading the finished corpus
+    built_in    the course's own corpus, drawn from a grammar with a known entropy
+"""

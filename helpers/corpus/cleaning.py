@@ -1,0 +1,440 @@
+"""Named rules that take the dirt out of a text, each counted; filters; and the cut of a text that is too long.
+
+Knows texts only: no file, no encoding, no corpus.
+"""
+
+import datetime
+import functools
+import html
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable
+from html.entities import html5
+
+from helpers.wording import did_you_mean
+
+_JOINED = "\u0600-\u1fff\u2600-\u27bf\ufe0f\U0001f000-\U0001faff"  # scripts and emoji where a joiner has a meaning
+_CHINESE = "\u2018-\u201d\u2e80-\u9fff\uf900-\ufaff\ufe30-\ufe4f\uff00-\uffef\U00020000-\U0003ffff"
+_ATTRIBUTES = r"(?:\s+[\w:-]+\s*=\s*(?:\"[^\"<]*\"|'[^'<]*'|[^\s<>\"']+))*"
+_BLOCK = (
+    "p|br|hr|div|table|thead|tbody|tfoot|tr|td|th|ul|ol|li|dl|dt|dd|h[1-6]|blockquote|pre|section|article|header|footer"
+    "|nav|aside|figure|figcaption|form|details|summary|html|body|center"
+)
+_INLINE = "a|b|i|u|em|strong|span|font|img|sub|sup|small|big|code|del|ins|meta|iframe|svg|tt|strike"
+_TAG = rf"(?:</(?:{{0}})\s*>|<(?:{{0}}){_ATTRIBUTES}\s*/?>)"
+
+
+def _entity(match: re.Match) -> str:
+    name = match[0][1:]
+    return html.unescape(match[0]) if name[0] == "#" or name in html5 else match[0]
+
+
+def _tag(match: re.Match) -> str:
+    """Drop a tag; but a bare `<b>` with no `</b>` in the text may be mathematics: a<b>c."""
+    letter = re.fullmatch(r"<([a-z])>\s*", match[0], re.I)
+    if letter and not re.search(rf"</{letter[1]}\s*>", match.string, re.I):
+        return match[0]
+    # a paragraph's tags stand for one line end, and for none where there is one already
+    return "\n" if match.re is _BLOCK_TAGS and not match.string.endswith("\n", 0, match.start()) else ""
+
+
+_BLOCK_TAGS = re.compile(rf"{_TAG.format(_BLOCK)}(?:\s*{_TAG.format(_BLOCK)})*\s*", re.I)
+
+# name, what is looked for, what stands there afterwards. Run in this order, again until nothing changes.
+# A pattern starts with the characters it looks for and looks behind afterwards: `re` then skips the rest of the text
+RULES: tuple[tuple[str, re.Pattern, str | Callable], ...] = (
+    ("line ends", re.compile("[\r\v\f\x85\u2028\u2029](?:(?<=\r)\n)?"), "\n"),
+    ("terminal colours", re.compile(r"\x1b\[[0-9;?]*[A-Za-z]"), ""),
+    ("control characters", re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\ufff9-\ufffb\ufffe\uffff]"), ""),
+    ("zero-width", re.compile("[\xad\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f]"), ""),
+    ("joiners", re.compile(f"[\u200c\u200d](?<![{_JOINED}].)"), ""),
+    ("BOM in the text", re.compile("\ufeff"), ""),
+    ("U+FFFD", re.compile("\ufffd"), ""),
+    ("private-use characters", re.compile("[\ue000-\uf8ff\U000f0000-\U0010ffff]"), ""),
+    ("HTML comments and scripts", re.compile(r"<!--(?:(?!<!--|-->).)*-->", re.S), ""),
+    ("HTML comments and scripts", re.compile(r"<(script|style)\b[^<>]*>(?:(?!</?\1).)*</\1\s*>", re.S | re.I), ""),
+    ("HTML tags", _BLOCK_TAGS, _tag),
+    ("HTML tags", re.compile(_TAG.format(_INLINE), re.I), _tag),
+    ("HTML entities", re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});"), _entity),
+    ("unusual spaces", re.compile("[\xa0\u1680\u2000-\u200a\u202f\u205f]"), " "),
+    ("indentation", re.compile(f"^(?:[ \t]*\u3000[ \t\u3000]*|[ \t]+(?=[{_CHINESE}]))", re.M), ""),
+    ("trailing spaces", re.compile("[ \t\u3000](?<![ \t\u3000]{2})[ \t\u3000]*$", re.M), ""),
+    ("repeated spaces", re.compile("([ \t\u3000])(?<=[^ \t\u3000\n].)[ \t\u3000]+(?=\\S)"), r"\1"),
+    ("blank lines", re.compile("\n{3,}"), "\n\n"),
+)
+
+_SPACING = RULES[-4:]
+# every character that one of the other rules starts with: most texts hold none, and are spared those rules
+_SUSPECT = re.compile(
+    "[\x00-\x08\x0b-\x1f&<\x7f-\xa0\xad\u1680\u180e\u2000-\u200f\u2028-\u202f\u205f-\u206f"
+    "\ue000-\uf8ff\ufeff\ufff9-\uffff\U000f0000-\U0010ffff]"
+)
+
+
+# ---------------------------------------------------------------- rules that are off unless asked for
+
+
+def _narrow(match: re.Match) -> str:
+    return "".join(chr(ord(character) - 0xFEE0) for character in match[0])
+
+
+def _wide(match: re.Match) -> str:
+    return chr(ord(match[0]) + 0xFEE0)
+
+
+def _identity(match: re.Match) -> str:
+    """Mask a number that is a Chinese ID: a real date of birth, and the check character of GB 11643 (ISO 7064)."""
+    number = match[0].upper()
+    weights = (7, 9, 10, 5, 8, 4, 2, 1, 6, 3, 7, 9, 10, 5, 8, 4, 2)
+    total = sum(weight * int(digit) for weight, digit in zip(weights, number, strict=False))
+    try:
+        datetime.date(int(number[6:10]), int(number[10:12]), int(number[12:14]))
+    except ValueError:
+        return match[0]
+    return "[身份证]" if "10X98765432"[total % 11] == number[-1] else match[0]
+
+
+_DIGIT_NEXT = r"(?<![0-9A-Za-z.])"
+OPTIONAL: tuple[tuple[str, re.Pattern, str | Callable], ...] = (
+    ("full width", re.compile("[\uff10-\uff19\uff21-\uff3a\uff41-\uff5a]+"), _narrow),
+    ("half-width punctuation", re.compile(f"[,:;!?](?<=[{_CHINESE}].)(?![!-~])"), _wide),
+    ("personal data", re.compile(rf"{_DIGIT_NEXT}[1-9][0-9]{{16}}[0-9Xx](?![0-9A-Za-z])"), _identity),
+    (
+        "personal data",
+        re.compile(rf"{_DIGIT_NEXT}(?:\+?86[- ]?)?1[3-9][0-9](?:[0-9]{{8}}|([- ])[0-9]{{4}}\1[0-9]{{4}})(?![0-9])"),
+        "[电话]",
+    ),
+    (
+        "personal data",
+        re.compile(r"(?<![A-Za-z0-9._%+-])[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}"),
+        "[邮箱]",
+    ),
+)
+_SCRIPTS = {"traditional to simplified": "t2s", "simplified to traditional": "s2t"}
+DEFAULT_RULES = tuple(dict.fromkeys([*(name for name, *_ in RULES), "NFC", "hard wraps", "repeated lines"]))
+OPTIONAL_RULES = tuple(dict.fromkeys([*(name for name, *_ in OPTIONAL), *_SCRIPTS]))
+
+
+@functools.cache
+def choose(rules: str = "") -> frozenset[str]:
+    """Return the names of the rules that are on: the default ones, changed as told ("+personal data, -HTML tags").
+
+    Raises ValueError for a name that no rule has.
+    """
+    chosen = set(DEFAULT_RULES)
+    for word in filter(None, (word.strip() for word in re.split("[,，]", rules))):
+        sign, name = word[0], word[1:].strip()
+        if sign not in "+-" or name not in DEFAULT_RULES + OPTIONAL_RULES:
+            hint = did_you_mean(word.lstrip("+- "), DEFAULT_RULES + OPTIONAL_RULES)
+            raise ValueError(f"rules: '{word}' is not + or - and the name of a rule{hint}")
+        chosen = chosen | {name} if sign == "+" else chosen - {name}
+    if chosen >= set(_SCRIPTS):
+        raise ValueError(f"rules: choose one of {' and '.join(_SCRIPTS)}, they undo each other")
+    return frozenset(chosen)
+
+
+@functools.cache
+def _plan(on: frozenset[str]) -> list[tuple]:
+    """Return the rules that are on: those for a text with a suspicious character, those asked for, those of spacing."""
+    return [tuple(rule for rule in rules if rule[0] in on) for rules in (RULES[:-4], OPTIONAL, _SPACING)]
+
+
+@functools.cache
+def _converter(config: str):
+    try:
+        from opencc import OpenCC
+    except ImportError as error:
+        raise RuntimeError('traditional and simplified characters need OpenCC: pip install -e ".[text]"') from error
+    return OpenCC(config)
+
+
+# ---------------------------------------------------------------- cleaning one text
+
+EXAMPLES = 3  # of each rule, so many are kept
+
+
+def clean(
+    text: str, counts: Counter | None = None, on: frozenset[str] | None = None, examples: dict | None = None
+) -> str:
+    """Return the text without dirt; what each rule changed is added to `counts` (rule -> places).
+
+    Conservative: what might be meant stays (`a < b`, `A & B`, `<think>`, emoji). Cleaning twice changes nothing more,
+    and decent text comes back as it was. A document's blank first and last lines go too. `on` names the rules that
+    work (see `choose`); `examples` gets a few pairs (before, after) a rule.
+    """
+    on = choose() if on is None else on
+    counts = Counter() if counts is None else counts
+    suspect, asked, spacing = _plan(on)
+    wrapped = "hard wraps" in on
+    while True:  # one rule may uncover work for another: &amp;lt;p&gt; is a tag inside an entity inside an entity
+        before = text
+        if _SUSPECT.search(text):
+            text = _apply(suspect, text, counts, examples)
+        if asked:
+            text = _apply(asked, text, counts, examples)
+        if wrapped:  # before the indentation goes, which tells where a paragraph starts
+            text, wrapped = _unwrap(text, counts, examples), False
+        text = _apply(spacing, text, counts, examples)
+        if "NFC" in on and not unicodedata.is_normalized("NFC", text):
+            composed, places = _compose(text)
+            at = next((i for i, pair in enumerate(zip(text, composed, strict=False)) if pair[0] != pair[1]), 0)
+            _show(examples, "NFC", text[max(0, at - 8) : at + 8], composed[max(0, at - 8) : at + 7])
+            text, counts["NFC"] = composed, counts["NFC"] + places
+        text = text.strip("\n")
+        if text == before:
+            break
+    for name, config in _SCRIPTS.items():
+        if name in on and (converted := _converter(config).convert(text)) != text:
+            differ = [at for at, pair in enumerate(zip(text, converted, strict=False)) if pair[0] != pair[1]]
+            counts[name] += len(differ) or 1
+            around = slice(max(0, differ[0] - 8 if differ else 0), differ[0] + 8 if differ else 16)
+            _show(examples, name, text[around], converted[around])
+            text = converted
+    return text
+
+
+def _apply(rules: tuple, text: str, counts: Counter, examples: dict | None) -> str:
+    for name, pattern, new in rules:
+        if callable(new):  # it may leave a match as it is
+            changed = [match for match in pattern.finditer(text) if new(match) != match[0]]
+            places = sum(max(1, match[0].count("<")) for match in changed)  # one match may be several tags
+            if changed:
+                _show_match(examples, name, text, changed[0], new(changed[0]))
+                text = pattern.sub(new, text)
+        elif match := pattern.search(text):
+            _show_match(examples, name, text, match, match.expand(new))
+            text, places = pattern.subn(new, text)
+        else:
+            continue
+        if places:
+            counts[name] += places
+    return text
+
+
+def _show(examples: dict | None, name: str, before: str, after: str) -> None:
+    """Keep an example, unless there are enough; what is invisible is written out."""
+    if examples is not None and len(shown := examples.setdefault(name, [])) < EXAMPLES:
+        shown.append((visible(before), visible(after)))
+
+
+def _show_match(examples: dict | None, name: str, text: str, match: re.Match, new: str) -> None:
+    """Keep a match with a few characters around it as an example, before and after."""
+    if examples is not None and len(examples.get(name, ())) < EXAMPLES:
+        left, right = text[max(0, match.start() - 8) : match.start()], text[match.end() : match.end() + 8]
+        old = match[0] if len(match[0]) <= 40 else match[0][:30] + "…" + match[0][-9:]
+        _show(examples, name, left + old + right, left + new[:40] + right)
+
+
+def visible(text: str) -> str:
+    """Return a text in which what one cannot see is written out: a zero-width space as \\u200b, a newline as \\n."""
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
+
+
+def _compose(text: str) -> tuple[str, int]:
+    """Return the text in Unicode's composed form NFC, and how many characters that touched (at least 1)."""
+    composed = unicodedata.normalize("NFC", text)
+    single = sum(not unicodedata.is_normalized("NFC", character) for character in set(text))
+    return composed, max(1, single, len(text) - len(composed))
+
+
+def needs_nothing(texts: list[str], on: frozenset[str]) -> bool:
+    """Tell whether `clean` would return each of these texts as it is: one look at all of them is cheaper than many.
+
+    It may say no where it would be yes, never the other way round.
+    """
+    if on & set(OPTIONAL_RULES):
+        return False
+    joined = "\n".join(texts)
+    if _SUSPECT.search(joined) or "\n\n\n" in joined or not unicodedata.is_normalized("NFC", joined):
+        return False
+    if any(blank in joined for blank in " \t\u3000") and any(rule[1].search(joined) for rule in _SPACING[:3]):
+        return False
+    if "hard wraps" in on and "\n" in joined and any(map(_may_be_wrapped, texts)):
+        return False
+    return not any(not text or text[0] == "\n" or text[-1] == "\n" for text in texts)
+
+
+# ---------------------------------------------------------------- hard wraps
+
+_WRAP_COLUMNS = 40  # lines of prose are cut at 20 Chinese characters or more; verse is shorter
+_CLOSED = re.compile("[。！？!?；;…：:][”’」』）)]*$")
+_NEW_PARAGRAPH = re.compile(
+    r"[ \t\u3000]|第.{1,9}[章回节卷部集篇]|[一二三四五六七八九十]{1,3}[、．.]|[-*•·#>（(【]|\d+[.、)）]"
+)
+
+
+_OPEN_END = re.compile("\n(?:(?<=[^。！？!?；;…：:”’」』）)\\s]\n)|(?<=[^。！？!?；;…：:”’」』）)\\s][ \t\u3000]\n))")
+
+
+def _may_be_wrapped(text: str) -> bool:
+    """Spare most texts the closer look: with few lines, or with lines that end where a sentence does."""
+    return text.count("\n") >= 4 and len(text) >= 4 * _WRAP_COLUMNS // 2 and len(_OPEN_END.findall(text)) >= 3
+
+
+def _columns(line: str) -> int:
+    return len(line.encode("gb18030", "replace"))  # a Chinese character takes two columns there, a letter one
+
+
+def unwrap(text: str) -> tuple[str, int]:
+    """Join lines that were cut at a fixed width; return the text and how many line ends went.
+
+    Only on evidence in the text itself: hardly a line is longer than the width, most lines are just as long, and most
+    of those stop in the middle of a sentence. A line is joined to the next one unless that is blank, indented, or
+    looks like a heading or an item of a list. Verse, dialogue and code give no such evidence and stay.
+    """
+    if not _may_be_wrapped(text):
+        return text, 0
+    lines = [line.rstrip(" \t\u3000") for line in text.split("\n")]
+    widths = [_columns(line) for line in lines]
+    common = Counter(width for width in widths if width >= _WRAP_COLUMNS).most_common(1)
+    if not common:
+        return text, 0
+    least, most = common[0][0] - 4, common[0][0] + 4  # a comma that must not start a line hangs over
+    written = [width for width in widths if width]
+    full = [line for line, width in zip(lines, widths, strict=True) if least <= width <= most]
+    open_ends = [line for line in full if not _CLOSED.search(line)]
+    chinese = sum("\u2e80" <= line[-1] <= "\uffef" or line[-1] in "“”‘’—…" for line in full)
+    if (
+        len(full) < max(4, 0.5 * len(written))
+        or sum(width > most for width in written) > 0.02 * len(written)
+        or len(open_ends) < 0.6 * len(full)
+        or len(set(full)) < 0.9 * len(full)
+        or chinese < 0.8 * len(full)
+    ):
+        return text, 0
+    indents = any(line[:1] in (" ", "\t", "\u3000") for line in lines if line)
+    joined, places = [lines[0]], 0
+    for before, width, line in zip(lines, widths, lines[1:], strict=False):
+        ends = width < least or (not indents and _CLOSED.search(before)) or _RULER.fullmatch(before)
+        if ends or not line or _NEW_PARAGRAPH.match(line):
+            joined.append(line)
+        else:
+            # two words of letters need a blank between them, a number in two pieces does not
+            words = before[-1].isascii() and line[0].isascii() and not (before[-1].isdigit() and line[0].isdigit())
+            joined[-1] += " " + line if words else line
+            places += 1
+    return ("\n".join(joined), places) if places else (text, 0)
+
+
+def _unwrap(text: str, counts: Counter, examples: dict | None) -> str:
+    joined, places = unwrap(text)
+    if places:
+        counts["hard wraps"] += places
+        at = next((i for i, pair in enumerate(zip(text, joined, strict=False)) if pair[0] != pair[1]), 0)
+        _show(examples, "hard wraps", text[max(0, at - 8) : at + 10], joined[max(0, at - 8) : at + 9])
+    return joined
+
+
+# ---------------------------------------------------------------- lines that repeat from text to text
+
+REPEATS = 3  # places from which such a line is dirt
+_ADDRESS = re.compile(r"https?://|www\.|[A-Za-z0-9-]\.(?:com|net|org|cn|cc|info|xyz)(?![A-Za-z0-9])", re.I)
+# Each such line holds one of these. It is looked for by the last character: one class is quick, alternatives are not
+_MARK = re.compile(
+    r"[-=_~*─━═—·/.页0-9](?:(?<=[-=_~*─━═—·]{5})|(?<=://)|(?<=[wW]{3}\.)|(?<=\.)(?=(?:com|net|org|cn|cc|info|xyz)\b)"
+    r"|(?<=[0-9 ]页)|(?<=[Pp]age [0-9])|(?<=PAGE [0-9])|(?<=[0-9 ][-—])(?=[ \t]*\n))"
+)
+_LONGEST = 200  # characters of a line of advertisement
+_RULER = re.compile(
+    r"[-=_~*─━═—·\s]*(?:(?:第 ?\d+ ?页(?:[ ,，/]*共 ?\d+ ?页)?|page ?\d+(?: ?of ?\d+)?)[-=_~*─━═—·\s]*|"
+    r"[-—] ?\d+ ?[-—]|[-=_~*─━═—·]{5}[-=_~*─━═—·\s]*)",
+    re.I,
+)
+
+
+def _shape(line: str) -> str:
+    """Return what a line of advertisement or a page ruler is counted as (its numbers are 0), or "" for any other."""
+    line = line.strip()
+    if 3 <= len(line) <= _LONGEST and (_RULER.fullmatch(line) or _ADDRESS.search(line)):
+        return re.sub(r"\d+", "0", re.sub(r"([-=_~*─━═—·])\1+", r"\1", line))
+    return ""
+
+
+def _marked(text: str) -> list[tuple[int, int]]:
+    """Return where the lines with a mark are, as (first character, character after the last)."""
+    spans, end = [], -1
+    for match in _MARK.finditer(text):
+        if match.start() > end:
+            end = text.find("\n", match.start())
+            end = len(text) if end < 0 else end
+            spans.append((text.rfind("\n", 0, match.start()) + 1, end))
+    return spans
+
+
+def repeated_lines(text: str) -> frozenset[str]:
+    """Return the shapes of lines that stand in this text at least REPEATS times, and look like dirt.
+
+    They hold a web address, or are rulers and page numbers and nothing else. A refrain, a speaker, a chapter's heading
+    may repeat as often as they like. The text is that of many documents.
+    """
+    counts = Counter(_shape(text[start:stop]) for start, stop in _marked(text))
+    return frozenset(shape for shape, places in counts.items() if shape and places >= REPEATS)
+
+
+def without_lines(text: str, shapes: frozenset[str], counts: Counter, examples: dict | None = None) -> str:
+    """Return the text without the lines that have one of these shapes (see `repeated_lines`)."""
+    if not shapes:
+        return text
+    kept, done = [], 0
+    for start, stop in _marked(text + "\n"):
+        line = text[start:stop]
+        if _shape(line) in shapes:
+            counts["repeated lines"] += 1
+            _show(examples, "repeated lines", line.strip()[:60], "")
+            kept.append(text[done:start])
+            done = min(stop + 1, len(text))
+    return "".join([*kept, text[done:]])
+
+
+# ---------------------------------------------------------------- filters
+
+_HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
+_SIGNS = re.compile(r"[^\w\s，。、！？；：“”‘’（）《》…—,.!?;:'\"()-]|[\d_]")
+_NGRAM = 10  # characters
+
+
+def unfit(text: str, min_chinese: float = 0.0, max_symbols: float = 1.0, max_repetition: float = 1.0) -> str:
+    """Return why a document does not belong into the corpus, in words, or "".
+
+    Shares of its characters, blanks not counted: Chinese ones, below `min_chinese`; digits and signs that are no
+    punctuation, above `max_symbols`. `max_repetition` is the largest share of stretches of 10 characters that stand
+    in it a second time (Rae et al. 2021, Gopher, appendix A, measure the same in words).
+    """
+    if min_chinese > 0 or max_symbols < 1:
+        written = len(text) - sum(map(text.count, " \n\t\u3000")) or 1
+        if min_chinese > 0 and len(_HAN.findall(text)) < min_chinese * written:
+            return "too little Chinese"
+        if max_symbols < 1 and len(_SIGNS.findall(text)) > max_symbols * written:
+            return "too many symbols"
+    if max_repetition < 1 and len(text) >= 2 * _NGRAM:
+        grams = [text[at : at + _NGRAM] for at in range(len(text) - _NGRAM + 1)]
+        if 1 - len(set(grams)) / len(grams) > max_repetition:
+            return "too repetitive"
+    return ""
+
+
+# ---------------------------------------------------------------- cutting
+
+
+_SENTENCE_END = re.compile("[。！？!?；;…][”’」』）)]*|[.](?=\\s)")
+
+
+def cut(text: str, max_length: int) -> list[str]:
+    """Cut a long text into parts of at most `max_length` characters: at line ends, else sentence ends, else anywhere.
+
+    Nothing is lost: the parts joined are the text.
+    """
+    parts, start = [], 0
+    while (rest := len(text) - start) > max_length:
+        aim = max_length if rest >= 2 * max_length else (rest + 1) // 2  # halves, not a whole and a crumb
+        window = text[start + aim // 2 : start + aim]
+        at = window.rfind("\n") + 1
+        if not at:
+            ends = [match.end() for match in _SENTENCE_END.finditer(window)]
+            at = ends[-1] if ends else len(window)
+        parts.append(text[start : start + aim // 2 + at])
+        start += aim // 2 + at
+    return [*parts, text[start:]]

@@ -1,0 +1,403 @@
+"""Bytes of unknown encoding become text, strictly: which encoding, how sure, where it changes; mojibake and its repair.
+
+Knows bytes and characters: where the bytes come from, and what a document is, is not decided here.
+"""
+
+import codecs
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+import charset_normalizer
+
+BLOCK_BYTES = 2**20  # read at a time
+SAMPLE_BYTES = 2**16  # looked at for a guess; what is guessed is then tried on every byte
+LINE_BYTES = 2**26  # of a file whose encoding changes, lines are held whole: the longest
+CHANGES = 1000  # of encoding in one file; more, and it is a heap of lines from anywhere
+CERTAIN = 0.995
+
+Source = Path | Callable[[], BinaryIO]  # a file, or a function that opens its stream of bytes from the start
+
+
+class BadFile(ValueError):
+    """A file that cannot be used; the message names the byte and the reason."""
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How to read a stream: codec, bytes of byte order mark to skip, and what more there is to know.
+
+    `size` is the length in bytes of all of it and `cut` that of a last character that is not whole; `confidence` is
+    between 0 and 1. `parts` is empty but for a file that changes its encoding: (first byte, line, codec) each.
+    """
+
+    name: str
+    bom: int = 0
+    size: int = 0
+    cut: int = 0
+    confidence: float = 1.0
+    parts: tuple[tuple[int, int, str], ...] = ()
+    hint: str = ""  # what else the bytes might be
+
+    def __str__(self) -> str:
+        if self.parts:
+            return " + ".join(dict.fromkeys(_shown(name) for _, _, name in self.parts))
+        sure = "" if self.confidence >= CERTAIN else f" ({self.confidence:.0%})"
+        return f"{_shown(self.name)} with BOM" if self.bom else f"{_shown(self.name)}{sure}"
+
+    def notes(self) -> list[str]:
+        """Return in words what a reader of this file should know; usually nothing."""
+        notes = [self.hint] if self.hint else []
+        if self.parts:
+            changes = [f"{_shown(name)} from byte {at:,} (line {line:,})" for at, line, name in self.parts[1:4]]
+            more = f" and {len(self.parts) - 4:,} times more" if len(self.parts) > 4 else ""
+            notes.append(f"changes its encoding: {_shown(self.parts[0][2])}, {', '.join(changes)}{more}; all was read")
+        if self.cut:
+            notes.append(f"the last character, at byte {self.size - self.cut:,}, is cut in the middle: left out")
+        return notes
+
+
+def _shown(name: str) -> str:
+    return "big5" if name == "cp950" else name  # Big5 as Windows writes it
+
+
+_BOMS = (  # UTF-32 before UTF-16: its mark starts with the other's
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+_CONTROL = bytes({*range(32), 127} - set(b"\t\n\v\f\r\x1b"))
+_PLAIN = re.compile("[\t\n\r -~\u2010-\u2026\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]")
+_FREQUENT = re.compile("[\n ，。、]")
+# about a third of any Chinese text, old or new, simplified or traditional, is made of these
+EVERYDAY = re.compile(
+    "[，。、：；？！“”「」《》（）的一是不了在人有我他这個个们中来上大为和国地到以说时要就出会可也你对生能而子那得于着下自之"
+    "年过发后作里用道行所然家种事成方多经么去法学如都同现当没动面起看定天分还进好小部其些主样理心她本前开但因只从想实日"
+    "這們來爲為國說時會對於着著過發後裡裏種經麼學現當沒動還進樣開從實無见見曰云山水风風月花春此何与與者乃兮不知相問问答]"
+)
+_ABROAD = ("cp932", "euc_jp", "cp949", "cp1252")  # Japanese, Korean, Western
+_SIGNS = ("，".encode(), "。".encode(), "的".encode())  # very rare as bytes of GB18030 or Big5
+
+
+def find_encoding(source: Source) -> Encoding:
+    """Find a text's encoding by decoding all of it strictly; memory stays at one block.
+
+    Tried in turn: a byte order mark, UTF-16 without one where that is evident, UTF-8, then GB18030 (which contains GBK
+    and GB2312) or Big5, whichever gives the more everyday characters. Where no single one fits, the text is cut at
+    line ends into parts that fit one each. A last character cut in the middle is allowed. Raises BadFile for bytes
+    that fit none.
+    """
+    with _open(source) as stream:
+        head = stream.read(SAMPLE_BYTES)
+    for mark, name in _BOMS:
+        if head.startswith(mark):
+            return _find(source, Encoding(name, bom=len(mark)))
+    for name in ("utf-16-le", "utf-16-be"):
+        if _evidently(head, name):
+            return _find(source, Encoding(name))
+    if len(head) - len(head.translate(None, _CONTROL)) > max(4, len(head) // 50):
+        at = next(i for i, byte in enumerate(head) if byte in _CONTROL)
+        raise BadFile(f"byte {at:,} is 0x{head[at]:02x}, and many more like it follow: this is binary data, not text")
+    return _find(source, Encoding("utf-8"))
+
+
+def _find(source: Source, first: Encoding) -> Encoding:
+    """Return the encoding that fits: the first, or if that is UTF-8 another, or both by turns."""
+    fault, found = _decode(source, first)
+    if fault is None:
+        return found
+    if first.name != "utf-8":
+        raise BadFile(f"{_where(source, fault, first.name)}. {_ADVICE}")
+    sample = _sample(source)
+    for guess in [] if first.bom else _guesses(sample):
+        at, found = _decode(source, guess)
+        if at is None and not _has_utf8(source):
+            return found
+    return _several(source, first, _second(sample))
+
+
+def _open(source: Source) -> BinaryIO:
+    return open(source, "rb") if isinstance(source, Path) else source()
+
+
+def _decode(source: Source, encoding: Encoding) -> tuple[int | None, Encoding]:
+    """Decode all of it strictly; return the first byte that does not fit (or None), and the encoding completed."""
+    decoder = codecs.getincrementaldecoder(encoding.name)()
+    with _open(source) as stream:
+        at = len(stream.read(encoding.bom))
+        while block := stream.read(BLOCK_BYTES):
+            waiting = len(decoder.getstate()[0])  # the start of a character whose rest is in this block
+            try:
+                decoder.decode(block)
+            except UnicodeDecodeError as error:
+                return at + error.start - waiting, encoding
+            at += len(block)
+    return None, replace(encoding, size=at, cut=len(decoder.getstate()[0]))
+
+
+def _where(source: Source, at: int, name: str) -> str:
+    line, left = 1, at
+    with _open(source) as stream:
+        while left and (block := stream.read(min(BLOCK_BYTES, left))):
+            line += block.count(b"\n")
+            left -= len(block)
+        found = stream.read(2).hex(" ")
+    return f"byte {at:,} (line {line:,}, hex {found}) is not {name}"
+
+
+def _evidently(head: bytes, name: str) -> bool:
+    """Tell whether bytes are UTF-16: nearly all of it everyday characters, blanks or commas among them.
+
+    ASCII read as UTF-16 looks like rare Chinese, but it cannot hold a blank, a line end or a Chinese comma.
+    """
+    text = head[: len(head) // 2 * 2].decode(name, "replace")
+    return len(_PLAIN.findall(text)) > 0.95 * len(text) and len(_FREQUENT.findall(text)) > 0.005 * len(text)
+
+
+def _sample(source: Source) -> bytes:
+    """Return the lines, or the starts of long ones, that are not UTF-8: at most SAMPLE_BYTES of them."""
+    taken = bytearray()
+    with _open(source) as stream:
+        while len(taken) < SAMPLE_BYTES and (line := stream.readline(SAMPLE_BYTES)):
+            if not fits(line, "utf-8"):
+                taken += line
+    return bytes(taken[:SAMPLE_BYTES])
+
+
+def fits(data: bytes, name: str) -> bool:
+    """Tell whether bytes are a text in this encoding, perhaps with a last character that is not whole."""
+    try:
+        codecs.getincrementaldecoder(name)().decode(data)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _everyday(data: bytes, name: str) -> int:
+    return len(EVERYDAY.findall(data.decode(name, "replace")))
+
+
+def _guesses(sample: bytes) -> list[Encoding]:
+    """Return the encodings of two bytes a character that fit a sample, the likeliest first, with confidence.
+
+    The right one gives everyday characters, a wrong one gives rare ones: each everyday character more makes it about
+    ten times as likely.
+    """
+    runs = re.findall(rb"[\x80-\xff]+", sample)
+    if sum(map(len, runs)) < len(sample) / 10 and sum(len(run) == 1 for run in runs) > 0.7 * len(runs):
+        return [Encoding("cp1252", confidence=0.8)] if fits(sample, "cp1252") else []  # don’t, café
+    names = [name for name in ("gb18030", "cp950") if fits(sample, name)]
+    if "cp950" not in names and fits(sample, "big5hkscs"):
+        names.append("big5hkscs")
+    hits = {name: _everyday(sample, name) for name in names}
+    names.sort(key=hits.get, reverse=True)
+    if names and _everyday(sample, "utf-8") > hits[names[0]]:
+        return []  # UTF-8 with a fault in it
+    guesses = []
+    for name in names:
+        ahead = hits[name] - max((hits[other] for other in names if other != name), default=-3)
+        odds = 10.0 ** max(-9, min(9, ahead))
+        guesses.append(Encoding(name, confidence=odds / (1 + odds)))
+    if guesses and hits[names[0]] < 0.02 * sum(map(len, runs)) / 2:
+        guesses[0] = replace(guesses[0], **_doubt(sample, names[0]))
+    return guesses
+
+
+def _doubt(sample: bytes, name: str) -> dict:
+    """Ask charset-normalizer about bytes that fit an encoding but give no everyday text."""
+    best = charset_normalizer.from_bytes(sample, cp_isolation=[name, *_ABROAD]).best()
+    if best is None or best.encoding == name:
+        return {"confidence": 0.6, "hint": f"few everyday characters in it: is it really {_shown(name)}?"}
+    return {"confidence": 0.3, "hint": f"perhaps it is {best.encoding}, not {_shown(name)}: save it as UTF-8"}
+
+
+def _has_utf8(source: Source) -> bool:
+    """Tell whether some line is surely UTF-8, in a text that also fits GB18030 or Big5."""
+    with _open(source) as stream:
+        while block := stream.readlines(BLOCK_BYTES):
+            data = b"".join(block)
+            if any(sign in data for sign in _SIGNS) and any(map(_surely_utf8, block)):
+                return True
+    return False
+
+
+def _surely_utf8(line: bytes) -> bool:
+    return len(line) - len(line.translate(None, bytes(range(128, 256)))) > 8 and fits(line, "utf-8")
+
+
+def _several(source: Source, first: Encoding, other: str) -> Encoding:
+    """Return the parts of a text in UTF-8 and one other encoding, cut at line ends, or raise BadFile."""
+    parts = [(first.bom, 1, "utf-8")]
+    position, number, last = first.bom, 1, b""
+    with _open(source) as stream:
+        stream.read(first.bom)
+        while line := stream.readline(LINE_BYTES):
+            at, name = _part(line, parts[-1][2], other)
+            if at < 0:
+                now = parts[-1][2]
+                less = other if now == "utf-8" else "utf-8"
+                fault = _where(source, position + _fits_to(line, now), _shown(now))
+                hint = _perhaps(line) if number == 1 else ""
+                raise BadFile(f"{fault}, and its line is not {_shown(less)} either{hint}. {_ADVICE}")
+            if name != parts[-1][2]:
+                start = position + at
+                if start == parts[-1][0]:
+                    parts.pop()  # it would be empty
+                parts.append((start, number, name))
+            if len(parts) > CHANGES:
+                raise BadFile(f"its encoding changes more than {CHANGES:,} times, utf-8 and {_shown(other)}. {_ADVICE}")
+            position += len(line)
+            number += 1
+            last = line
+    decoder = codecs.getincrementaldecoder(parts[-1][2])()
+    decoder.decode(last[max(0, len(last) - (position - parts[-1][0])) :])
+    end = {"size": position, "cut": len(decoder.getstate()[0])}
+    if len(parts) == 1:
+        return Encoding(parts[0][2], first.bom, **end)
+    return Encoding("utf-8", first.bom, parts=tuple(parts), **end)
+
+
+_ADVICE = "It is damaged: save it as UTF-8 in an editor that shows the whole text rightly"
+
+
+def _part(line: bytes, now: str, other: str) -> tuple[int, str]:
+    """Return where in a line the encoding that it ends with starts, and that encoding; (-1, "") if none fits."""
+    if line.isascii():
+        return 0, now
+    if _fits_line(line, "utf-8"):
+        return 0, now if now == other and not _surely_utf8(line) and _fits_line(line, other) else "utf-8"
+    if _fits_line(line, other) and _everyday(line, other) >= _everyday(line, "utf-8"):
+        return 0, other
+    if now == "utf-8":  # two files joined in the middle of a line
+        at = _fits_to(line, "utf-8")
+        rest = line[at:]
+        if _fits_line(rest, other) and _everyday(rest, other) > _everyday(rest, "utf-8"):
+            return at, other
+    else:
+        for match in re.finditer(rb"[\xe3-\xe9\xef](?=[\x80-\xbf]{2})", line):
+            at = match.start()
+            if _fits_line(line[at:], "utf-8") and _fits_line(line[:at] + b"\n", other):
+                return at, "utf-8"
+    return -1, ""
+
+
+def _fits_line(line: bytes, name: str) -> bool:
+    """Tell whether a line fits; only one without an end, the last of its file, may end inside a character."""
+    if not line.endswith(b"\n"):
+        return fits(line, name)
+    try:
+        line.decode(name)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _fits_to(data: bytes, name: str) -> int:
+    """Return the first byte that does not fit."""
+    try:
+        data.decode(name)
+    except UnicodeDecodeError as error:
+        return error.start
+    return len(data)
+
+
+def _second(sample: bytes) -> str:
+    """Return the encoding that most lines of a sample, those that are not UTF-8, are in."""
+    lines = sample.split(b"\n")
+    names = ("gb18030", "cp950", "big5hkscs")
+    return max(names, key=lambda name: sum(_everyday(line, name) for line in lines if fits(line, name)))
+
+
+def _perhaps(line: bytes) -> str:
+    best = charset_normalizer.from_bytes(line, cp_isolation=list(_ABROAD)).best()
+    return f" (perhaps it is {best.encoding}, which is not read here)" if best else ""
+
+
+def blocks(source: Source, encoding: Encoding, start: int = 0, stop: int = 0, cell: int = 0) -> Iterator[str]:
+    """Yield a text in pieces as they come from the disk, from byte `start` to before `stop` (0: the end).
+
+    Both must be ends of lines. A cut last character is left out. With `cell`, an empty piece marks the places that
+    `line_end` finds for the multiples of so many bytes; else no piece is empty.
+    """
+    parts = encoding.parts or ((encoding.bom, 1, encoding.name),)
+    ends = [at for at, _, _ in parts[1:]] + [stop or 2**63]
+    with _open(source) as stream:
+        position = max(start, parts[0][0])
+        _skip(stream, position)
+        mark = (position // cell + 1) * cell if cell else 2**63
+        for (_, _, name), end in zip(parts, ends, strict=True):
+            decoder, wide, ended = codecs.getincrementaldecoder(name)(), "\n".encode(name), False
+            while position < end:
+                block = stream.read(min(BLOCK_BYTES, end - position, mark - position))
+                if not block and position < mark:
+                    break
+                position += len(block)
+                ended = _ends_line(block, wide) if block else ended
+                if position == mark and not ended:
+                    rest = _rest_of_line(stream, wide, min(cell, end - position))
+                    position += len(rest)
+                    block += rest
+                    ended = _ends_line(rest, wide)
+                if text := decoder.decode(block):
+                    yield text
+                if position >= mark:
+                    mark += cell
+                    if ended:
+                        yield ""
+
+
+def line_end(source: Source, encoding: Encoding, at: int, limit: int) -> int:
+    """Return the end of the line that byte `at` is in, `at` itself if a line ends there; 0 if it is `limit` away."""
+    wide = "\n".encode(encoding.name)
+    with _open(source) as stream:
+        _skip(stream, at - len(wide))
+        if stream.read(len(wide)) == wide:
+            return at
+        rest = _rest_of_line(stream, wide, limit)
+    return at + len(rest) if _ends_line(rest, wide) else 0
+
+
+def blank_line(source: Source, encoding: Encoding, at: int) -> int:
+    """Return the end of the first blank line that is at byte `at` or after; 0 if there is none."""
+    wide, blank = "\n".encode(encoding.name), b"|".join(mark.encode(encoding.name) for mark in " \t\r")
+    gap = re.compile(wide + b"(?:" + blank + b")*" + wide)
+    position, kept = at // 4 * 4, b""
+    with _open(source) as stream:
+        _skip(stream, position)
+        while block := stream.read(BLOCK_BYTES):
+            data = kept + block
+            for match in gap.finditer(data):
+                if match.start() % len(wide) == 0:
+                    return position + match.end()
+            kept = data[-len(data) % 4 - 256 :] if len(data) > 256 else data  # a blank line at the border
+            position += len(data) - len(kept)
+    return 0
+
+
+def _ends_line(block: bytes, wide: bytes) -> bool:
+    """Tell whether whole characters end in a line end, which in UTF-16 and UTF-32 is 2 or 4 bytes `wide`."""
+    return block.endswith(wide) and len(block) % len(wide) == 0
+
+
+def _rest_of_line(stream: BinaryIO, wide: bytes, limit: int) -> bytes:
+    """Read to the next line end, or so many bytes; the stream stands between two characters."""
+    rest = b""
+    while len(rest) < limit and not _ends_line(rest, wide):
+        line = stream.readline(limit - len(rest))
+        if not line:
+            break
+        rest += line
+        rest += stream.read(-len(rest) % len(wide))  # to the end of the character
+    return rest
+
+
+def _skip(stream: BinaryIO, count: int) -> None:
+    if stream.seekable():
+        stream.seek(count)
+        return
+    while count and (block := stream.read(min(BLOCK_BYTES, count))):
+        count -= len(block)

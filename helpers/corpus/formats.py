@@ -1,0 +1,536 @@
+"""Files of many kinds become raw documents: text, JSON, tables; a piece at a time.
+
+Knows what a document is. Where bytes come from is known to `sources`, how they become characters to `encodings`; what
+is kept of a document, and how it is cleaned, is not decided here.
+"""
+
+import contextlib
+import csv
+import functools
+import json
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from helpers.corpus import encodings, mojibake
+from helpers.corpus.archives import list_archive, open_source, spool
+from helpers.corpus.encodings import BadFile, Encoding, Source
+from helpers.corpus.find import find_inputs
+from helpers.corpus.inputs import ARCHIVES, Input, NoDocuments, kind_of
+from helpers.corpus.report import FileReport
+
+__all__ = ["BadFile", "FileReport", "ReadOptions", "Input", "NoDocuments", "find_inputs", "read", "slices"]
+
+MODES = ("auto", "block", "line", "file")
+HOLD = 1_000_000  # characters of one document held at a time; a longer one is cut anyway, at the next line end
+CELL = 2**22  # bytes after which a document of mode "file" is cut at a line end, so that workers can share the file
+LINE = 2**26  # characters of a line or a JSON value; a longer one is no text
+FIELD = 2**24  # characters of a field of a .csv: a quotation mark that is never closed takes all that follows
+ROWS = 256  # of a .parquet at a time
+FIRST_FEW = 3  # of many bad lines, so many are described
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How a file's text becomes documents.
+
+    `document` cuts a .txt: by "block" (between blank lines), "line", "file", or "auto" (block where there is a blank
+    line between text, else file). `text_key` is the key or column of the text in the other formats, or a template over
+    several, "{title}\\n{ask}". `repair` mends mojibake (乱码) where no byte was lost. Raises ValueError.
+    """
+
+    document: str = "auto"
+    text_key: str = "text"
+    repair: bool = False
+
+    def __post_init__(self):
+        if self.document not in MODES:
+            raise ValueError(f"document is '{self.document}': give one of {', '.join(MODES)}")
+        _template(self.text_key)
+
+
+def slices(item: Input, how: ReadOptions, max_bytes: int) -> list[Input]:
+    """Cut one large file into inputs of about `max_bytes` that give the same documents, in order; or [item].
+
+    Cut are .txt and .jsonl that are neither packed nor in an archive, with one encoding, at ends of documents: mode
+    "file" where `read` cuts it anyway, at a line end each CELL bytes. Reads the whole file once. Raises BadFile.
+    """
+    kind, packing = kind_of(item.path.name)
+    if item.member or packing or kind not in (".txt", ".jsonl") or item.size <= max_bytes:
+        return [item]
+    encoding = encodings.find_encoding(item.path)
+    mode = _mode(item.path, encoding, how) if kind == ".txt" else ""
+    item = replace(item, encoding=encoding, mode=mode)
+    if encoding.parts:
+        return [item]
+    cuts, at = [0], max_bytes
+    while at < item.size:
+        if mode == "file":
+            at = (at + CELL - 1) // CELL * CELL
+            cut = encodings.line_end(item.path, encoding, at, CELL) if at < item.size else 0
+        elif mode == "block":
+            cut = encodings.blank_line(item.path, encoding, at)
+        else:
+            cut = encodings.line_end(item.path, encoding, max(4, at // 4 * 4), item.size)
+        if cuts[-1] < cut < item.size:
+            cuts.append(cut)
+        elif not cut and mode != "file":
+            break
+        at = max(at, cut) + max_bytes
+    ends = [*cuts[1:], 0]
+    return [
+        replace(item, start=start, stop=stop, size=(stop or item.size) - start)
+        for start, stop in zip(cuts, ends, strict=True)
+    ]
+
+
+def read(item: Input, how: ReadOptions, report: FileReport) -> Iterator[str]:
+    """Yield the raw documents of an input; fill in the report's encoding, mode, notes and what was unreadable.
+
+    Memory is bounded by a block of the file and a document. Raises BadFile, OSError.
+    """
+    texts = _read(item, how, report)
+    if not how.repair:
+        yield from texts
+        return
+    for text in texts:
+        mended = mojibake.repair(text)
+        report.rules["mojibake repaired"] += mended is not None
+        yield text if mended is None else mended
+    report.rules += Counter()  # without a zero
+
+
+def _read(item: Input, how: ReadOptions, report: FileReport) -> Iterator[str]:
+    kind = kind_of(item.member or item.path.name)[0]
+    if kind in ARCHIVES:
+        list_archive(item, Counter())
+        raise BadFile("this archive changed while it was read: run this room again")
+    report.mode = kind[1:]
+    with contextlib.ExitStack() as stack:
+        source = open_source(item, stack)
+        if kind == ".parquet":
+            report.encoding = "-"
+            yield from _texts_of(_parquet_rows(source, stack, how), "row", how, report)
+            return
+        encoding = item.encoding or encodings.find_encoding(source)
+        report.encoding = str(encoding)
+        begin, end = (0, 0) if item.member else (item.start, item.stop)
+        if not begin:
+            report.notes += encoding.notes()
+        pieces = functools.partial(encodings.blocks, source, encoding, begin, end)
+        if kind == ".txt":
+            report.mode = item.mode or _mode(source, encoding, how)
+            text = pieces(CELL if report.mode == "file" else 0)
+            yield from split_documents(even(text, report.rules), report.mode)
+        elif kind == ".json":
+            yield from _texts_of(_json_items(pieces, encoding, report), "item", how, report)
+        elif kind == ".jsonl":
+            where = f"line (from byte {begin:,})" if begin else "line"
+            yield from _texts_of(_json_lines(pieces()), where, how, report)
+        else:
+            rows = _table_rows(_rows(pieces()), kind, how, report)
+            yield from _texts_of(rows, "row", how, report)
+
+
+def even(pieces: Iterable[str], counts: Counter, others: str = "\v\f\x85\u2028\u2029") -> Iterator[str]:
+    """Yield pieces of text in which each line ends in \\n; those that ended otherwise are counted."""
+    cr = ""
+    for piece in pieces:
+        mark = not piece
+        piece = cr + piece
+        cr = "\r" if piece.endswith("\r") else ""  # its \n may stand in the next piece
+        piece = piece.removesuffix(cr)
+        places = 0
+        if "\r" in piece:
+            places = piece.count("\r")
+            piece = piece.replace("\r\n", "\n").replace("\r", "\n")
+        for end in others:
+            if end in piece:
+                places += piece.count(end)
+                piece = piece.replace(end, "\n")
+        if places:
+            counts["line ends"] += places
+        if piece or mark:
+            yield piece
+    if cr:
+        counts["line ends"] += 1
+        yield "\n"
+
+
+_GAP = re.compile(r"\n(?:[^\S\n]*\n)+")
+
+
+def split_documents(pieces: Iterable[str], mode: str) -> Iterator[str]:
+    """Yield the documents of a text: each `line`, each `block` between blank lines, or the whole `file`.
+
+    The text comes in pieces, whose borders do not matter, with \\n as line end; in mode `file` an empty piece ends a
+    document. One longer than HOLD characters is cut at the next line end; a line of twice as many, in its middle.
+    """
+    rest = ""
+    for piece in pieces:
+        text = rest + piece
+        if mode == "line":
+            *rows, rest = text.split("\n")
+            for row in rows:
+                if len(row) > HOLD:
+                    yield from (row[at : at + HOLD] for at in range(0, len(row), HOLD) if row[at : at + HOLD].strip())
+                elif row and not row.isspace():
+                    yield row
+            while len(rest) > HOLD:
+                if rest[:HOLD].strip():
+                    yield rest[:HOLD]
+                rest = rest[HOLD:]
+            continue
+        whole, rest = [], text
+        if mode == "block":
+            *whole, rest = _GAP.split(text)
+        elif not piece:
+            whole, rest = [text], ""
+        for document in whole:
+            yield from _held(document)
+        while len(rest := _without_blank_start(rest)) > 2 * HOLD:
+            document, rest = _hold(rest)
+            yield document
+    if mode == "line":
+        if rest.strip():
+            yield rest
+    else:
+        yield from _held(rest)
+
+
+def _held(text: str) -> Iterator[str]:
+    """Yield a document whole, or in pieces if it is too long."""
+    while len(text := _without_blank_start(text)) > HOLD:
+        document, text = _hold(text)
+        yield document
+    if text and not text.isspace():
+        # without blank lines at its end
+        stripped = len(text.rstrip())
+        end = text.find("\n", stripped)
+        yield text if end < 0 else text[:end]
+
+
+def _hold(text: str) -> tuple[str, str]:
+    """Cut a text behind HOLD characters, at a line end if there is one within as many again."""
+    at = text.find("\n", HOLD, 2 * HOLD)
+    if at >= 0:
+        return text[:at], text[at + 1 :]
+    return text[: 2 * HOLD], text[2 * HOLD :]
+
+
+def _without_blank_start(text: str) -> str:
+    if not text[:1].isspace():
+        return text
+    return text[text.rfind("\n", 0, len(text) - len(text.lstrip())) + 1 :]
+
+
+def has_blocks(pieces: Iterable[str]) -> bool:
+    """Tell whether there is a blank line with text before and after it."""
+    seen, blanks = False, ""
+    for piece in pieces:
+        piece = blanks + piece if seen else piece.lstrip()
+        text = piece.rstrip()
+        if _GAP.search(text):
+            return True
+        seen = seen or bool(text)
+        blanks = "\n" * min(2, piece.count("\n", len(text)))
+    return False
+
+
+def _mode(source: Source, encoding: Encoding, how: ReadOptions) -> str:
+    if how.document != "auto":
+        return how.document
+    return "block" if has_blocks(even(encodings.blocks(source, encoding), Counter())) else "file"
+
+
+def _rows(pieces: Iterable[str]) -> Iterator[str]:
+    """Yield lines without their ends. Raises BadFile for one that is no line any more."""
+    held, length = [], 0
+    for piece in even(pieces, Counter(), ""):
+        first, *more = piece.split("\n")
+        held.append(first)
+        length += len(first)
+        if length > LINE:
+            raise BadFile(f"a line of more than {LINE:,} characters: is it one record a line?")
+        if more:
+            yield "".join(held)
+            yield from more[:-1]
+            held, length = [more[-1]], len(more[-1])
+    if "".join(held):
+        yield "".join(held)
+
+
+def _json_lines(pieces: Iterable[str]) -> Iterator[tuple]:
+    return ((number, _loads(row)) for number, row in enumerate(_rows(pieces), 1) if row and not row.isspace())
+
+
+_decode = json.JSONDecoder().decode  # as json.loads, without its questions
+
+
+def _loads(row: str):
+    try:
+        return _decode(row)
+    except (ValueError, RecursionError) as error:
+        return error
+
+
+def _json_items(pieces: Callable[[], Iterator[str]], encoding: Encoding, report: FileReport) -> Iterator[tuple]:
+    """Yield (number, value) of a .json: the items of its list, or its lines if it is JSON lines by another name."""
+    text = _Json(pieces, encoding)
+    number = lists = 0
+    while text.next() == "[":
+        lists += 1
+        for item in text.items():
+            number += 1
+            yield number, item
+    if lists > 1:
+        report.notes.append(f"not one JSON list but {lists:,}, one after the other: all were read")
+    if lists and text.next():
+        text.fail("Extra data")
+    if lists:
+        return
+    value = text.value()
+    if not text.next():
+        raise BadFile(f"a JSON list is expected, of strings or of objects; this is one {_type(value)}")
+    report.notes.append("not one JSON value but several: read as JSON lines")
+    yield from _json_lines(pieces())
+
+
+_BLANKS = re.compile("[ \t\n\r]*")
+
+
+class _Json:
+    """A parser of JSON values one after the other, that holds one value at a time."""
+
+    def __init__(self, pieces: Callable[[], Iterator[str]], encoding: Encoding):
+        self.again, self.pieces, self.encoding = pieces, pieces(), encoding
+        self.text, self.at, self.passed = "", 0, 0
+        self.decode = json.JSONDecoder().raw_decode
+
+    def more(self, characters: int = 1) -> bool:
+        """Take so many characters more from the disk; tell whether there were any."""
+        taken = []
+        while characters > 0 and (piece := next(self.pieces, None)) is not None:
+            taken.append(piece)
+            characters -= len(piece)
+        if taken:
+            self.passed, self.text, self.at = self.passed + self.at, self.text[self.at :] + "".join(taken), 0
+        return bool(taken)
+
+    def next(self) -> str:
+        """Skip blanks; return the character that follows, "" at the end."""
+        while True:
+            self.at = _BLANKS.match(self.text, self.at).end()
+            if self.at < len(self.text) or not self.more():
+                return self.text[self.at : self.at + 1]
+
+    def value(self):
+        """Return the value that starts here. Raises BadFile."""
+        while True:
+            self.next()
+            left = len(self.text) - self.at
+            try:
+                value, end = self.decode(self.text, self.at)
+            except json.JSONDecodeError as error:
+                # perhaps only its end is not there yet
+                cut = error.msg.startswith("Unterminated string") or error.pos > len(self.text) - 16
+                place = self.passed + error.pos
+                if not cut or left > LINE or not self.more(left + 1):
+                    self.fail(error.msg, place)
+            except RecursionError:
+                raise BadFile("this JSON is nested too deep") from None
+            except ValueError as error:
+                raise BadFile(f"this JSON: {error}") from None
+            else:
+                if len(self.text) - end < 3 and not isinstance(value, str | list | dict) and self.more(3):
+                    continue  # a number may go on: 1, 1.5, 1e+5
+                self.at = end
+                return value
+
+    def items(self) -> Iterator:
+        """Yield the items of the list that starts here, one at a time."""
+        self.at += 1
+        if self.next() == "]":
+            self.at += 1
+            return
+        while True:
+            yield self.value()
+            mark = self.next()
+            if mark not in (",", "]"):
+                self.fail("Expecting ',' delimiter")
+            self.at += 1
+            if mark == "]":
+                return
+
+    def fail(self, why: str, at: int | None = None) -> None:
+        """Raise BadFile with the place, in characters from the start; its byte is found by reading once more."""
+        left = self.passed + self.at if at is None else at
+        line, column, before = 1, 1, self.encoding.bom
+        for piece in self.again():
+            piece = piece[:left]
+            left -= len(piece)
+            line += piece.count("\n")
+            last = piece.rfind("\n")
+            column = len(piece) - last if last >= 0 else column + len(piece)
+            before += len(piece.encode(self.encoding.name))
+            if not left:
+                break
+        raise BadFile(f"byte {before:,} (line {line:,}, column {column:,}) is not JSON: {why}")
+
+
+def _type(value) -> str:
+    return {dict: "object", list: "list", str: "string", type(None): "null", bool: "boolean"}.get(type(value), "number")
+
+
+def _table_rows(rows: Iterator[str], kind: str, how: ReadOptions, report: FileReport) -> Iterator[tuple]:
+    """Yield (number, {column: field}) of a .csv or .tsv, whose first row names the columns."""
+    csv.field_size_limit(FIELD)
+    wanted = _template(how.text_key)[0]
+    first = next((row for row in rows if row.strip()), "")
+    if not first:
+        return
+    marks = "\t" if kind == ".tsv" else ",;\t"
+    headers = {mark: [name.strip() for name in next(csv.reader([first], delimiter=mark))] for mark in marks}
+    mark = max(marks, key=lambda mark: (set(wanted) <= set(headers[mark]), len(headers[mark]), -marks.index(mark)))
+    header = headers[mark]
+    if missing := [name for name in wanted if name not in header]:
+        raise BadFile(
+            f"no column '{missing[0]}'; the first row of a {kind} names its columns, here: {', '.join(header)[:500]} "
+            "(choose with text_key)"
+        )
+    reader = csv.reader(_lines_for_csv(rows), delimiter=mark)
+    odd, number, before = [], 1, 0
+    try:
+        for number, row in enumerate(reader, 2):
+            if row == [_END]:
+                break
+            if row and _END in row[-1]:
+                raise BadFile(f"a quotation mark opens in row {number:,}, line {before + 2:,}, and none closes it")
+            before = reader.line_num
+            if row:
+                odd += [number] if len(row) != len(header) else []
+                yield number, dict(zip(header, row, strict=False))
+    except csv.Error as error:
+        hint = ": does a quotation mark open in it that none closes?" if "limit" in str(error) else ""
+        raise BadFile(f"row {number + 1:,}, which starts in line {before + 2:,}: {error}{hint}") from None
+    if odd:
+        report.notes.append(f"{len(odd):,} row(s) do not have {len(header)} columns; the first is row {odd[0]:,}")
+
+
+_END = "\0end\0"  # a row of its own, or swallowed by a quotation mark that is never closed
+
+
+def _lines_for_csv(rows: Iterator[str]) -> Iterator[str]:
+    for row in rows:
+        yield f"{row}\n"
+    yield _END
+
+
+def _parquet_rows(source: Source, stack: contextlib.ExitStack, how: ReadOptions) -> Iterator[tuple]:
+    """Yield (number, {column: value}) of a .parquet, some rows at a time."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise BadFile('reading .parquet needs a library: pip install -e ".[text]"') from None
+    if not isinstance(source, Path):  # its directory is at its end
+        with source() as stream:
+            source = spool(iter(lambda: stream.read(encodings.BLOCK_BYTES), b""), stack)
+    wanted, number = _template(how.text_key)[0], 0
+    try:
+        with parquet.ParquetFile(source, memory_map=False) as file:
+            names = file.schema_arrow.names
+            if missing := [name for name in wanted if name not in names]:
+                raise BadFile(f"no column '{missing[0]}'; there: {', '.join(names)[:500]} (choose with text_key)")
+            for batch in file.iter_batches(batch_size=ROWS, columns=wanted, use_threads=False):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield number, row
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and error.filename:
+            raise
+        raise BadFile(f"this .parquet cannot be read, after row {number:,}: {str(error)[:300]}") from None
+
+
+@functools.cache
+def _template(text_key: str) -> tuple[list[str], tuple[tuple[str, str], ...]]:
+    """Return the columns that a text is made of, and for a template its pieces: (text before, column or "").
+
+    "{title}\\n{ask}" has braces, so it is a template; anything else is the name of one column. Raises ValueError.
+    """
+    try:
+        parsed = list(string.Formatter().parse(text_key))
+    except ValueError as error:
+        raise ValueError(f"text_key '{text_key}': {error}. Write a template like {{title}}\\n{{ask}}") from None
+    if all(name is None for _, name, _, _ in parsed):
+        return [text_key], ()
+    for _, name, form, conversion in parsed:
+        if name is not None and (not name.strip() or form or conversion or set(name) & set(".[]")):
+            raise ValueError(
+                f"text_key '{text_key}': between braces stands the plain name of a column or key, like {{title}}"
+            )
+    pieces = tuple((before.replace("\\n", "\n"), name or "") for before, name, _, _ in parsed)
+    return list(dict.fromkeys(name for _, name in pieces if name)), pieces
+
+
+def _texts_of(items: Iterable[tuple], unit: str, how: ReadOptions, report: FileReport) -> Iterator[str]:
+    """Yield the text of each value: a string, or what an object has under the key, or what a template makes of it."""
+    wanted, pieces = _template(how.text_key)
+    keys: Counter = Counter()
+    problems, count = [], 0
+    for number, item in items:
+        if isinstance(item, str):
+            yield item
+            continue
+        text, why = None, ""
+        if not isinstance(item, dict):
+            why = f"not JSON, {item}" if isinstance(item, Exception) else f"a {_type(item)}, not a text"
+        elif not pieces:
+            text = _joined(item.get(wanted[0]))
+            why = f"no string under '{wanted[0]}'"
+        elif not any(name in item for name in wanted):
+            why = f"nothing under '{', '.join(wanted)}'"
+        else:
+            text, why = _fill(item, pieces)
+        if text is not None:
+            if text or not pieces:
+                yield text
+            else:
+                report.drop("empty", 0)
+            continue
+        count += 1
+        report.drop("unreadable", 0)
+        if isinstance(item, dict):
+            keys.update(item.keys())
+        if len(problems) < FIRST_FEW:
+            problems.append(f"{unit} {number:,}: {why}")
+    if count:
+        more = f", and {count - FIRST_FEW:,} more" if count > FIRST_FEW else ""
+        report.notes.append("; ".join(problems) + more)
+    if keys:
+        report.notes.append(f"keys there: {', '.join(sorted(map(str, keys))[:8])} (choose one with text_key)")
+
+
+def _joined(value) -> str | None:
+    """Return a string, or a list of strings as lines; None for anything else."""
+    if isinstance(value, list) and value and all(isinstance(row, str) for row in value):
+        return "\n".join(value)
+    return value if isinstance(value, str) else None
+
+
+def _fill(item: dict, pieces: tuple) -> tuple[str | None, str]:
+    """Return a template's text, "" if all its fields are empty; or None and why there is none."""
+    text, some = [], False
+    for before, name in pieces:
+        value = item.get(name) if name else None
+        if isinstance(value, int | float):
+            value = str(value)
+        field_ = "" if value is None or value == [] else _joined(value)
+        if field_ is None:
+            return None, f"a {_type(value)} under '{name}', not a text"
+        some = some or bool(field_.strip())
+        text += [before, field_]
+    return ("".join(text) if some else ""), ""

@@ -1,0 +1,146 @@
+"""Atomic writes of files and folders, and SHA-256 fingerprints.
+
+An atomic write leaves the old content or the new one, also when the process is killed or the disk is full: what is
+written gets a hidden temporary name first, is flushed to the disk, and is then renamed. Knows nothing of what a file
+holds.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+_hashes: dict[Path, tuple[tuple[int, int, int], str]] = {}  # file -> (inode, size, time of change), SHA-256
+
+
+# ---- writing ----
+
+
+def sync(path: Path) -> None:
+    """Flush a file or folder to the disk, and drop a file's cached pages, so that the next reader reads the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        if path.is_file() and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def temporary(path: Path) -> Path:
+    """Return a hidden name beside `path` that no other process uses: two machines may make the same file at once."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+
+
+@contextlib.contextmanager
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
+    """Open a binary file that takes the place of `path` when the block ends, and is removed when the block raises."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = temporary(path)
+    try:
+        with open(part, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small UTF-8 file atomically; line ends stay as they are."""
+    with atomic_write(path) as file:
+        file.write(text.encode("utf-8"))
+
+
+def write_folder(folder: Path, write: Callable[[Path], object], check: Callable[[Path], object] | None = None) -> None:
+    """Make a folder atomically: call write(temporary folder), flush it, call check(temporary folder), and rename it.
+
+    A folder that exists is replaced. Raises OSError and what `write` and `check` raise; then `folder` is as before.
+    """
+    # 1. the parent, itself flushed to the disk if it is new
+    new = not folder.parent.exists()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if new:
+        sync(folder.parent.parent)
+    tidy_folder(folder)
+    part, old = _hidden(folder, "part"), _hidden(folder, "old")
+    try:
+        # 2. the content, under a temporary name
+        part.mkdir()
+        write(part)
+        for path in (*part.rglob("*"), part):
+            sync(path)
+        if check:
+            check(part)
+        # 3. two renames; a process that dies between them leaves `old`, and `tidy_folder` puts it back
+        if folder.exists():
+            folder.rename(old)
+        part.rename(folder)
+        sync(folder.parent)
+    finally:
+        tidy_folder(folder)
+
+
+def tidy_folder(folder: Path) -> None:
+    """Remove what a killed `write_folder` left behind; put the old folder back if it died between two renames."""
+    shutil.rmtree(_hidden(folder, "part"), ignore_errors=True)
+    old = _hidden(folder, "old")
+    if not folder.exists():
+        with contextlib.suppress(FileNotFoundError):  # nothing to put back, or another process was quicker
+            old.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _hidden(folder: Path, ending: str) -> Path:
+    return folder.with_name(f".{folder.name}.{ending}")
+
+
+# ---- fingerprints ----
+
+
+def sha256(path: Path) -> str:
+    """Return a file's SHA-256 as hex digits, read block by block."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def known_sha256(path: Path) -> str:
+    """Return a file's SHA-256; a file that has not changed since this process last read it is not read again."""
+    stat = path.stat()
+    stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    stamped, digest = _hashes.get(path, (None, ""))
+    if stamped == stamp:
+        return digest
+    digest = sha256(path)
+    # a file changed just now may change again within the same tick of the file system's clock
+    if time.time_ns() - stat.st_mtime_ns > 100_000_000:
+        _hashes[path] = stamp, digest
+    return digest
+
+
+def hash_files(files: Iterable[Path], base: Path) -> dict[str, str]:
+    """Return {path: SHA-256}, sorted by path; paths under `base` are written relative to it, others as they are."""
+    hashes = {}
+    for file in sorted(map(Path, files)):
+        name = file.relative_to(base) if file.is_relative_to(base) else file
+        hashes[name.as_posix()] = known_sha256(file)
+    return hashes
+
+
+def fingerprint(*parts: object) -> str:
+    """Return a SHA-256 of values that JSON can hold (of others, of their `repr`): equal values, equal fingerprints."""
+    text = json.dumps(parts, sort_keys=True, default=repr)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def stamp(path: Path) -> tuple[str, int, int]:
+    """Return (path, size, time of change): a cheap sign of whether a file that is too large to hash has changed."""
+    stat = path.stat()
+    return str(path), stat.st_size, stat.st_mtime_ns

@@ -1,0 +1,129 @@
+"""Generate text: continuations of a prompt, one or many, whole or as a stream."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils import logging as transformers_logging
+
+from helpers import paths
+from helpers.generate import sampling
+from helpers.generate.batch import MAX_ROWS, DecodeBatch, Row, filters, prompt_ids
+from helpers.generate.settings import DEFAULT, Chunk, Sample, Settings
+from helpers.manifest import RoomError, open_room
+from helpers.vocab.tokenizer import load as load_tokenizer
+
+transformers_logging.disable_progress_bar()  # a bar for each loaded file would fill the notebook
+
+
+def load(run: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+    """Return (model in eval mode, tokenizer) of a run given by name, or of a folder given as a Path.
+
+    On the GPU where there is one. A run's files are checked first; raises RoomError with the notebook that
+    mends it.
+    """
+    if isinstance(run, Path):
+        folder = run
+        if not (folder / "config.json").is_file():
+            raise RoomError(f"{folder} holds no model: there is no config.json in it")
+    else:
+        open_room(run, "train")
+        folder = paths.room(run, "train") / "final_model"
+    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval().requires_grad_(False), load_tokenizer(folder)
+
+
+def _run(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, rows: list[Row], max_rows: int) -> None:
+    """Write all rows to their end, at most max_rows at a time; others join when half of the places are free."""
+    batch = DecodeBatch(model, tokenizer)
+    waiting = [row for row in reversed(rows) if not row.done]
+    while waiting or batch.rows:
+        if len(batch.rows) <= max_rows // 2:
+            free = max_rows - len(batch.rows)
+            batch.add([waiting.pop() for _ in range(min(free, len(waiting)))])
+        batch.step()
+
+
+def generate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    prompt: str,
+    settings: Settings = DEFAULT,
+    samples: int = 1,
+) -> list[Sample]:
+    """Return `samples` continuations of one prompt, written in one batch from one encoding of the prompt.
+
+    Sample i of a seed is the same text however many samples are asked for. Raises ValueError for samples < 1.
+    """
+    if samples < 1:
+        raise ValueError(f"samples is {samples}: ask for 1 or more")
+    ids = prompt_ids(tokenizer, prompt)
+    rows = [Row(ids, settings, number) for number in range(samples)]
+    _run(model, tokenizer, rows, max_rows=samples)
+    return [row.result(tokenizer, prompt) for row in rows]
+
+
+def generate_batch(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompts: Sequence[str], settings: Settings = DEFAULT
+) -> list[Sample]:
+    """Return one continuation a prompt, in order: the same texts as `generate` one by one, in far less time.
+
+    Raises ValueError when there is no prompt.
+    """
+    if not prompts:
+        raise ValueError("there is no prompt: give at least one (it may be empty)")
+    rows = [Row(prompt_ids(tokenizer, prompt), settings) for prompt in prompts]
+    _run(model, tokenizer, rows, MAX_ROWS)
+    return [row.result(tokenizer, prompt) for prompt, row in zip(prompts, rows, strict=True)]
+
+
+def stream_chunks(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    prompt: str,
+    settings: Settings = DEFAULT,
+    stop: threading.Event | None = None,
+) -> Iterator[Chunk]:
+    """Yield the continuation (without the prompt) piece by piece; setting `stop` ends it within one token.
+
+    The texts add up to exactly what `generate` returns. Byte pieces are held back until their character is whole, and
+    what may become a stop string until it cannot any more.
+    """
+    batch, row = DecodeBatch(model, tokenizer), Row(prompt_ids(tokenizer, prompt), settings, watched=True)
+    if not row.done:
+        batch.add([row])
+    while batch.rows and not (stop and stop.is_set()):
+        batch.step()
+        if piece := row.take():
+            yield piece
+
+
+def stream(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    prompt: str,
+    settings: Settings = DEFAULT,
+    stop: threading.Event | None = None,
+) -> Iterator[str]:
+    """Yield only the texts of `stream_pieces`."""
+    for piece in stream_chunks(model, tokenizer, prompt, settings, stop):
+        if piece.text:
+            yield piece.text
+
+
+def next_logits(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompt: str) -> tuple[Tensor, Tensor]:
+    """Return what the model sees of a prompt, ids (1, T), and the logits (1, V) of the token that comes next."""
+    batch = DecodeBatch(model, tokenizer)
+    batch.add([Row(prompt_ids(tokenizer, prompt), DEFAULT)])
+    return batch.ids, batch.logits
+
+
+def filtered(logits: Tensor, ids: Tensor, settings: Settings, written: Tensor | None = None) -> Tensor:
+    """Return logits (B, V) after all filters that the settings ask for; softmax gives what is sampled from.
+
+    ids: (B, T), the text so far; written: (B, N), of these the ids after the prompt, for the two penalties of OpenAI.
+    """
+    return sampling.filtered(logits, ids, written, **filters([settings], logits.device))

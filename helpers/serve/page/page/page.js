@@ -1,0 +1,367 @@
+// The page talks to the server that sent it, by relative addresses, so it also works behind a proxy's prefix.
+const byId = (id) => document.getElementById(id);
+const form = byId("form");
+const go = byId("go");
+const cancel = byId("cancel");
+const keep = byId("keep");
+const results = byId("results");
+const tip = byId("tip");
+const LEVELS = [0.9, 0.5, 0.2, 0.05]; // class p0 from this probability on, then p1, p2, p3; below them p4
+let alternatives = 5; // how many rivals of each token to ask for
+let model; // its name, as the server tells it
+let running = null; // the AbortController of the request under way
+
+// ---- words: Chinese first, English small ----
+
+function both(zh, en) {
+  const small = document.createElement("span");
+  small.lang = "en";
+  small.textContent = en;
+  return [zh, " ", small];
+}
+
+function say(zh, en) {
+  byId("status").replaceChildren(...(zh ? both(zh, en) : []));
+}
+
+function complain(zh, en) {
+  byId("error").replaceChildren(...both(zh, en));
+  byId("error").hidden = false;
+}
+
+const percent = (p) => (p < 0.001 ? "< 0.1 %" : `${(100 * p).toFixed(1)} %`);
+const visible = (text) => text.replaceAll("\n", "↵").replaceAll(" ", "␣");
+
+// ---- settings: the server knows its limits and defaults ----
+
+function showValue(input) {
+  const marks = JSON.parse(input.dataset.marks || "{}");
+  input.parentElement.querySelector("output").textContent = marks[input.value] ?? input.value;
+}
+
+async function readLimits() {
+  const { components } = await (await fetch("openapi.json")).json();
+  const rule = (name) => {
+    const found = components.schemas.CompletionRequest.properties[name] ?? {};
+    const forms = found.oneOf ?? found.anyOf ?? []; // a number, or null; a text, or a list of texts
+    return { ...forms.find(({ type }) => type !== "null"), ...found };
+  };
+  for (const input of form.querySelectorAll("input")) {
+    const { minimum, maximum, default: usual } = rule(input.name);
+    input.max = Math.min(input.max, maximum ?? input.max);
+    input.min = Math.max(input.min, minimum ?? input.min);
+    if (input.type !== "range") continue;
+    if (!("own" in input.dataset) && usual != null) input.value = usual; // a range keeps it within min and max
+    showValue(input);
+  }
+  form.elements.prompt.maxLength = rule("prompt").maxLength ?? -1;
+  alternatives = Math.min(alternatives, rule("logprobs").maximum ?? alternatives);
+  const { data } = await (await fetch("v1/models")).json();
+  model = data[0].id;
+  byId("model").replaceChildren(...both("模型", "model"), ` ${model}`);
+}
+
+function request() {
+  const body = { prompt: form.elements.prompt.value, stream: true, logprobs: alternatives };
+  if (model) body.model = model;
+  for (const input of form.querySelectorAll("input")) {
+    if (input.value !== "") body[input.name] = Number(input.value);
+  }
+  // without a wish, any seed: told to the user, who can have the same texts again
+  body.seed ??= crypto.getRandomValues(new Uint32Array(1))[0] % (Number(form.elements.seed.max) + 1);
+  return body;
+}
+
+// ---- a continuation ----
+
+// Cut a piece of text where its tokens meet. A character that was written in several byte pieces stays whole, and
+// its probability is their product; so does the rest of a token whose end was cut off.
+function cutAtTokens(text, { tokens, token_logprobs: logprobs, top_logprobs: rivals }) {
+  const parts = [];
+  let at = 0;
+  let group = [];
+  const close = (end) => {
+    if (end > at) {
+      const sum = group.reduce((total, i) => total + logprobs[i], 0);
+      parts.push({ text: text.slice(at, end), p: group.length ? Math.exp(sum) : null, rivals: group.length === 1 ? rivals?.[group[0]] : null });
+      group = [];
+      at = end;
+    }
+  };
+  tokens.forEach((token, i) => {
+    const start = token === "" ? -1 : text.indexOf(token, at);
+    if (start > at) close(start);
+    group.push(i);
+    if (start >= 0) close(start + token.length);
+  });
+  close(text.length);
+  return parts;
+}
+
+class Card {
+  constructor(number, prompt) {
+    this.prompt = prompt;
+    this.written = "";
+    this.open = true;
+    this.item = document.createElement("li");
+    this.item.className = "writing";
+    this.text = document.createElement("p");
+    this.text.className = "text";
+    const given = document.createElement("mark");
+    given.textContent = prompt;
+    this.text.append(given);
+    this.state = document.createElement("span");
+    this.state.textContent = number;
+    this.copy = document.createElement("button");
+    this.copy.type = "button";
+    this.copy.append(...both("复制", "Copy"));
+    this.copy.addEventListener("click", () => this.copyText());
+    const foot = document.createElement("p");
+    foot.className = "foot";
+    foot.append(this.state, this.copy);
+    this.item.append(this.text, foot);
+    results.append(this.item);
+  }
+
+  add(text, logprobs) {
+    this.written += text;
+    const parts = logprobs ? cutAtTokens(text, logprobs) : [{ text, p: null }];
+    for (const part of parts) {
+      const last = this.text.lastElementChild;
+      if (logprobs && part.p === null && last.part_) {
+        last.append(part.text); // the end of a token that began in the piece before
+        last.part_.text += part.text;
+        continue;
+      }
+      const span = document.createElement("span");
+      span.textContent = part.text;
+      if (part.p !== null) {
+        const level = LEVELS.findIndex((least) => part.p >= least);
+        span.className = `p${level < 0 ? LEVELS.length : level}`;
+        span.dataset.p = part.p.toPrecision(4);
+        span.part_ = part;
+        span.tabIndex = this.text.querySelector("[tabindex]") ? -1 : 0; // one stop a card; the arrows go on from there
+      }
+      if (part.text.startsWith("\n")) span.classList.add("break");
+      this.text.append(span);
+    }
+  }
+
+  end(kind, zh, en) {
+    if (!this.open) return;
+    this.open = false;
+    this.item.classList.remove("writing");
+    this.item.classList.add(kind);
+    this.state.replaceChildren(...both(`${[...this.written].length} 字 · ${zh}`, en));
+  }
+
+  async copyText() {
+    const done = await copyToClipboard(this.prompt + this.written, this.text);
+    this.copy.replaceChildren(...(done ? both("已复制", "Copied") : both("请按 Ctrl+C", "press Ctrl+C")));
+    say(done ? "已复制。" : "文字已选中，请按 Ctrl+C。", done ? "Copied." : "The text is selected: press Ctrl+C.");
+    setTimeout(() => this.copy.replaceChildren(...both("复制", "Copy")), 2000);
+  }
+}
+
+// A page that came over plain http from another machine has no clipboard: then its text is selected.
+async function copyToClipboard(text, element) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    getSelection().selectAllChildren(element);
+    return false;
+  }
+}
+
+// ---- a token's probability and its rivals ----
+
+function showTip(span) {
+  const { text, p, rivals } = span.part_;
+  const head = document.createElement("p");
+  const name = document.createElement("strong");
+  name.textContent = visible(text);
+  head.append(name, percent(p));
+  const list = document.createElement("ol");
+  const shares = new Map(Object.entries(rivals ?? {}).map(([token, logprob]) => [token, Math.exp(logprob)]));
+  shares.set(text, p);
+  for (const [token, share] of [...shares].sort((one, other) => other[1] - one[1])) {
+    const row = document.createElement("li");
+    row.className = token === text ? "chosen" : "";
+    const bar = document.createElement("i");
+    bar.style.width = `${100 * share}%`;
+    const [word, number] = [document.createElement("span"), document.createElement("span")];
+    word.textContent = visible(token);
+    number.textContent = percent(share);
+    row.append(bar, word, number);
+    list.append(row);
+  }
+  tip.replaceChildren(head, list);
+  tip.hidden = false;
+  const [place] = span.getClientRects();
+  const { width, height } = tip.getBoundingClientRect();
+  const below = place.bottom + 8 + height < innerHeight;
+  tip.style.left = `${Math.max(8, Math.min(place.left, document.documentElement.clientWidth - width - 8))}px`;
+  tip.style.top = `${scrollY + (below ? place.bottom + 8 : Math.max(8, place.top - height - 8))}px`;
+  span.setAttribute("aria-describedby", "tip");
+}
+
+function hideTip() {
+  tip.hidden = true;
+  results.querySelector("[aria-describedby]")?.removeAttribute("aria-describedby");
+}
+
+function tipFor({ type, target }) {
+  hideTip();
+  if (type === "focusout" || !byId("colours").checked) return;
+  const span = target.part_ ? target : document.activeElement; // the mouse has left: back to the keyboard's place
+  if (span.part_) showTip(span);
+}
+
+function walk(event) {
+  const span = event.target;
+  if (!span.part_) return;
+  const all = [...span.parentElement.querySelectorAll("[tabindex]")];
+  const steps = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10, Home: -all.length, End: all.length };
+  if (!(event.key in steps)) return;
+  event.preventDefault();
+  const next = all[Math.max(0, Math.min(all.length - 1, all.indexOf(span) + steps[event.key]))];
+  span.tabIndex = -1;
+  next.tabIndex = 0;
+  next.focus();
+}
+
+// ---- asking ----
+
+class Refused extends Error {} // the server answered with no; `words` are [Chinese, English]
+
+async function refusal(response) {
+  const error = new Refused();
+  let why = response.statusText;
+  try {
+    const answer = await response.json();
+    why = answer.error.message ?? answer.error;
+  } catch {} // a proxy's page, perhaps: the status must do
+  const seconds = response.headers.get("Retry-After");
+  const later = seconds ? [`${seconds} 秒后再试`, `try again in ${seconds} s`] : ["请稍后再试", "try again later"];
+  const known = {
+    401: ["要有钥匙：请重新打开本页，密码填钥匙（用户名随意）。", "A key is needed: reload the page and give the key as the password, any name will do."],
+    429: [`人太多，${later[0]}。`, `Too many requests: ${later[1]}.`],
+    503: [`服务器眼下做不到，${later[0]}。`, `The server cannot do it now (${why}): ${later[1]}.`],
+  };
+  error.words = known[response.status] ?? ["服务器不接受：", why];
+  error.words[0] = `${response.status} · ${error.words[0]}`;
+  return error;
+}
+
+// Yield the data of each server-sent event; an end without [DONE] is a connection lost.
+async function* events(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let rest = ""; ; ) {
+    const { value, done } = await reader.read();
+    if (done) throw new TypeError("the stream ended early");
+    const blocks = (rest + value).split(/\r?\n\r?\n/);
+    rest = blocks.pop();
+    for (const block of blocks) {
+      const data = block.split(/\r?\n/).filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trimStart()).join("\n");
+      if (data === "[DONE]") return;
+      if (data) yield JSON.parse(data);
+    }
+  }
+}
+
+async function write(body, cards, signal) {
+  const since = performance.now();
+  let first = 0;
+  const response = await fetch("v1/completions", {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify(body),
+    signal,
+  });
+  if (!response.ok) throw await refusal(response);
+  for await (const { error, choices } of events(response.body)) {
+    if (error) throw Object.assign(new Refused(), { words: ["服务器中途停了：", error.message] });
+    for (const { index, text, logprobs, finish_reason: reason } of choices) {
+      first ||= performance.now() - since;
+      if (text) cards[index].add(text, logprobs);
+      if (reason === "length") cards[index].end("long", "到了长度", "reached the length");
+      else if (reason) cards[index].end("whole", "写完了", "finished");
+    }
+  }
+  const [one, all] = [first, performance.now() - since].map((ms) => (ms / 1000).toFixed(2));
+  say(`${cards.length} 份写好。第一个字 ${one} 秒，全部 ${all} 秒，种子 ${body.seed}。`,
+    `${cards.length} written. First token after ${one} s, all after ${all} s, seed ${body.seed}.`);
+}
+
+async function generate() {
+  running?.abort();
+  const mine = (running = new AbortController());
+  const body = request();
+  cancel.disabled = false;
+  byId("error").hidden = true;
+  hideTip();
+  results.replaceChildren();
+  results.setAttribute("aria-busy", "true");
+  say("正在写…", "Writing…");
+  const cards = Array.from({ length: body.n }, (_, i) => new Card(i + 1, body.prompt));
+  keep.hidden = false;
+  keep.dataset.seed = body.seed;
+  keep.replaceChildren(...both("沿用", `reuse ${body.seed}`));
+  try {
+    await write(body, cards, mine.signal);
+  } catch (error) {
+    if (running !== mine) return; // a newer request has taken over
+    const begun = cards.some((card) => card.written);
+    if (!begun) results.replaceChildren(); // nothing that could be kept
+    const kept = begun ? ["，已写的留着", "; what was written stays"] : ["", ""];
+    if (error.name === "AbortError") {
+      for (const card of cards) card.end("cut", "已取消", "cancelled");
+      say(`已取消${kept[0]}。`, `Cancelled${kept[1]}.`);
+    } else {
+      for (const card of cards) card.end("cut", "断了", "cut off");
+      say();
+      if (error instanceof Refused) complain(...error.words);
+      else if (begun) complain(`连接断了${kept[0]}。`, `The connection was lost${kept[1]}.`);
+      else complain("服务器没有回答。", "The server does not answer.");
+    }
+  } finally {
+    if (running === mine) {
+      running = null;
+      results.removeAttribute("aria-busy");
+      if (document.activeElement === cancel) go.focus(); // a disabled button would lose the keyboard's place
+      cancel.disabled = true;
+    }
+  }
+}
+
+form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  generate();
+});
+form.addEventListener("input", (event) => {
+  if (event.target.type === "range") showValue(event.target);
+});
+form.addEventListener("invalid", () => (byId("settings").open = true), true); // a closed drawer would hide the reason
+cancel.addEventListener("click", () => running?.abort());
+keep.addEventListener("click", () => (form.elements.seed.value = keep.dataset.seed));
+byId("colours").addEventListener("change", (event) => {
+  document.body.classList.toggle("plain", !event.target.checked);
+  hideTip();
+});
+results.addEventListener("mouseover", tipFor);
+results.addEventListener("mouseleave", tipFor);
+results.addEventListener("focusin", tipFor);
+results.addEventListener("focusout", tipFor);
+results.addEventListener("keydown", walk);
+document.addEventListener("keydown", (event) => {
+  if (event.isComposing) return; // Enter and Esc belong to the input method while it composes
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
+  if (event.key === "Escape") {
+    hideTip();
+    running?.abort();
+  }
+});
+byId("settings").open = matchMedia("(min-width: 40rem)").matches;
+form.querySelectorAll("input[type=range]").forEach(showValue);
+readLimits().catch(() => complain("服务器没有回答。", "The server does not answer."));

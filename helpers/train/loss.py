@@ -1,0 +1,152 @@
+"""Model and cross-entropy in one module; the logits, wide as the vocabulary, never stand in memory whole.
+
+Also the second objective of a mixture of experts: that its router gives each of them work. Knows nothing of
+optimizers or of the loop.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from helpers.tokens.windows import IGNORE
+
+# Rows of logits in memory at once. Fewer rows: the gradient of the output matrix, which is added to once a chunk,
+# costs more than the products themselves. More rows: only more memory.
+ROWS = {"cpu": 512, "cuda": 2048}
+CACHED = 2**20  # elements that a CPU works on at once outside the products: 4 MB in fp32, so they stay in its cache
+
+
+class Scores(NamedTuple):
+    """What a forward pass says of a batch."""
+
+    objective: torch.Tensor  # () what is minimised: the summed cross-entropy, and the router's loss of a mixture
+    loss: torch.Tensor  # (B,) summed cross-entropy of each window, in nats; no gradient
+    correct: torch.Tensor  # (B,) right first guesses in each window
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    """Cross-entropy straight from hidden states, a few rows of logits at a time.
+
+    The gradients of a chunk are computed while its logits are there (the idea of Liger Kernel, Hsu et al. 2024), and
+    overwrite them. Products run in `dtype`, all else in fp32 or wider.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, dtype: torch.dtype):
+        device, (words, width) = hidden.device, weight.shape
+        positions = (labels != IGNORE).nonzero()[:, 0]  # (N,) only these have logits
+        wide = torch.promote_types(dtype, torch.float32)
+        learns = any(ctx.needs_input_grad)
+        matrix = weight.to(dtype)  # (V, C)
+        grad_hidden = torch.zeros_like(hidden, dtype=dtype) if learns else None
+        grad_weight = torch.zeros_like(weight, dtype=wide) if learns else None
+        losses = torch.zeros_like(labels, dtype=wide)
+        correct = torch.zeros_like(labels)
+
+        whole = device.type != "cpu"  # a GPU gains nothing from small pieces
+        rows = max(1, min(len(positions), ROWS["cuda" if whole else "cpu"]))
+        piece = rows if whole else max(1, min(rows, CACHED // words))
+        block = words if whole else max(1, CACHED // width)  # rows of the matrix
+        chunk = torch.empty(rows, words, dtype=dtype, device=device)
+        logits, p = torch.empty(2, piece, words, dtype=wide, device=device)
+        for at in positions.split(rows) if len(positions) else ():
+            h, y = hidden[at].to(dtype), labels[at]
+            torch.mm(h, matrix.T, out=chunk[: len(at)])
+            for z, at_z, y_z in zip(chunk[: len(at)].split(piece), at.split(piece), y.split(piece), strict=True):
+                logits_z = logits[: len(z)].copy_(z)
+                p_z = torch.softmax(logits_z, -1, out=p[: len(z)])
+                top, guess = logits_z.max(-1)
+                # log Σ exp from the most likely word, whose p is at least 1/V: no second pass, and never log 0
+                log_sum = top - p_z.gather(1, guess[:, None])[:, 0].log()
+                loss = log_sum - logits_z.gather(1, y_z[:, None])[:, 0]
+                losses[at_z], correct[at_z] = loss, (guess == y_z).to(correct.dtype)
+                if learns:  # the gradient: p, and p - 1 at the right word
+                    z.copy_(p_z.scatter_add_(1, y_z[:, None], p_z.new_full((len(z), 1), -1.0)))
+            if learns:
+                grad = chunk[: len(at)]
+                grad_hidden[at] = grad @ matrix
+                for v in range(0, words, block):
+                    grad_weight[v : v + block] += grad[:, v : v + block].T @ h
+        if learns:
+            ctx.gradients = grad_hidden.to(hidden.dtype), grad_weight.to(weight.dtype)
+        ctx.mark_non_differentiable(losses, correct)
+        return losses.sum(), losses, correct
+
+    @staticmethod
+    def backward(ctx, grad_loss: torch.Tensor, *_):
+        if ctx.gradients is None:
+            raise RuntimeError("the gradients of this loss were used already: call Loss anew before each backward()")
+        gradients, ctx.gradients = ctx.gradients, None  # they are as large as the matrix: scaled in place, kept once
+        return *(grad.mul_(grad_loss.to(grad.dtype)) for grad in gradients), None, None
+
+
+def _real(inputs: torch.Tensor, pad: int | None) -> torch.Tensor:
+    """Return (B × T,) True up to the last token of each window that is not padding."""
+    if pad is None:
+        return torch.ones_like(inputs, dtype=torch.bool).flatten()
+    return ((inputs != pad).flip(1).cumsum(1).flip(1) > 0).flatten()
+
+
+class Loss(nn.Module):
+    """Model and cross-entropy in one module, so that what wraps it for data parallel training sees both.
+
+    With `compile` the model's body is compiled at its first batch (up to a minute; it needs a C++ compiler).
+    `expert_load` counts, in training, how often each expert of a mixture was chosen: (n_layer, n_experts), on the
+    device of the batches; None for a dense model. It is this process's own count, and no part of the state.
+    """
+
+    def __init__(self, model: nn.Module, compile: bool = False):
+        super().__init__()
+        self.model = model
+        self.mixture = hasattr(model.config, "router_aux_loss_coef")
+        self.expert_load: torch.Tensor | None = None
+        # a compiled function, not a compiled module: a second name for the weights would be in the state too
+        self._run_body = torch.compile(self._body) if compile else self._body
+
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> Scores:
+        """Return the Scores of a batch over the labels that are not IGNORE.
+
+        inputs, labels: (B, T). Sums, not means: micro-batches with unequal numbers of labels then add up.
+        A mixture's objective has also router_aux_loss_coef × its router loss × the number of labels.
+        """
+        hidden, router_logits = self._run_body(inputs)
+        weight, device = self.model.get_output_embeddings().weight, inputs.device.type  # (V, C)
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+        with torch.autocast(device, enabled=False):
+            objective, losses, correct = _ChunkedCrossEntropy.apply(
+                hidden.flatten(0, 1), weight, labels.flatten(), dtype
+            )
+        if self.mixture:
+            balance = self._balance(router_logits, _real(inputs, self.model.config.pad_token_id))
+            objective = objective + self.model.config.router_aux_loss_coef * balance * (labels != IGNORE).sum()
+        return Scores(objective, losses.view_as(labels).sum(1), correct.view_as(labels).sum(1))
+
+    def _body(self, inputs: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        # embeddings, not ids: given ids the library searches each batch for padding, which here is always at the
+        # right end, where a causal model cannot see it
+        embeddings = self.model.get_input_embeddings()(inputs)  # (B, T, C)
+        router = {"output_router_logits": True} if self.mixture else {}
+        out = self.model.base_model(inputs_embeds=embeddings, use_cache=False, **router)
+        return out.last_hidden_state, out.router_logits if self.mixture else ()
+
+    def _balance(self, router_logits: tuple[torch.Tensor, ...], real: torch.Tensor) -> torch.Tensor:
+        """Return the router's loss, the mean over layers, and count which experts were chosen.
+
+        Of a layer: n_experts × Σ (share of the tokens sent to an expert) × (its mean probability), over the tokens
+        that are `real` (Fedus et al. 2021). With even work it is the number of experts a token goes to, its least.
+        `transformers` puts all layers into one sum, where a layer that uses one expert only can hide behind the others.
+        """
+        wide = torch.promote_types(router_logits[0].dtype, torch.float32)
+        p = torch.stack([logits.softmax(-1, dtype=wide) for logits in router_logits]) * real[:, None]  # (L, B·T, E)
+        chosen = p.topk(self.model.config.num_experts_per_tok, -1).indices  # (L, B·T, experts of a token)
+        counts = torch.zeros_like(p).scatter_(-1, chosen, 1.0).mul_(real[:, None]).sum(1)  # (L, E)
+        if self.training:
+            self.expert_load = counts if self.expert_load is None else self.expert_load + counts
+        n_real = real.sum().clamp(min=1)
+        return p.shape[-1] * (counts / n_real * (p.sum(1) / n_real)).sum(-1).mean()
+
+    def expert_shares(self) -> list[list[float]] | None:
+        """Return each expert's share of its layer's work since the last call, and count anew; None if none was done."""
+        load, self.expert_load = self.expert_load, None
+        return None if load is None else (load / load.sum(1, keepdim=True).clamp(min=1)).tolist()

@@ -1,0 +1,238 @@
+"""A config, or a folder of weights, becomes a causal language model of `transformers`; and what training it will cost.
+
+GPT-2, a LLaMA-like cousin (RMSNorm, rotary positions, grouped-query attention, SwiGLU) and a mixture of experts come
+from the library as they are: what is trained here loads anywhere. Knows nothing of data or of the training loop.
+"""
+
+import math
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen3MoeConfig,
+)
+
+ARCHITECTURES = ("gpt2", "llama", "moe")
+# the projections that write into the residual stream: attention's, and the feed-forward's (an expert's has no .weight)
+_RESIDUAL = ("c_proj.weight", "o_proj.weight", "down_proj.weight", "down_proj")
+_PRETRAINED = ("gpt2", "llama", "mistral", "qwen3", "qwen3_moe")
+# bytes at the peak a token, layer and unit of width, without dropout, in half precision and in fp32: what is kept for
+# backward (36 and 64, 54 and 80, 73 and 109, counted), half as much again for what comes and goes (measured on a CPU)
+_GPT2, _LLAMA_LIKE, _MIXTURE = (54, 96), (80, 120), (110, 160)
+
+
+def make_config(
+    architecture: str,
+    tokenizer,
+    *,
+    n_ctx: int,
+    n_embd: int,
+    n_layer: int,
+    n_head: int,
+    n_kv_head: int = 0,
+    n_experts: int = 4,
+    experts_per_token: int = 1,
+    aux_loss_coef: float = 5e-4,
+    dropout: float = 0.0,
+) -> PretrainedConfig:
+    """Return the config of a model; vocab_size and the special ids come from the tokenizer, never by hand.
+
+    `n_kv_head` (llama, moe) is the number of key/value heads that the n_head queries share; 0 means n_head. The
+    experts' parameters are for moe only: each expert is as wide as the feed-forward part of the dense model.
+    """
+    if n_embd % n_head:
+        raise ValueError(f"n_embd {n_embd} cannot be divided among {n_head} heads: choose n_embd = n_head × head size")
+    ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    if architecture == "gpt2":
+        return GPT2Config(
+            vocab_size=len(tokenizer),
+            n_positions=n_ctx,
+            n_embd=n_embd,
+            n_layer=n_layer,
+            n_head=n_head,
+            activation_function="gelu_pytorch_tanh",  # GPT-2's own gelu, in one kernel instead of eight
+            resid_pdrop=dropout,
+            embd_pdrop=dropout,
+            attn_pdrop=dropout,
+            **ids,
+        )
+    if architecture not in ARCHITECTURES:
+        raise ValueError(f"architecture '{architecture}' is unknown: choose one of {', '.join(ARCHITECTURES)}")
+    if n_head % (n_kv_head or n_head):
+        raise ValueError(f"{n_head} query heads cannot share {n_kv_head} key/value heads evenly")
+    width = 64 * round(n_embd * 8 / 3 / 64) or 64  # three matrices of 8/3 cost what two of 4 cost
+    shared = dict(
+        vocab_size=len(tokenizer),
+        max_position_embeddings=n_ctx,
+        hidden_size=n_embd,
+        num_hidden_layers=n_layer,
+        num_attention_heads=n_head,
+        num_key_value_heads=n_kv_head or n_head,
+        head_dim=n_embd // n_head,
+        attention_dropout=dropout,
+        tie_word_embeddings=True,
+        **ids,
+    )
+    if architecture == "llama":
+        return LlamaConfig(intermediate_size=width, **shared)
+    if not 1 <= experts_per_token <= n_experts:
+        raise ValueError(f"experts_per_token is {experts_per_token}: choose 1 … n_experts, which is {n_experts}")
+    return Qwen3MoeConfig(
+        moe_intermediate_size=width,
+        num_experts=n_experts,
+        num_experts_per_tok=experts_per_token,
+        router_aux_loss_coef=aux_loss_coef,
+        # not scaled to a sum of 1: a single expert's weight would be 1 whatever the router says, and teach it nothing
+        norm_topk_prob=False,
+        **shared,
+    )
+
+
+def build_model(cfg: PretrainedConfig, seed: int) -> PreTrainedModel:
+    """Return a freshly initialised model: the same seed gives the same weights.
+
+    Matrices have standard deviation 0.02, those that write into the residual stream 0.02/√(2 × layers), so that
+    the stream does not grow with depth (GPT-2; Radford et al. 2019).
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = _empty(cfg)
+    if cfg.model_type != "gpt2":  # there the library does it
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name.endswith(_RESIDUAL):
+                    parameter.mul_(1 / math.sqrt(2 * cfg.num_hidden_layers))
+    return model
+
+
+def _empty(cfg: PretrainedConfig) -> PreTrainedModel:
+    # a mixture's experts one after the other: the library's grouped product does not know fp64, and is slower on a CPU
+    how = {"experts_implementation": "eager"} if cfg.model_type == "qwen3_moe" else {}
+    return AutoModelForCausalLM.from_config(cfg, **how)
+
+
+def load_pretrained(name: str, tokenizer, n_ctx: int) -> PreTrainedModel:
+    """Return the model of a local folder or of a Hub name, in fp32, to be trained further.
+
+    `tokenizer` must be that model's own (tokenizer.pretrained), `n_ctx` no longer than its context. Weights are read
+    from safetensors only. Raises ValueError with what to do about it.
+    """
+    try:
+        cfg = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ValueError(_unknown(name, error)) from None
+    if cfg.model_type not in _PRETRAINED:
+        raise ValueError(
+            f"pretrained_model '{name}' is of the kind '{cfg.model_type}': this course trains {', '.join(_PRETRAINED)}"
+        )
+    if len(tokenizer) > cfg.vocab_size:
+        raise ValueError(
+            f"the vocabulary has {len(tokenizer)} tokens, the model '{name}' only {cfg.vocab_size}: this is not its "
+            f"tokenizer. Run notebooks 02 and 03 again with pretrained_model = {name!r}"
+        )
+    if n_ctx > cfg.max_position_embeddings:
+        raise ValueError(
+            f"n_ctx is {n_ctx}, but the model '{name}' has {cfg.max_position_embeddings} positions: "
+            f"run notebook 03 again with n_ctx = {cfg.max_position_embeddings} or less"
+        )
+    how = {"experts_implementation": "eager"} if cfg.model_type == "qwen3_moe" else {}
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            name, use_safetensors=True, trust_remote_code=False, dtype=torch.float32, **how
+        )
+    except (OSError, SafetensorError) as error:
+        raise ValueError(_no_weights(name, error)) from None
+    # the special ids are the tokenizer's: many folders of old carry those of another vocabulary
+    for which in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        setattr(model.config, which, getattr(tokenizer, which))
+        setattr(model.generation_config, which, getattr(tokenizer, which))
+    return model
+
+
+def _unknown(name: str, error: Exception) -> str:
+    if Path(name).is_dir():
+        return f"pretrained_model: the folder {name} holds no model config that can be read ({_first(error)})"
+    return (
+        f"pretrained_model: '{name}' is no folder here, and no model of that name could be fetched ({_first(error)}). "
+        "Give the path of a folder with config.json and model.safetensors, or a Hub name while you are online"
+    )
+
+
+def _no_weights(name: str, error: Exception) -> str:
+    return (
+        f"pretrained_model '{name}': no weights as model.safetensors were found ({_first(error)}). A file "
+        "pytorch_model.bin is a pickle: it may run any program when it is opened, so this course never opens one. "
+        "Convert it once, in a container or a machine without anything to lose: "
+        f"AutoModelForCausalLM.from_pretrained({name!r}, use_safetensors=False).save_pretrained('converted'); "
+        "then give that folder, with the tokenizer's files copied into it"
+    )
+
+
+def _first(error: Exception) -> str:
+    return str(error).strip().split("\n")[0][:200]
+
+
+def _attention_width(cfg: PretrainedConfig) -> int:
+    head = getattr(cfg, "head_dim", None) or cfg.hidden_size // cfg.num_attention_heads
+    return head * cfg.num_attention_heads
+
+
+def model_sizes(cfg: PretrainedConfig, n_ctx: int = 0) -> dict[str, int]:
+    """Return parameters, embeddings among them, those active for one token, and training FLOPs a token of a config.
+
+    FLOPs a token = 6 × (parameters that multiply a token) + 6 × n_layer × n_ctx × n_embd for attention over half
+    the window on average (Kaplan et al. 2020; PaLM, appendix B, halved because the mask is causal). `n_ctx` is the
+    length of a window; 0 means all positions of the model. In a mixture only the chosen experts are active.
+    """
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(cfg)
+    total = sum(p.numel() for p in model.parameters())
+    tokens = model.get_input_embeddings().weight.numel()
+    positions = model.transformer.wpe.weight.numel() if cfg.model_type == "gpt2" else 0
+    active = total
+    if experts := getattr(cfg, "num_experts", 0):
+        held = sum(p.numel() for p in model.parameters() if p.ndim == 3)
+        active -= held * (experts - cfg.num_experts_per_tok) // experts
+    matrices = active - positions  # the token table counts: tied, it is the output matrix
+    if model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
+        matrices -= tokens
+    attention = 6 * cfg.num_hidden_layers * (n_ctx or cfg.max_position_embeddings) * _attention_width(cfg)
+    return {
+        "parameters": total,
+        "active_parameters": active,
+        "embedding_parameters": tokens + positions,
+        "flops_per_token": 6 * matrices + attention,
+    }
+
+
+def training_memory(
+    cfg: PretrainedConfig, batch_size: int, *, optimizer: str = "adamw", precision: str = "bf16", n_ctx: int = 0
+) -> int:
+    """Return an estimate, in bytes, of what training needs at its peak, on top of what the program itself takes.
+
+    A parameter takes 4 bytes for its weight, 4 for its gradient, 4 for each moment (AdamW two; Muon one, for the
+    matrices of the blocks), and 2 for its copy in half precision. Activations are kept for backward, a token and a
+    layer, in proportion to the width (the way of Korthikanti et al. 2022; the attention matrix is not kept, and
+    dropout's masks come on top). Of the logits some rows are there (`loss.ROWS`); their matrix has a second
+    gradient.
+    """
+    half = precision != "fp32"
+    size = model_sizes(cfg)
+    matrices = size["parameters"] - size["embedding_parameters"]
+    by_muon = matrices if optimizer == "muon" and cfg.model_type != "qwen3_moe" else 0  # experts stay with AdamW
+    states = 8 * size["parameters"] - 4 * by_muon
+    weights = (10 if half else 8) * size["parameters"]
+    tokens = batch_size * (n_ctx or cfg.max_position_embeddings)
+    activations = {"gpt2": _GPT2, "qwen3_moe": _MIXTURE}.get(cfg.model_type, _LLAMA_LIKE)[not half]
+    activations *= cfg.hidden_size * cfg.num_hidden_layers * tokens
+    # 2,048 rows with two copies in fp32 on a GPU, 512 rows and two times 4 MB of such copies on a CPU
+    row = cfg.vocab_size * (2 if half else 4)
+    logits = 2048 * (row + 8 * cfg.vocab_size) if torch.cuda.is_available() else 512 * row + 2**23
+    return weights + states + activations + logits + 4 * cfg.vocab_size * cfg.hidden_size

@@ -1,0 +1,6 @@
+"""Room 02: documents become a vocabulary and a tokenizer that loses nothing.
+
+segment_cache   segmented lines, remembered between runs
+words           word segmentation (thulac, rjieba), word counts, the word list, coverage
+tokenizer       tokenizers from words, characters, BPE or bytes; encode and decode
+"""

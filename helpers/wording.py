@@ -1,0 +1,28 @@
+"""Phrases that many messages share: a duration, "did you mean", which notebook to run again."""
+
+import difflib
+from collections.abc import Iterable
+
+from helpers.paths import STAGES
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in words: 7 s, 4 min 05 s, 1 h 02 min."""
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds} s"
+    minutes, seconds = divmod(seconds, 60)
+    return f"{minutes} min {seconds:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return "; did you mean 'x'?" for a close match, else the list of what is known."""
+    known = list(known)
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean '{close[0]}'?" if close else f"; there is: {', '.join(known)}"
+
+
+def run_again(stage: str, run: str = "") -> str:
+    """Return what mends a missing or outdated room: the notebook of its stage, and the command."""
+    command = f"python -m helpers.run {stage}" + (f" --run {run}" if run else "")
+    return f"run notebook {STAGES[stage][0]} again, or: {command}"

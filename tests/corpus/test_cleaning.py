@@ -1,0 +1,372 @@
+"""Cleaning: what each rule takes out, what it must leave alone, and that cleaning twice changes nothing more."""
+
+import random
+import unicodedata
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.corpus import cleaning
+
+SENTENCE = "绿萝喜欢散射光，土干了再浇水。"
+PROSE = "".join(f"第{n}天，{SENTENCE}\n" for n in range(60))
+CHINESE = st.text(
+    st.sampled_from("绿萝喜欢散射光，。！？“”《》—…、；：的一是不了人在有我他这個們國𠮷㐂ABCxyz0123.,!?+=%"),
+    max_size=60,
+)
+ANY = st.text(st.characters(exclude_categories=("Cs",)), max_size=80)
+DIRTY = st.lists(
+    st.sampled_from(
+        [
+            *"<>/&;#abp绿 \t\u3000\n\r\u200b\u200d\ufeff\ufffd\ue000\u0301\u0338\xa0\u2028😀-!=\"'",
+            "&amp;",
+            "&lt;",
+            "<p>",
+        ]
+        + ["</p>", "<b>", "</b>", "<br/>", "<!--", "-->", "<div class='x'>", "</div>", "&#60;", "<script>", "</script>"]
+    ),
+    max_size=30,
+).map("".join)
+
+
+# ---------------------------------------------------------------- cleaning
+
+
+@pytest.mark.parametrize(
+    ("dirt", "clean", "rule"),
+    [
+        ("绿\ufeff萝", "绿萝", "BOM in the text"),
+        ("绿\u200b萝\u2060", "绿萝", "zero-width"),
+        ("绿\u200d萝", "绿萝", "joiners"),
+        ("绿\x00萝\x07", "绿萝", "control characters"),
+        ("\x1b[31m红\x1b[0m", "红", "terminal colours"),
+        ("绿\ue001萝", "绿萝", "private-use characters"),
+        ("绿\ufffd萝", "绿萝", "U+FFFD"),
+        ("一\u2028二\x85三\r四\r\n五", "一\n二\n三\n四\n五", "line ends"),
+        ("<p>一</p><p>二</p>", "一\n二", "HTML tags"),
+        ('<a href="/x">链接</a>', "链接", "HTML tags"),
+        ("绿萝&nbsp;&amp;&#32;吊兰", "绿萝 & 吊兰", "HTML entities"),
+        ("<!-- 广告 -->绿萝", "绿萝", "HTML comments and scripts"),
+        ("<script>if (a<b) {}</script>绿萝", "绿萝", "HTML comments and scripts"),
+        ("e\u0301", "é", "NFC"),
+        ("\u3000\u3000绿萝\n    吊兰", "绿萝\n吊兰", "indentation"),
+        ("绿萝  \n吊兰\u3000", "绿萝\n吊兰", "trailing spaces"),
+        ("绿萝    吊兰", "绿萝 吊兰", "repeated spaces"),
+        ("绿萝\n\n\n\n\n吊兰", "绿萝\n\n吊兰", "blank lines"),
+    ],
+)
+def test_a_rule_cleans_and_counts(dirt, clean, rule):
+    counts = Counter()
+    assert cleaning.clean(dirt, counts) == clean
+    assert counts[rule] >= 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "若a<b>c且x<y，则A & B。",
+        "p < 0.05 且 n > 3",
+        "模板用 <think> 和 <tool_call>，还有 <|im_start|>",
+        "git clone <path>",
+        "?a=1&copy=2&lt=3",
+        "AT&T; R&D",
+        "第一回　灵根育孕源流出　心性修持大道生",
+        "👨\u200d👩\u200d👧 ♥\ufe0f 1\ufe0f\u20e3",
+        "می\u200cخواهم",
+        "def f(x):\n    if x:\n        return 1",
+        "一\n\n二",
+        "□缺字□",
+    ],
+)
+def test_text_that_only_looks_like_dirt_stays(text):
+    """The book's cleaning threw away what it did not expect; here a character goes only if a rule names it."""
+    counts = Counter()
+    assert cleaning.clean(text, counts) == text
+    assert not counts
+
+
+@given(st.one_of(ANY, DIRTY))
+def test_cleaning_twice_changes_nothing_more(text):
+    once = cleaning.clean(text)
+    counts = Counter()
+    assert cleaning.clean(once, counts) == once
+    assert not counts
+
+
+@given(st.one_of(ANY, DIRTY))
+def test_sparing_rules_changes_nothing(text):
+    """Texts without a suspicious character skip most rules: no rule may have had work there."""
+    if not cleaning._SUSPECT.search(text):
+        assert not [name for name, pattern, _ in cleaning.RULES[:-4] if pattern.search(text)]
+
+
+@given(st.lists(CHINESE, max_size=5).map("\n".join))
+def test_clean_chinese_comes_back_unchanged(text):
+    assert cleaning.clean(text) == unicodedata.normalize("NFC", text).strip("\n").replace("\n\n\n\n", "\n\n").replace(
+        "\n\n\n", "\n\n"
+    )
+
+
+def test_hostile_text_takes_no_time():
+    for text in [
+        " " * 50_000 + "x",
+        "<!--" * 20_000,
+        "<script>" * 10_000,
+        "<p " * 20_000,
+        "&" * 50_000,
+        "<a b=" * 9_999,
+    ]:
+        cleaning.clean(text)
+
+
+@given(st.text("绿萝。\n ！a.", max_size=300), st.integers(1, 50))
+def test_cutting_loses_nothing(text, max_length):
+    parts = cleaning.cut(text, max_length)
+    assert "".join(parts) == text
+    assert all(0 < len(part) <= max_length for part in parts) or parts == [""]
+
+
+def test_cuts_are_at_line_ends_then_sentence_ends():
+    assert all(part.endswith("\n") for part in cleaning.cut(PROSE, 200))
+    assert all(part.endswith("。") for part in cleaning.cut(PROSE.replace("\n", ""), 200))
+    assert min(map(len, cleaning.cut("字" * 2010, 2000))) > 900  # not 2000 and a crumb
+
+
+# ---------------------------------------------------------------- rules on and off
+
+
+def clean(text, rules="", counts=None, examples=None):
+    return cleaning.clean(text, counts, cleaning.choose(rules), examples)
+
+
+def test_every_rule_can_be_switched_off_and_then_leaves_its_dirt():
+    assert clean("<p>绿萝</p>", "-HTML tags") == "<p>绿萝</p>"
+    assert clean("绿\u200b萝<br>", "-zero-width,-HTML tags") == "绿\u200b萝<br>"
+    assert clean("e\u0301", "-NFC") == "e\u0301"
+    everything_off = ",".join(f"-{name}" for name in cleaning.DEFAULT_RULES)
+    dirt = "\u3000\u3000<b>绿\ufeff萝</b>&amp;  e\u0301\xa0\x00 \n\n\n\n吊兰"
+    assert clean(dirt, everything_off) == dirt
+
+
+def test_a_rule_that_does_not_exist_is_refused_with_the_closest_one():
+    with pytest.raises(ValueError, match="did you mean 'HTML tags'"):
+        cleaning.choose("-HTML tag")
+    with pytest.raises(ValueError, match=r"is not \+ or -"):
+        cleaning.choose("personal data")
+    with pytest.raises(ValueError, match="undo each other"):
+        cleaning.choose("+traditional to simplified, +simplified to traditional")
+    assert cleaning.choose("") == cleaning.choose(" , ") == set(cleaning.DEFAULT_RULES)
+
+
+@pytest.mark.parametrize(
+    ("rule", "dirt", "clean_text", "places"),
+    [
+        ("full width", "ＡＢＣ１２３，（ｏｋ）！", "ABC123，（ok）！", 2),
+        ("full width", "＆ａｍｐ；", "＆amp；", 1),
+        ("half-width punctuation", "好,真的吗?是的!", "好，真的吗？是的！", 3),
+        ("half-width punctuation", "见图1:2, a,b 和3.14; x!", "见图1:2, a,b 和3.14; x!", 0),
+        ("personal data", "电话13812345678，或138-1234-5678、+86 13812345678。", "电话[电话]，或[电话]、[电话]。", 3),
+        ("personal data", "身份证11010519491231002X。", "身份证[身份证]。", 1),
+        ("personal data", "邮箱zhang.san@mail.example.com，", "邮箱[邮箱]，", 1),
+        # a wrong check character, a 13th month, an order number, a date and time, a version
+        ("personal data", "110105194912310021 440105199013310029 2013812345678901 v1.13812345678", None, 0),
+        ("personal data", "a@b 和 @某人 x@y.1", None, 0),
+    ],
+)  # fmt: skip
+def test_optional_rules(rule, dirt, clean_text, places):
+    counts = Counter()
+    assert clean(dirt) == dirt  # off unless asked for
+    assert clean(dirt, f"+{rule}", counts) == (clean_text or dirt)
+    assert counts[rule] == places
+    assert clean(clean_text or dirt, f"+{rule}") == (clean_text or dirt)
+
+
+def id_number(first17):
+    """Compute the check character by the standard's other formula: the sum of a_i * 2^(18-i) mod 11 is 1."""
+    rest = sum(int(digit) * pow(2, 17 - i) for i, digit in enumerate(first17)) % 11
+    return first17 + "10X98765432"[rest]
+
+
+@given(st.integers(100000, 659999), st.dates(), st.integers(0, 999))
+def test_every_real_id_number_is_masked_and_its_neighbours_are_not(place, born, serial):
+    number = id_number(f"{place}{born:%Y%m%d}".zfill(14) + f"{serial:03}") if born.year >= 1000 else ""
+    if number:
+        assert clean(f"号{number}。", "+personal data") == "号[身份证]。"
+        wrong = number[:-1] + ("0" if number[-1] != "0" else "1")
+        assert clean(f"号{wrong}。", "+personal data") == f"号{wrong}。"
+
+
+def test_traditional_and_simplified():
+    pytest.importorskip("opencc")
+    counts, examples = Counter(), {}
+    assert clean("為什麼頭髮乾燥？", "+traditional to simplified", counts, examples) == "为什么头发干燥？"
+    assert counts["traditional to simplified"] >= 5 and examples["traditional to simplified"][0][0].startswith("為")
+    assert clean("头发", "+simplified to traditional") == "頭髮"
+    assert clean("&#28858;", "+traditional to simplified") == "为"
+
+
+def test_examples_show_before_and_after_and_what_is_invisible():
+    examples = {}
+    for n in range(5):
+        clean(f"第{n}盆绿\u200b萝<br/>浇水", examples=examples)
+    assert len(examples["zero-width"]) == cleaning.EXAMPLES
+    before, after = examples["zero-width"][0]
+    assert "绿\\u200b萝" in before and "绿萝" in after
+    assert examples["HTML tags"][0] == ("第0盆绿萝<br/>浇水", "第0盆绿萝\\n浇水")
+
+
+@given(st.lists(st.one_of(ANY, DIRTY, CHINESE), max_size=6))
+def test_one_look_at_many_texts_never_spares_a_dirty_one(texts):
+    if cleaning.needs_nothing(texts, cleaning.choose()):
+        assert [cleaning.clean(text) for text in texts] == texts
+
+
+# ---------------------------------------------------------------- hard wraps
+
+_CLAUSES = (
+    "那盆绿萝放在北窗台上已经有三年了 从来没有人认真管过它 可是它总是自己长得很好 藤蔓垂下来快要碰到地面 "
+    "有一天来了一位客人 他问能不能剪一枝带走 主人马上拿来一把剪刀 从那以后家里常常少一枝 插在水里也能活 "
+    "过不了多久就生出白色的根来 冬天屋里太干 叶尖慢慢变黄 邻居说要多喷水 其实换个地方就行"
+).split()
+
+
+def paragraph(seed, clauses):
+    """Return prose without a period: clauses in a random order, full stops here and there."""
+    choice = random.Random(seed)
+    ends = ["，", "，", "，", "。"]
+    text = "".join(choice.choice(_CLAUSES) + str(n) * (n % 2) + choice.choice(ends) for n in range(clauses))
+    return text.rstrip("，。") + "。"
+
+
+NOVEL = [paragraph(n, clauses) for n, clauses in enumerate((19, 14, 23, 1))]
+
+
+def wrapped(paragraphs, width, indent):
+    lines = []
+    for paragraph in paragraphs:
+        text = indent + paragraph
+        lines += [text[at : at + width] for at in range(0, len(text), width)]
+    return "\n".join(lines)
+
+
+@given(st.integers(20, 40), st.permutations(NOVEL), st.sampled_from([" ", ""]))
+def test_hard_wrapped_prose_becomes_paragraphs_again(width, paragraphs, trailing):
+    text = wrapped(paragraphs, width, "\u3000\u3000").replace("\n", trailing + "\n")
+    counts = Counter()
+    once = cleaning.clean(text, counts)
+    assert once == "\n".join(paragraphs)
+    assert counts["hard wraps"] == text.count("\n") - 3
+    assert cleaning.clean(once) == once
+
+
+def test_without_indentation_a_full_stop_at_the_end_of_a_line_stays_an_end():
+    lines = [paragraph(n, 9)[:29] + ("。" if n % 4 == 3 else "的") for n in range(12)]
+    joined, places = cleaning.unwrap("\n".join(lines))
+    assert places == 9
+    assert joined == "\n".join("".join(lines[at : at + 4]) for at in (0, 4, 8))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n".join(
+            ["明月几时有，把酒问青天。不知天上宫阙，今夕是何年。"] * 3
+            + ["我欲乘风归去，又恐琼楼玉宇，高处不胜寒。"] * 9
+        ),
+        "\n".join(f"{a}床前明月光疑是地上霜{b}" for a in "春夏秋冬" for b in "甲乙丙丁"),  # verse without punctuation
+        "\n".join(f"{a}渐黄昏清角吹寒都在空城杜郎俊赏算而今重到须惊，" for a in "春夏秋冬"),  # too few lines to tell
+        "\n".join(
+            f"{a}花间一壶酒，独酌无相亲；举杯邀明月，对影成三人。" for a in "一二三四五六七八"
+        ),  # equal, but closed
+        "\n".join(["问：叶子发黄怎么办？", "答：先断水，放到通风的地方，等土干透了再浇，平时不要总是浇水。"] * 8),
+        "\n".join(f"    value_{n:02} = compute_the_next_value(previous, {n:02})" for n in range(12)),
+        "\n".join(["名称　　　光照　　　浇水　　　施肥　　　温度　　　湿度　　　备注"] * 12),
+        PROSE,
+    ],
+)
+def test_verse_dialogue_code_and_tables_keep_their_lines(text):
+    assert cleaning.unwrap(text) == (text, 0)
+
+
+def test_headings_and_lists_start_a_new_line():
+    first, second, third = (wrapped([paragraph(n, 20)], 30, "") for n in (5, 6, 7))
+    text = "\n".join([first, "第二章 客人来了", second, "1. 先看土", "2. 再看叶", third])
+    joined, places = cleaning.unwrap(text)
+    assert places and all(f"\n{start}" in joined for start in ("第二章 客人来了", "1. 先看土", "2. 再看叶"))
+
+
+def test_words_of_letters_keep_a_blank_between_them():
+    lines = [paragraph(n, 9)[:27] for n in range(8)]
+    lines[2], lines[3] = lines[2][:24] + "pothos", "plants" + lines[3][:24]
+    assert "pothos plants" in cleaning.unwrap("\n".join(lines))[0]
+
+
+# ---------------------------------------------------------------- lines that repeat
+
+
+def strip_repeats(texts):
+    counts, examples = Counter(), {}
+    shapes = cleaning.repeated_lines("\n".join([*texts, ""]))
+    return [cleaning.without_lines(text, shapes, counts, examples) for text in texts], counts, examples
+
+
+def test_advertisements_and_page_rulers_go_when_they_repeat():
+    ads = ["更多好书请访问 www.example.com", "最新章节 http://example.org/{}.html 抢先看"]
+    ads += ["第 {} 页", "------ Page {} ------", "- {} -", "＝", "=========="]
+    texts = [f"第{n}篇，{SENTENCE}\n" + "\n".join(ad.format(n) for ad in ads) + f"\n{SENTENCE}" for n in range(4)]
+    cleaned, counts, examples = strip_repeats(texts)
+    assert cleaned == [f"第{n}篇，{SENTENCE}\n＝\n{SENTENCE}" for n in range(4)]
+    assert counts == {"repeated lines": 4 * 6}
+    assert examples["repeated lines"][0] == ("更多好书请访问 www.example.com", "")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "归去来兮！",
+        "旁白：",
+        "第一章",
+        "第三回",
+        "……",
+        "***",
+        "2",
+        "（一）",
+        "|-----|-----|",
+        "---",
+        "翻到第3页，看叶子。",
+        "1/2",
+    ],
+)
+def test_refrains_speakers_headings_and_separators_may_repeat(line):
+    texts = [f"{SENTENCE}{n}\n{line}\n{SENTENCE}" for n in range(30)]
+    assert strip_repeats(texts)[0] == texts
+
+
+def test_what_stands_there_once_or_twice_stays():
+    texts = [f"{SENTENCE}\n见 https://example.com/book\n第3页" for _ in range(cleaning.REPEATS - 1)]
+    assert strip_repeats(texts)[0] == texts
+
+
+# ---------------------------------------------------------------- filters
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "why"),
+    [
+        (SENTENCE, {"min_chinese": 0.8}, ""),
+        ("This is English. 好", {"min_chinese": 0.5}, "too little Chinese"),
+        ("这个 API 返回 JSON", {"min_chinese": 0.3}, ""),
+        ("3.14159 26535 89793 元", {"max_symbols": 0.5}, "too many symbols"),
+        ("★★★★☆ 好！", {"max_symbols": 0.5}, "too many symbols"),
+        ("“好！”他说：“（真的）……走吧。”", {"max_symbols": 0.1}, ""),
+        ("哈" * 100, {"max_repetition": 0.5}, "too repetitive"),
+        ("点击这里领取红包，" * 9, {"max_repetition": 0.5}, "too repetitive"),
+        ("归去来兮！田园将芜胡不归？既自以心为形役。归去来兮！请息交以绝游。", {"max_repetition": 0.1}, ""),
+        ("哈哈", {"max_repetition": 0.0}, ""),
+        ("1%", {}, ""),
+    ],
+)
+def test_filters_say_why(text, settings, why):
+    assert cleaning.unfit(text, **settings) == why

@@ -1,0 +1,409 @@
+"""From the net to a folder: a local server that stalls, breaks off, redirects, lies and never ends."""
+
+import gzip
+import hashlib
+import json
+import random
+import sys
+import threading
+import time
+import types
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from helpers.corpus import archives, download, encodings, formats
+from helpers.corpus.download import Corpus, FetchError
+from helpers.corpus.find import find_inputs
+from helpers.corpus.report import FileReport
+
+TEXT = "".join(f"第{n}句，绿萝喜欢散射光。\n\n" for n in range(3000)).encode()  # 130 KB
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers by the path: /<behaviour>/name. The server keeps `log`, the requests, and counts them."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        behaviour = self.path.split("/")[1]
+        log = self.server.log
+        log.append((self.path, dict(self.headers)))
+        self.attempt = sum(path == self.path for path, _ in log)
+        getattr(self, behaviour)()
+
+    def head(self, status=200, **headers):
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), str(value))
+        self.end_headers()
+
+    def range(self):
+        asked = self.headers.get("Range", "")
+        return int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0
+
+    def good(self, data=TEXT, etag='"1"', stop=None, **headers):
+        """Send the data, from the byte asked for if the version is the one asked for; break off at `stop`."""
+        start = self.range() if self.headers.get("If-Range") == etag else 0
+        rest = data[start:]
+        headers |= {"Content_Length": len(rest), "ETag": etag}
+        if start:
+            headers["Content_Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+        self.head(206 if start else 200, **headers)
+        self.wfile.write(rest[:stop])
+        if stop:
+            self.close_connection = True
+
+    def breaks(self):
+        self.good(stop=50_000)
+
+    def breaks_once(self):
+        self.good(stop=50_000 if self.attempt == 1 else None)
+
+    def no_version(self):
+        """Break off once; no ETag, so what came cannot be trusted to be of the same file."""
+        assert "Range" not in self.headers
+        self.head(Content_Length=len(TEXT))
+        self.wfile.write(TEXT[:50_000] if self.attempt == 1 else TEXT)
+        self.close_connection = True
+
+    def changes(self):
+        new = TEXT.replace("绿萝".encode(), "吊兰".encode())
+        self.good(
+            TEXT if self.attempt == 1 else new, f'"{min(self.attempt, 2)}"', 50_000 if self.attempt == 1 else None
+        )
+
+    def changes_and_lies(self):
+        """A server that ignores If-Range and sends the rest of another file."""
+        if self.attempt != 2:
+            return self.good(stop=50_000 if self.attempt == 1 else None)
+        rest = TEXT[self.range() :]
+        place = f"bytes {self.range()}-{len(TEXT) - 1}/{len(TEXT)}"
+        self.head(206, Content_Length=len(rest), Content_Range=place, ETag='"2"')
+        self.wfile.write(rest)
+
+    def wrong_part(self):
+        if self.attempt == 2:
+            self.head(206, Content_Length=len(TEXT), Content_Range=f"bytes 0-{len(TEXT) - 1}/{len(TEXT)}", ETag='"1"')
+            self.wfile.write(TEXT)
+        else:
+            self.breaks_once()
+
+    def stalls(self):
+        if self.attempt > 1:
+            return self.good()
+        self.head(Content_Length=len(TEXT), ETag='"1"')
+        self.wfile.write(TEXT[:50_000])
+        self.server.wait.wait(5)
+        self.close_connection = True
+
+    def drips(self):
+        self.head(Content_Length=len(TEXT), ETag='"1"')
+        try:
+            while not self.server.wait.wait(0.05):
+                self.wfile.write(b"x")
+        except OSError:
+            self.close_connection = True
+
+    def promises_more(self):
+        self.head(Content_Length=len(TEXT) + 1000)
+        self.wfile.write(TEXT)
+        self.close_connection = True
+
+    def promises_less(self):
+        self.head(Content_Length=len(TEXT) - 1000, Connection="close")
+        self.wfile.write(TEXT)
+        self.close_connection = True
+
+    def endless(self):
+        self.head(Transfer_Encoding="chunked")
+        try:
+            while not self.server.wait.is_set():
+                self.wfile.write(b"10000\r\n" + b"x" * 65536 + b"\r\n")
+        except OSError:
+            self.close_connection = True
+
+    def huge(self):
+        self.head(Content_Length=10**15)
+        self.close_connection = True
+
+    def circle(self):
+        self.head(302, Location=self.path, Content_Length=0)
+
+    def moved(self):
+        self.head(301, Location="/good/new.txt", Content_Length=0)
+
+    def to_file(self):
+        self.head(302, Location="file:///etc/hostname", Content_Length=0)
+
+    def to_ftp(self):
+        self.head(302, Location="ftp://127.0.0.1/a.txt", Content_Length=0)
+
+    def missing(self):
+        self.head(404, Content_Length=0)
+
+    def busy(self):
+        if self.attempt < 3:
+            self.head(503, Content_Length=0)
+        else:
+            self.good()
+
+    def never(self):
+        self.head(503, Content_Length=0)
+
+    def page(self):
+        self.good(b"<html>log in</html>", Content_Type="text/html; charset=utf-8")
+
+    def json(self):
+        self.good('["一", "二"]'.encode(), Content_Type="application/json")
+
+    def encoded(self):
+        self.good(gzip.compress(TEXT), Content_Encoding="gzip")
+
+    def bomb(self):
+        self.good(gzip.compress(b"\n" * 2**27))
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(download, "WAIT", 0.001)
+    monkeypatch.setenv("HEADLESS", "1")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads, server.log, server.wait = True, [], threading.Event()
+    server.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield server
+    server.wait.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def parts(folder: Path) -> list[str]:
+    return sorted(path.suffix for path in folder.rglob(".*"))
+
+
+def test_a_file_is_fetched_once_and_recorded(server, tmp_path):
+    url = f"{server.url}/good/%E4%B9%A6.txt?x=1"
+    path = download.fetch(url, tmp_path)
+    assert path.name == "书.txt"
+    assert path.read_bytes() == TEXT
+    assert download.fetch(url, tmp_path) == path
+    assert len(server.log) == 1
+    entry = json.loads((tmp_path / "fetched.json").read_text("utf-8"))[url]
+    assert "not known" in entry["licence"]
+    (file,) = entry["files"].values()
+    assert (file["url"], file["bytes"], file["sha256"]) == (url, len(TEXT), hashlib.sha256(TEXT).hexdigest())
+    assert parts(tmp_path) == []
+    path.write_bytes(TEXT[:10])  # no longer what was fetched
+    assert download.fetch(url, tmp_path).read_bytes() == TEXT
+    (item,), _ = find_inputs(str(path))
+    assert len(list(formats.read(item, formats.ReadOptions(), FileReport("")))) == 3000
+
+
+@pytest.mark.parametrize(
+    "behaviour", ["breaks_once", "stalls", "changes_and_lies", "wrong_part", "no_version", "busy", "moved"]
+)
+def test_what_another_attempt_mends(server, tmp_path, monkeypatch, behaviour):
+    monkeypatch.setattr(download, "STALL", 0.3)
+    assert download.fetch(f"{server.url}/{behaviour}/a.txt", tmp_path).read_bytes() == TEXT
+    assert parts(tmp_path) == []
+    if behaviour in ("breaks_once", "stalls"):
+        (_, first), (_, second) = server.log
+        assert "Range" not in first
+        assert (second["Range"], second["If-Range"]) == ("bytes=50000-", '"1"')
+
+
+def test_a_file_that_changes_between_attempts_is_fetched_anew(server, tmp_path):
+    new = download.fetch(f"{server.url}/changes/a.txt", tmp_path).read_bytes()
+    assert new == TEXT.replace("绿萝".encode(), "吊兰".encode())
+
+
+def test_a_broken_download_goes_on_in_a_later_call(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "ATTEMPTS", 2)
+    url = f"{server.url}/breaks/a.txt"
+    with pytest.raises(FetchError, match=r"2 times in a row\. 100,000 bytes are kept: run this again"):
+        download.fetch(url, tmp_path)
+    assert download.fetch(url, tmp_path).read_bytes() == TEXT
+    assert [headers.get("Range") for _, headers in server.log] == [None, "bytes=50000-", "bytes=100000-"]
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "why"),
+    [
+        ("missing", "answers 404.*Is the address right"),
+        ("never", "answers 503.*6 times in a row"),
+        ("circle", "redirects more than 5 times"),
+        ("to_file", "redirects to file:///etc/hostname.*not a safe address"),
+        ("to_ftp", "redirects to ftp:"),
+        ("promises_more", r"[\d,]+ bytes are kept"),
+        ("endless", r"more than max_bytes \(1,000,000\): nothing was kept"),
+        ("huge", r"1,000,000,000,000,000 bytes, more than max_bytes"),
+    ],
+)
+def test_what_cannot_be_mended_is_said(server, tmp_path, behaviour, why):
+    with pytest.raises(FetchError, match=why):
+        download.fetch(f"{server.url}/{behaviour}/a.txt", tmp_path, max_bytes=1_000_000)
+    assert not list(tmp_path.rglob("*.txt"))
+    assert len(server.log) <= 7
+    if behaviour != "promises_more":
+        assert parts(tmp_path) == []
+
+
+def test_a_server_that_drips_is_given_up(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "STALL", 0.2)
+    monkeypatch.setattr(download, "ATTEMPTS", 2)
+    start = time.monotonic()
+    with pytest.raises(FetchError, match=r"less than 1,024 bytes came in 0\.2 seconds, 2 times"):
+        download.fetch(f"{server.url}/drips/a.txt", tmp_path)
+    assert time.monotonic() - start < 3
+
+
+def test_a_file_shorter_than_it_is_is_found_by_its_checksum(server, tmp_path, monkeypatch):
+    """A Content-Length that is too small cannot be told from a shorter file, but by the checksum."""
+    corpus = Corpus("x", "MIT", "home", ((f"{server.url}/promises_less/a.txt", hashlib.sha256(TEXT).hexdigest()),))
+    monkeypatch.setitem(download.CORPORA, "short", corpus)
+    with pytest.raises(FetchError, match="is not the file that is expected.*Nothing was kept"):
+        download.fetch("short", tmp_path)
+    assert not list(tmp_path.rglob("*.txt")) and parts(tmp_path) == []
+
+
+def test_a_corpus_by_name(server, tmp_path, monkeypatch):
+    sha256 = hashlib.sha256(TEXT).hexdigest()
+    files = tuple((f"{server.url}/{name}", digest) for name, digest in [("good/a.txt", sha256), ("json/b.json", None)])
+    monkeypatch.setitem(download.CORPORA, "two", Corpus("two files", "MIT", "https://example.org", files))
+    folder = download.fetch("two", tmp_path)
+    assert sorted(path.name for path in folder.iterdir()) == ["a.txt", "b.json"]
+    (folder / "b.json").unlink()
+    assert download.fetch("two", tmp_path) == folder
+    assert [path for path, _ in server.log] == ["/good/a.txt", "/json/b.json", "/json/b.json"]
+    assert download.read_fetched(tmp_path)["two"]["licence"] == "MIT"
+    assert sorted(download.read_fetched(tmp_path)["two"]["files"]) == ["two/a.txt", "two/b.json"]
+
+
+def test_names_of_files(server, tmp_path):
+    with pytest.raises(FetchError, match="is a web page"):
+        download.fetch(f"{server.url}/page/", tmp_path)
+    assert download.fetch(f"{server.url}/json/export", tmp_path).name == "export.json"
+    packed = download.fetch(f"{server.url}/encoded/a.txt", tmp_path)
+    assert packed.name == "a.txt.gz"
+    assert gzip.decompress(packed.read_bytes()) == TEXT
+    assert download.fetch(f"{server.url}/good/..%2F..%2Fetc%2Fa.txt", tmp_path).parent.parent == tmp_path
+
+
+def test_a_bomb_is_fetched_but_not_unpacked(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(archives, "SMALL", 2**22)
+    path = download.fetch(f"{server.url}/bomb/a.txt.gz", tmp_path)
+    (item,), _ = find_inputs(str(path))
+    with pytest.raises(encodings.BadFile, match="bomb"):
+        list(formats.read(item, formats.ReadOptions(), FileReport("")))
+
+
+def test_nobody_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "WAIT", 0)
+    with pytest.raises(FetchError, match="refused.*6 times in a row"):
+        download.fetch("http://127.0.0.1:9/a.txt", tmp_path)
+
+
+def test_what_is_no_address_is_a_path(tmp_path):
+    assert download.fetch("books/*.txt", tmp_path) == "books/*.txt"
+    with pytest.raises(FetchError, match="only http"):
+        download.fetch("ftp://127.0.0.1/a.txt", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_corpora_by_name_are_described():
+    for name, corpus in download.CORPORA.items():
+        assert corpus.what and corpus.licence and corpus.home.startswith("https://"), name
+        assert all(url.startswith("https://") for url, _ in corpus.files)
+        assert len({url.rpartition("/")[2] for url, _ in corpus.files}) == len(corpus.files)
+
+
+# ---------------------------------------------------------------- the Hub, by a stand-in
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """Stands in for the library `datasets`: a stream of rows, what was asked for in `asked`."""
+    stand_in = types.ModuleType("datasets")
+    stand_in.asked, stand_in.fault = [], None
+
+    class Rows(list):
+        info = types.SimpleNamespace(license="cc-by-4.0")
+
+        def __iter__(self):
+            for number, row in enumerate(list.__iter__(self)):
+                if stand_in.fault and number == 3:
+                    raise stand_in.fault
+                yield row
+
+    def load_dataset(name, **settings):
+        stand_in.asked.append((name, settings))
+        if settings["split"] == "nowhere":
+            raise ValueError("Bad split: nowhere. Available splits: ['train']")
+        return Rows({"text": f"第{n}句\ud83d", "n": n, "tags": ["一"], "photo": b"x", "when": time} for n in range(9))
+
+    stand_in.load_dataset = load_dataset
+    monkeypatch.setitem(sys.modules, "datasets", stand_in)
+    monkeypatch.setenv("HEADLESS", "1")
+    return stand_in
+
+
+def test_a_data_set_of_the_hub_becomes_json_lines(hub, tmp_path):
+    path = download.fetch("hf:owner/name:test", tmp_path, max_rows=5)
+    assert hub.asked == [("owner/name", {"split": "test", "streaming": True})]  # and no trust_remote_code
+    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    assert rows == [{"text": f"第{n}句\ud83d", "n": n, "tags": ["一"]} for n in range(5)]
+    assert download.fetch("hf:owner/name:test", tmp_path, max_rows=5) == path
+    assert len(hub.asked) == 1
+    entry = download.read_fetched(tmp_path)["hf:owner/name:test"]
+    assert entry["licence"] == "cc-by-4.0"
+    (file,) = entry["files"].values()
+    assert (file["rows"], file["columns_left_out"]) == (5, ["photo", "when"])
+    download.fetch("hf:owner/name:test", tmp_path, max_rows=9)
+    assert len(path.read_bytes().splitlines()) == 9
+
+
+@pytest.mark.parametrize("source", ["hf:", "hf:json", "hf:a/b/c", "hf:../x", "hf:a/b:c:d", "hf:owner/name:nowhere"])
+def test_data_sets_that_are_not_there(hub, tmp_path, source):
+    with pytest.raises(FetchError, match=source.replace(".", r"\.")):
+        download.fetch(source, tmp_path)
+    assert not list(tmp_path.rglob("*.jsonl"))
+
+
+def test_a_folder_of_the_same_name_is_not_taken_for_a_data_set(hub, tmp_path, monkeypatch):
+    """`datasets` looks on the disk first, and would read whatever lies there."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    with pytest.raises(FetchError, match="the folder owner/name that is here"):
+        download.fetch("hf:owner/name", tmp_path)
+    assert not hub.asked
+
+
+def test_a_stream_that_breaks_leaves_nothing_half(hub, tmp_path):
+    hub.fault = ConnectionError("gone")
+    with pytest.raises(FetchError, match="gone"):
+        download.fetch("hf:owner/name", tmp_path)
+    assert not list(tmp_path.rglob("*.jsonl"))
+    hub.fault = None
+    assert len(download.fetch("hf:owner/name", tmp_path).read_bytes().splitlines()) == 9
+
+
+def test_without_the_library_the_error_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(FetchError, match=r'pip install -e "\.\[text\]"'):
+        download.fetch("hf:owner/name", tmp_path)
+
+
+def test_resuming_at_any_byte_gives_the_same_file(server, tmp_path, monkeypatch):
+    """Break off at random places, many times: nothing doubled, nothing left out."""
+    monkeypatch.setattr(download, "ATTEMPTS", 99)
+    random.seed(0)
+    monkeypatch.setattr(Handler, "breaks", lambda self: self.good(stop=random.randint(1, 20_000)))
+    assert download.fetch(f"{server.url}/breaks/a.txt", tmp_path).read_bytes() == TEXT
+    assert len(server.log) > 8

@@ -1,0 +1,305 @@
+"""Bytes to text: every encoding comes back exactly, what fits none is refused with its place, mojibake is mended."""
+
+import codecs
+import io
+from collections import Counter
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from helpers.corpus import encodings, mojibake
+from helpers.corpus.encodings import BadFile, Encoding
+
+PROSE = "".join(f"第{n}天，绿萝喜欢散射光，土干了再浇水。\n" for n in range(60))
+TRADITIONAL = "".join(f"第{n}天，綠蘿喜歡散射光，這個國家的人說：「土乾了再澆水！」\n" for n in range(60))
+TEXT = st.lists(
+    st.text(st.sampled_from("绿萝喜欢散射光的一是不了人在有我他𠮷㐂ABC xyz0129.,!?，。“”《》\t…"), max_size=30),
+    max_size=30,
+).map("\n".join)
+
+
+def find(data: bytes) -> Encoding:
+    return encodings.find_encoding(lambda: io.BytesIO(data))
+
+
+def read(data: bytes) -> str:
+    return "".join(encodings.blocks(lambda: io.BytesIO(data), find(data)))
+
+
+# ---------------------------------------------------------------- one encoding
+
+
+@pytest.mark.parametrize(
+    ("codec", "mark", "name"),
+    [
+        ("utf-8", b"", "utf-8"),
+        ("utf-8", codecs.BOM_UTF8, "utf-8 with BOM"),
+        ("gb18030", b"", "gb18030"),
+        ("utf-16-le", codecs.BOM_UTF16_LE, "utf-16-le with BOM"),
+        ("utf-16-be", codecs.BOM_UTF16_BE, "utf-16-be with BOM"),
+        ("utf-16-le", b"", "utf-16-le"),
+        ("utf-16-be", b"", "utf-16-be"),
+        ("utf-32-le", codecs.BOM_UTF32_LE, "utf-32-le with BOM"),
+    ],
+)
+@pytest.mark.parametrize("block", [3, 2**20])
+def test_an_encoding_is_found_and_the_text_comes_back(tmp_path, monkeypatch, codec, mark, name, block):
+    """GBK files were what users of the book's code asked about: open() on them fails, or reads another text."""
+    monkeypatch.setattr(encodings, "BLOCK_BYTES", block)  # characters in two blocks
+    text = PROSE + "生僻字：𠮷㐂\r\n"  # four bytes each in GB18030
+    (tmp_path / "a.txt").write_bytes(mark + text.encode(codec))
+    encoding = encodings.find_encoding(tmp_path / "a.txt")
+    assert str(encoding) == name
+    assert "".join(encodings.blocks(tmp_path / "a.txt", encoding)) == text
+    assert encoding.notes() == []
+
+
+@given(TEXT, st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-32"]))
+def test_what_says_its_encoding_comes_back(text, codec):
+    assert read(text.encode(codec)) == text
+
+
+@given(TEXT)
+def test_gb18030_comes_back_where_it_is_not_utf8(text):
+    data = (PROSE + text).encode("gb18030")  # a few characters alone may be anything
+    assert read(data) == PROSE + text
+
+
+@given(st.text(st.sampled_from("綠蘿喜歡散射光這個國家的人說土乾了再澆水ABC，。「」！\n"), max_size=200))
+def test_big5_comes_back(text):
+    data = (TRADITIONAL + text).encode("cp950")
+    assert str(find(data)) == "big5"
+    assert read(data) == TRADITIONAL + text
+
+
+@pytest.mark.parametrize("text", ["為什麼在這裡？因為喜歡。", "春眠不覺曉，處處聞啼鳥。\n夜來風雨聲，花落知多少。\n"])
+def test_short_big5_and_short_gbk(text):
+    assert read(text.encode("big5")) == text
+    assert read(text.encode("gb18030")) == text  # traditional characters in GBK
+
+
+def test_big5_of_hong_kong():
+    text = TRADITIONAL + "佢哋喺度嘅嘢，冚唪唥都係啱嘅。\n"
+    with pytest.raises(UnicodeEncodeError):
+        text.encode("cp950")
+    assert read(text.encode("big5hkscs")) == text
+
+
+def test_confidence_is_shown_where_it_is_low():
+    doubtful = "錕簫鎧".encode("gb18030")
+    assert read(doubtful) == "錕簫鎧"
+    assert "%" in str(find(doubtful))
+    assert str(find(PROSE.encode("gb18030"))) == "gb18030"
+    japanese = find("これはペンです。日本語の文章です。".encode("shift_jis") * 9)
+    assert "cp932" in " ".join(japanese.notes())
+
+
+def test_english_with_western_quotes_does_not_become_chinese():
+    text = "I don’t know “the café” at all, and it doesn’t matter to me.\n" * 9
+    encoding = find(text.encode("cp1252"))
+    assert read(text.encode("cp1252")) == text
+    assert encoding.name == "cp1252"
+    assert encoding.confidence < 1
+
+
+@pytest.mark.parametrize("codec", ["utf-16-le", "utf-16-be"])
+def test_english_in_utf16_without_a_mark(codec):
+    text = "Water the plant.\nWait a week.\n"
+    assert read(text.encode(codec)) == text
+
+
+@pytest.mark.parametrize("codec", ["utf-8", "gb18030", "utf-16-le"])
+def test_a_cut_last_character_is_left_out_and_said(codec):
+    mark = codecs.BOM_UTF16_LE if codec == "utf-16-le" else b""
+    text = PROSE.rstrip()
+    data = mark + text.encode(codec)[:-1]
+    assert read(data) == text[:-1]
+    at = len(mark + text[:-1].encode(codec))
+    assert f"byte {at:,}" in find(data).notes()[0]
+
+
+def test_binary_is_refused():
+    with pytest.raises(BadFile, match="byte 0 is 0x00.*binary"):
+        find(bytes(range(256)) * 8)
+
+
+@pytest.mark.parametrize("codec", ["utf-8", "gb18030", "utf-16-le"])
+def test_damage_is_refused_with_its_place(codec):
+    """One bad byte must never become another character."""
+    mark = codecs.BOM_UTF16_LE if codec == "utf-16-le" else b""
+    data = bytearray(mark + PROSE.encode(codec))
+    at = data.index("萝".encode(codec), 200)
+    data[at : at + 2] = b"\x00\xdc" if codec == "utf-16-le" else b"\xff\xff"
+    with pytest.raises(BadFile, match=rf"byte {at:,} \(line \d+, hex .. ..\) is not {codec}.*damaged") as error:
+        find(bytes(data))
+    if codec == "utf-8":
+        assert f"line {data[:at].count(10) + 1}," in str(error.value)
+
+
+def test_a_cut_character_inside_utf8_is_damage_and_not_gbk():
+    damaged = PROSE.encode() + "绿萝".encode()[:-1] + b"\n" + PROSE.encode()
+    with pytest.raises(BadFile, match=rf"byte {len(PROSE.encode()) + 3:,} "):
+        find(damaged)
+
+
+# ---------------------------------------------------------------- more than one
+
+
+@pytest.mark.parametrize(("first", "second"), [("utf-8", "gb18030"), ("gb18030", "utf-8"), ("utf-8", "cp950")])
+@pytest.mark.parametrize("mark", [b"", codecs.BOM_UTF8])
+def test_a_file_that_changes_its_encoding_is_read_whole(first, second, mark):
+    if mark and first != "utf-8":
+        mark = b""
+    text = TRADITIONAL if second == "cp950" else PROSE
+    data = mark + text.encode(first) + text.encode(second)
+    encoding = find(data)
+    assert read(data) == text * 2
+    assert str(encoding).replace("cp950", "big5") == f"{first} + {second}".replace("cp950", "big5")
+    at = len(mark + text.encode(first))
+    assert f"from byte {at:,} (line 61)" in encoding.notes()[0]
+
+
+def test_two_files_joined_inside_a_line():
+    text = PROSE.rstrip()
+    assert read(text.encode() + PROSE.encode("gb18030")) == text + PROSE
+    assert read(text.encode("gb18030") + PROSE.encode()) == text + PROSE
+
+
+LINES = st.lists(
+    st.tuples(st.text(st.sampled_from("绿萝喜欢散射光土干再浇水天地人"), min_size=5, max_size=20), st.booleans()),
+    min_size=2,
+    max_size=12,
+)
+
+
+@given(LINES, st.booleans())
+@example([("绿萝喜欢散射光", True), ("土干了再浇水", False), ("绿萝喜欢散射光", True)], True)
+@settings(max_examples=200)
+def test_no_character_is_lost_in_any_mixture(lines, end):
+    """Each line is UTF-8 or GB18030; a comma and a stop make it a sentence."""
+    rows = [(f"我说，{text}。\n", "utf-8" if utf8 else "gb18030") for text, utf8 in lines]
+    if not end:
+        rows[-1] = (rows[-1][0].rstrip("\n"), rows[-1][1])
+    data = b"".join(row.encode(codec) for row, codec in rows)
+    assert read(data) == "".join(row for row, _ in rows)
+
+
+PIECES = st.lists(
+    st.tuples(
+        st.sampled_from(["绿萝喜欢散射光，土干了再浇水。\n", "abc\n", "𠮷㐂\n", "é ü\n", "這個國家\n", "\n", "，。"]),
+        st.sampled_from(["utf-8", "gb18030", "cp950", "utf-16-le", "latin-1"]),
+    ),
+    max_size=8,
+)
+MARKS = st.sampled_from([b"", b"", codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE])
+
+
+@given(MARKS, PIECES, st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=2), st.integers(1, 200))
+@settings(max_examples=500)
+def test_any_bytes_are_refused_or_read_to_the_last(mark, pieces, damage, size):
+    """What comes out is what strict decoding of each part gives, and the parts are all of the file."""
+    data = bytearray(mark + b"".join(text.encode(codec, "ignore") for text, codec in pieces))
+    for at, byte in damage:
+        data[at : at + 1] = bytes([byte])
+    data = bytes(data[: len(data) * size // 100])
+    try:
+        encoding = find(data)
+    except BadFile:
+        return
+    parts = encoding.parts or ((encoding.bom, 1, encoding.name),)
+    ends = [at for at, _, _ in parts[1:]] + [len(data) - encoding.cut]
+    expected = [data[at:end].decode(name) for (at, _, name), end in zip(parts, ends, strict=True)]
+    assert parts[0][0] == encoding.bom in (0, len(mark))
+    assert encoding.cut < 4
+    assert read(data) == "".join(expected)
+
+
+def test_a_part_that_fits_nothing_is_refused():
+    line = PROSE.encode() + PROSE.encode("gb18030") + b"\xe7\xbb\xff\xff\n"
+    with pytest.raises(BadFile, match=r"line 121, .*not .* either"):
+        find(line)
+
+
+def test_endless_changes_are_refused(monkeypatch):
+    monkeypatch.setattr(encodings, "CHANGES", 5)
+    line = "绿萝喜欢散射光，土干了再浇水。\n"
+    with pytest.raises(BadFile, match="more than 5 times"):
+        find((line.encode() + line.encode("gb18030")) * 9)
+
+
+# ---------------------------------------------------------------- mojibake
+
+SENTENCE = "绿萝喜欢散射光，土干了再浇水。他们说这是一个好办法，你觉得呢？\n" * 5
+
+
+def suspicions(text: str) -> str:
+    seen = Counter()
+    mojibake.look(text, seen)
+    return "; ".join(mojibake.suspicions(seen, Counter()))
+
+
+def reversible(text: str, wrong: str, right: str) -> str:
+    """Return what an earlier program made of a text, of which no byte was lost."""
+    data = text.encode(right)
+    if wrong == "cp1252":
+        return "".join(bytes([byte]).decode("cp1252", "ignore") or chr(byte) for byte in data)
+    return data.decode(wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("latin-1", "gb18030"), ("cp1252", "gb18030"), ("latin-1", "utf-8"), ("cp1252", "utf-8"), ("latin-1", "cp950")],
+)
+def test_western_mojibake_is_said_and_mended(wrong, right):
+    text = TRADITIONAL if right == "cp950" else SENTENCE
+    broken = reversible(text, wrong, right)
+    assert "Latin-1" in suspicions(broken)
+    assert "repair=True" in suspicions(broken)
+    assert mojibake.repair(broken) == text
+
+
+@given(st.text(st.sampled_from("绿萝喜欢散射光土干浇水的一是在，。"), min_size=6, max_size=40))
+def test_utf8_read_as_gb18030_is_mended_where_no_byte_was_lost(text):
+    try:
+        broken = text.encode().decode("gb18030")
+    except UnicodeDecodeError:
+        return  # a byte would have been lost
+    assert mojibake.repair(broken * 2) == text * 2
+
+
+def test_lines_of_mojibake_in_a_good_text_are_mended():
+    good, line = "第一章\n", "他水，欢的光"
+    broken = line.encode().decode("gb18030")
+    assert mojibake.repair(good + f"{broken}\n" * 3) == good + f"{line}\n" * 3
+
+
+def test_mojibake_that_lost_bytes_is_said_and_left_alone():
+    broken = (PROSE.encode()).decode("gbk", "replace")
+    assert "UTF-8 read as GBK" in suspicions(broken)
+    assert mojibake.repair("\n".join(row for row in broken.split("\n") if "\ufffd" in row)) is None
+
+
+def test_gbk_that_lost_a_byte_is_said():
+    """All that follows in the line is shifted by half a character."""
+    data = SENTENCE.encode("gbk")
+    broken = (data[:2] + data[3:]).decode("gb18030", "replace")  # with private-use characters
+    assert broken.splitlines()[1:] == SENTENCE.splitlines()[1:]
+    assert "GBK that lost some bytes" in suspicions(broken)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        PROSE,
+        TRADITIONAL,
+        "你在吗?我在这里等你,你什么时候来呢?他们都已经走了!\n" * 9,
+        "Où est le café ? À côté de l'hôtel.\n" * 20,
+        "为什么?\n因为！" * 9,
+        "",
+        "What? Why? 好?\n",
+    ],
+)
+def test_decent_text_is_not_mended(text):
+    assert mojibake.repair(text) is None
+    assert "mojibake" not in suspicions(text)

@@ -1,0 +1,148 @@
+"""Beam search against transformers' own, and against all texts there are."""
+
+import pytest
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList, NoRepeatNGramLogitsProcessor
+
+from helpers.generate import beam, generate
+from helpers.generate.batch import banned, prompt_ids, window_start
+from helpers.generate.constraints import Constraint
+from helpers.generate.settings import Settings
+from helpers.train.model import build_model, make_config
+from helpers.vocab import tokenizer
+
+N_CTX = 24
+TOK = tokenizer.build({"绿萝": 5, "浇水": 4, "怎么": 3}, "绿萝怎么浇水看土干透了再，。")
+EOS = TOK.eos_token_id
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def build(architecture: str, scale: float = 3.0):
+    """A random model, far from uniform, whose texts end now and then."""
+    net = build_model(make_config(architecture, TOK, n_ctx=N_CTX, n_embd=32, n_layer=2, n_head=4), seed=1).eval()
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight.mul_(scale if weight.dim() > 1 else 1)
+        net.get_input_embeddings().weight[EOS] *= {"gpt2": 3, "llama": 10}[architecture]
+    return net
+
+
+@pytest.fixture(scope="module", params=["gpt2", "llama"])
+def net(request):
+    return build(request.param)
+
+
+class Banned(LogitsProcessor):
+    """Special tokens have no probability, as everywhere in this course; the others share it."""
+
+    def __init__(self, mask):
+        self.mask = mask
+
+    def __call__(self, input_ids, scores):
+        return scores.masked_fill(self.mask, -torch.inf).log_softmax(-1)
+
+
+def theirs(net, prompt: str, new: int, beams: int, length_penalty: float, *processors):
+    """Return transformers' (text, score) pairs."""
+    ids = torch.tensor([prompt_ids(TOK, prompt)])
+    out = net.generate(
+        ids, attention_mask=torch.ones_like(ids), num_beams=beams, num_return_sequences=beams, do_sample=False,
+        max_new_tokens=new, length_penalty=length_penalty, return_dict_in_generate=True, output_scores=True,
+        logits_processor=LogitsProcessorList([Banned(banned(net, TOK)), *processors]),
+    )  # fmt: skip
+    texts = [tokenizer.decode(TOK, row[ids.shape[1] :].tolist()) for row in out.sequences]
+    return list(zip(texts, out.sequences_scores.tolist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("beams", "new", "length_penalty"), [(2, 12, 1.0), (4, 12, 0.0), (4, 12, 1.0), (3, 12, 2.0), (5, 1, 1.0)]
+)
+def test_texts_and_scores_are_those_of_transformers(net, beams, new, length_penalty):
+    """Also where texts end at different lengths, and where there is one token to write."""
+    for prompt in ("绿萝", "", "看土浇水"):
+        found = beam.search(net, TOK, prompt, Settings(max_new_tokens=new), beams, length_penalty)
+        expected = theirs(net, prompt, new, beams, length_penalty)
+        for mine, (text, score) in zip(found, expected, strict=True):
+            assert mine.score == pytest.approx(score, abs=1e-4)
+            assert tokenizer.decode(TOK, mine.tokens) == text
+
+
+def test_some_texts_end_before_others(net):
+    """So that the test above means something."""
+    found = [b for prompt in ("绿萝", "", "看土浇水") for b in beam.search(net, TOK, prompt, Settings(12), 4, 0.0)]
+    assert {one.reason for one in found} == {"end", "length"}
+    assert all(one.finished == (one.reason == "end") for one in found)
+    assert len({len(one.tokens) for one in found}) > 2
+
+
+def test_filters_that_look_back_take_part_as_in_transformers(net):
+    settings = Settings(max_new_tokens=10, no_repeat_ngram=2)
+    found = beam.search(net, TOK, "绿萝浇水绿萝", settings, 3)
+    expected = theirs(net, "绿萝浇水绿萝", 10, 3, 1.0, NoRepeatNGramLogitsProcessor(2))
+    assert [one.score for one in found] == pytest.approx([score for _, score in expected], abs=1e-4)
+    plain = beam.search(net, TOK, "绿萝浇水绿萝", Settings(max_new_tokens=10), 3)
+    assert [one.tokens for one in plain] != [one.tokens for one in found]
+
+
+def test_one_beam_is_greedy(net):
+    greedy = generate.generate(net, TOK, "绿萝怎么", Settings(max_new_tokens=12, temperature=0))[0]
+    (found,) = beam.search(net, TOK, "绿萝怎么", Settings(max_new_tokens=12), beams=1)
+    assert (found.text, found.tokens, found.reason) == (greedy.text, greedy.tokens, greedy.reason)
+
+
+@torch.inference_mode()
+def test_with_enough_beams_the_best_text_of_all_is_found(net):
+    """All texts of two tokens, each read by itself, without a cache."""
+    ids = prompt_ids(TOK, "看土")
+    never = banned(net, TOK)
+
+    def logprobs(new: list[int]) -> torch.Tensor:
+        return net(torch.tensor([ids + new])).logits[0, -1].masked_fill(never, -torch.inf).log_softmax(-1)
+
+    first = logprobs([])
+    likely = first.topk(40).indices.tolist()
+    scores = {(token,): float(first[token]) for token in likely if token == EOS}
+    for token in likely:
+        if token != EOS:
+            second = logprobs([token])
+            scores |= {(token, after): float(first[token] + second[after]) for after in range(len(second))}
+    best = max(scores, key=scores.get)
+    found = beam.search(net, TOK, "看土", Settings(max_new_tokens=2), beams=40, length_penalty=0.0)
+    assert tuple(found[0].tokens) == tuple(token for token in best if token != EOS)
+    assert found[0].score == pytest.approx(scores[best], abs=1e-4)
+    assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("length", [N_CTX - 1, N_CTX, N_CTX + 1, 3 * N_CTX])
+def test_beyond_the_window_the_model_sees_what_generate_shows_it(net, length):
+    """The score of a text that outgrows the context is the sum over its windows, each read from scratch."""
+    settings, prompt = Settings(max_new_tokens=N_CTX), "水" * (length - N_CTX // 2)
+    found = beam.search(net, TOK, prompt, settings, beams=3, length_penalty=0.0)[0]
+    ids, total = prompt_ids(TOK, prompt), 0.0
+    for token in [*found.tokens, EOS][: len(found.tokens) + found.finished]:
+        seen = torch.tensor([ids[window_start(len(ids), N_CTX) :]])
+        logits = net(input_ids=seen, use_cache=False).logits[0, -1].masked_fill(banned(net, TOK), -torch.inf)
+        total += float(logits.log_softmax(-1)[token])
+        ids.append(token)
+    assert found.score == pytest.approx(total, abs=1e-3)
+
+
+def test_a_constraint_holds_in_every_beam(net):
+    constraint = Constraint(heads="绿水", characters=3, forbidden=("看土",))
+    found = beam.search(net, TOK, "看", Settings(max_new_tokens=20, constraint=constraint), beams=4)
+    assert len({one.text for one in found}) > 1
+    for one in found:
+        first, second, rest = one.text[1:].replace("。", "，").split("，")
+        assert (first[0], len(first), second[0], len(second), rest) == ("绿", 3, "水", 3, "")
+        assert "看土" not in one.text[1:] and one.reason == "stop"
+
+
+def test_what_beams_cannot_do_is_refused_in_words(net):
+    for settings in (Settings(stop=("。",)), Settings(sentence=True), Settings(logprobs=2)):
+        with pytest.raises(ValueError, match="knows no stop"):
+            beam.search(net, TOK, "", settings)
+    with pytest.raises(ValueError, match="beams is 0"):
+        beam.search(net, TOK, "", Settings(), beams=0)
+    assert [one.text for one in beam.search(net, TOK, "看", Settings(max_new_tokens=0))] == ["看"]

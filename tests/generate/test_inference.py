@@ -1,0 +1,200 @@
+"""Our own forward pass against the library's: every family, every length, rows of all lengths in one batch."""
+
+import gc
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+from helpers.generate import inference
+
+N_CTX = 80
+IDS = {"bos_token_id": 0, "eos_token_id": 0}
+GPT2 = dict(vocab_size=90, n_embd=32, n_layer=2, n_head=4, n_positions=N_CTX, **IDS)
+OTHERS = dict(
+    vocab_size=90, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=N_CTX,
+    intermediate_size=48, **IDS,
+)  # fmt: skip
+FEW = OTHERS | {"num_key_value_heads": 2}
+MODELS = {
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**GPT2)),
+    "gpt2, attention scaled by layer": lambda: GPT2LMHeadModel(
+        GPT2Config(scale_attn_by_inverse_layer_idx=True, activation_function="gelu_pytorch_tanh", **GPT2)
+    ),
+    "gpt2, attention not scaled": lambda: GPT2LMHeadModel(GPT2Config(scale_attn_weights=False, **GPT2)),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**OTHERS)),
+    "llama, shared keys, biases, tied": lambda: LlamaForCausalLM(
+        LlamaConfig(attention_bias=True, mlp_bias=True, tie_word_embeddings=True, **FEW)
+    ),
+    "llama, stretched positions": lambda: LlamaForCausalLM(
+        LlamaConfig(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}, **FEW)
+    ),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(head_dim=16, **FEW)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(head_dim=16, **FEW)),
+    "qwen3_moe": lambda: Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, **FEW)
+    ),
+}
+
+
+def build(name: str):
+    torch.manual_seed(0)
+    net = MODELS[name]().eval()
+    with torch.no_grad():
+        for weight in net.parameters():  # far from the start of training, where many mistakes do not show
+            weight.mul_(3).add_(0.1 * torch.randn_like(weight))
+    return net
+
+
+@torch.inference_mode()
+def reference(net, ids: list[int]) -> torch.Tensor:
+    return net(torch.tensor([ids]), use_cache=False).logits[0, -1].clone()
+
+
+def random_ids(*lengths: int) -> list[list[int]]:
+    dice = torch.Generator().manual_seed(1)
+    return [torch.randint(90, (length,), generator=dice).tolist() for length in lengths]
+
+
+def read(ours, cache, texts: list[list[int]], rows=None) -> torch.Tensor:
+    width = max(map(len, texts))
+    ids = torch.tensor([text + [7] * (width - len(text)) for text in texts])
+    return ours.read(ids, [len(text) for text in texts], cache, rows or [(i, i) for i in range(len(texts))])
+
+
+@pytest.mark.parametrize("weights", ["trained", "frozen", "packed"])
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_those_of_the_library(name, weights, monkeypatch):
+    """Three rows of unequal length, read and then stepped to the end of the context: 1e-4 at every length."""
+    if weights == "packed":
+        monkeypatch.setattr(inference, "PACKED_FROM", 0)  # else only large matrices are
+    frozen = weights != "trained"
+    net = build(name).requires_grad_(not frozen)
+    ours = inference.of(net)
+    assert ours.frozen == frozen and ours.n_ctx == N_CTX
+    cache, texts = ours.cache(), random_ids(9, 3, 14)
+    logits = read(ours, cache, texts)
+    for token in range(N_CTX - 14):
+        for text, row in zip(texts, logits, strict=True):
+            if token % 20 == 0 or len(text) in (63, 64, 65, N_CTX - 1, N_CTX):
+                torch.testing.assert_close(row, reference(net, text), atol=1e-4, rtol=1e-4)
+        logits = ours.step(torch.tensor([token] * 3), [len(text) for text in texts], cache)
+        for text in texts:
+            text.append(token)
+
+
+def test_a_text_is_read_once_for_several_rows():
+    net = build("llama, shared keys, biases, tied").requires_grad_(False)
+    ours, texts = inference.of(net), random_ids(6, 11)
+    cache = ours.cache()
+    read(ours, cache, texts, [(0, 1), (1, 0), (2, 1), (3, 1)])
+    logits = ours.step(torch.tensor([1, 2, 3, 4]), [11, 6, 11, 11], cache)
+    for row, (text, token) in zip(logits, ((1, 1), (0, 2), (1, 3), (1, 4)), strict=True):
+        torch.testing.assert_close(row, reference(net, [*texts[text], token]), atol=1e-4, rtol=1e-4)
+
+
+def test_rows_of_equal_length_take_the_same_way():
+    net = build("gpt2").requires_grad_(False)
+    ours, texts = inference.of(net), random_ids(5, 5)
+    cache = ours.cache()
+    read(ours, cache, texts)
+    together = ours.step(torch.tensor([3, 4]), [5, 5], cache)
+    for row, text, token in zip(together, texts, (3, 4), strict=True):
+        torch.testing.assert_close(row, reference(net, [*text, token]), atol=1e-4, rtol=1e-4)
+
+
+def test_what_memory_held_before_does_not_matter():
+    """Behind a row's end the cache may hold anything, also what is left of a longer text."""
+    net = build("qwen3").requires_grad_(False)
+    ours, (long, short) = inference.of(net), random_ids(40, 4)
+    cache = ours.cache()
+    read(ours, cache, [long, long])
+    read(ours, cache, [short], [(1, 0)])
+    logits = ours.step(torch.tensor([1, 2]), [40, 4], cache)
+    torch.testing.assert_close(logits[1], reference(net, [*short, 2]), atol=1e-4, rtol=1e-4)
+    cache.move(1, 0, 5)
+    logits = ours.step(torch.tensor([8]), [5], cache)
+    torch.testing.assert_close(logits[0], reference(net, [*short, 2, 8]), atol=1e-4, rtol=1e-4)
+
+
+def test_threads_share_a_decoder():
+    """The panel draws its bars, or an engine writes, while a notebook writes with the same model."""
+    net = build("llama").requires_grad_(False)
+    ours = inference.of(net)
+
+    def write(text: list[int]) -> list[torch.Tensor]:
+        cache = ours.cache()
+        logits = [read(ours, cache, [text])]
+        for length in range(len(text), N_CTX):
+            logits.append(ours.step(torch.tensor([length]), [length], cache))
+        return logits
+
+    texts = random_ids(3, 30, 17, 8)
+    alone = [write(text) for text in texts]
+    with ThreadPoolExecutor(len(texts)) as pool:
+        for _ in range(5):
+            for one, many in zip(alone, pool.map(write, texts), strict=True):
+                torch.testing.assert_close(torch.cat(one), torch.cat(many), atol=1e-4, rtol=1e-4)
+
+
+@torch.inference_mode()
+def test_the_cache_grows_by_doubling_and_keeps_what_it_holds():
+    cache = inference.Cache(1, 2, 4, torch.zeros(1))
+    shapes = []
+    for length in (1, 64, 65, 130, 300):
+        cache.make_room(3, length, 260)
+        shapes.append(cache.keys[0].shape[2])
+        cache.keys[0][2, :, 0] = 5
+    assert shapes == [64, 64, 128, 256, 260]
+    cache.make_room(4, 10, 260)
+    assert cache.keys[0].shape == cache.values[0].shape == (6, 2, 260, 4)
+    assert cache.keys[0][2, :, 0].eq(5).all() and cache.keys[0].sum() == 5 * 8
+
+
+def test_a_model_that_learns_is_read_as_it_is_now():
+    """Weights that are packed away would be those of before: only what is not trained any more is packed."""
+    net = build("llama")
+    before = read(inference.of(net), inference.of(net).cache(), [[1, 2]])
+    with torch.no_grad():
+        net.model.layers[0].mlp.down_proj.weight.mul_(2)
+    after = read(inference.of(net), inference.of(net).cache(), [[1, 2]])
+    assert not torch.allclose(before, after)
+    torch.testing.assert_close(after[0], reference(net, [1, 2]), atol=1e-4, rtol=1e-4)
+    net.requires_grad_(False)
+    assert inference.of(net) is inference.of(net)
+
+
+def test_a_decoder_does_not_keep_its_model_alive():
+    net = build("llama").requires_grad_(False)
+    inference.of(net)
+    gone = weakref.ref(net)
+    del net
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_sliding_window_bounds_the_context():
+    """Mistral's attention sees the last `sliding_window` ids: within that many, our full attention is the same."""
+    net = MistralForCausalLM(MistralConfig(sliding_window=10, **FEW)).eval()
+    assert inference.of(net).n_ctx == 10
+
+
+def test_an_unknown_family_is_refused():
+    net = BloomForCausalLM(BloomConfig(vocab_size=9, hidden_size=8, n_layer=1, n_head=2)).eval()
+    with pytest.raises(ValueError, match="'bloom' are not known here, only gpt2, llama"):
+        inference.of(net)

@@ -1,0 +1,106 @@
+"""Every stretch that stands in the training text, against a search with `in`."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from helpers import paths
+from helpers.generate.memorization import Index, Stretch
+from helpers.manifest import RoomError
+
+# few characters, so that much repeats; of one to four bytes, some of which share their first bytes
+LETTERS = st.sampled_from("aé一丁七𠮷𠮸\n\x00\ud800")
+TEXTS = st.lists(st.text(LETTERS, max_size=12), max_size=6)
+
+
+def naive(texts: list[str], text: str) -> list[int]:
+    """How far from each place on the text stands in one of the texts."""
+    return [
+        max((n for n in range(len(text) - i + 1) if any(text[i : i + n] in each for each in texts)), default=0)
+        for i in range(len(text))
+    ]
+
+
+@hypothesis_settings(max_examples=400, deadline=None)
+@given(texts=TEXTS, text=st.text(LETTERS, max_size=16), shortest=st.integers(1, 4), n=st.integers(1, 5))
+def test_it_finds_what_a_plain_search_finds(texts, text, shortest, n):
+    copied = Index(texts).copied(text, shortest, n)
+    lengths = naive(texts, text)
+    assert copied.longest == max(lengths, default=0)
+    grams = [text[i : i + n] for i in range(len(text) - n + 1)]
+    assert copied.ngrams == len(grams)
+    assert copied.known == sum(any(gram in each for each in texts) for gram in grams)
+    assert copied.share == (copied.known / len(grams) if grams else 0)
+
+    expected = []
+    for i, length in enumerate(lengths):
+        before = i > 0 and any(text[i - 1 : i + length] in each for each in texts)  # could begin earlier: not maximal
+        if length >= shortest and not before:
+            stretch = text[i : i + length]
+            times = sum(each.startswith(stretch, at) for each in texts for at in range(len(each)))
+            document = next(number for number, each in enumerate(texts) if stretch in each)
+            expected.append(Stretch(i, i + length, document, times))
+    assert copied.stretches == tuple(expected)
+
+
+@hypothesis_settings(max_examples=50, deadline=None)
+@given(st.integers(0, 300), st.integers(0, 300), st.integers(1, 300))
+def test_long_stretches_are_found_whole(head, start, length):
+    """Longer than the first look: the look widens until the match ends."""
+    chance = np.random.default_rng(0)
+    source = "".join(map(chr, chance.integers(0x4E00, 0x9FA0, size=600)))
+    stretch = source[start : start + length]
+    text = "好" * head + stretch + "！"
+    copied = Index(["别的", source]).copied(text, shortest=length, n=length)
+    assert copied.longest == len(stretch)
+    assert [(s.start, s.end, s.document, s.times) for s in copied.stretches if len(s) == length] == [
+        (head, head + length, 1, 1)
+    ]
+    assert copied.known == 1 and len(copied.stretches[0]) == length
+
+
+def test_a_stretch_never_crosses_into_the_next_document():
+    index = Index(["春眠不", "觉晓", ""])
+    copied = index.copied("春眠不觉晓", shortest=1)
+    assert [(s.start, s.end, s.document) for s in copied.stretches] == [(0, 3, 0), (3, 5, 1)]
+    assert (index.documents, index.characters, index.whole) == (3, 5, True)
+    assert [index.document(i) for i in range(3)] == ["春眠不", "觉晓", ""]
+
+
+def test_an_index_of_nothing_and_a_text_of_nothing():
+    assert (
+        Index([]).copied("春").longest == Index(["", ""]).copied("春").longest == Index(["春"]).copied("").longest == 0
+    )
+    assert Index(["春"]).copied("").share == 0
+    with pytest.raises(ValueError, match="from 1"):
+        Index(["春"]).copied("春", shortest=0)
+
+
+def test_memory_is_bounded_by_the_limit_and_that_is_said():
+    """The texts after the first that has no room are not even read."""
+
+    def endless():
+        while True:
+            yield "春眠不觉晓"  # 15 bytes and a border
+
+    index = Index(endless(), limit=100)
+    assert (index.documents, index.characters, index.whole) == (6, 30, False)
+
+
+def test_the_index_of_a_run_reads_its_training_documents_and_no_others(tmp_path, monkeypatch):
+    monkeypatch.setenv("RUNS_DIR", str(tmp_path))
+    with pytest.raises(RoomError, match="01_corpus"):
+        Index.of_run("t")
+    room = paths.room("t", "corpus")
+    room.mkdir(parents=True)
+    for name, texts in (("train-00000", ["一二三", "四五"]), ("train-00001", ["六\n七"]), ("val-00000", ["八九十"])):
+        lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
+        (room / f"{name}.jsonl").write_text("".join(lines), "utf-8")
+    index = Index.of_run("t")
+    assert index.documents == 3
+    assert index.copied("六\n七").longest == 3 and index.copied("六\n七", shortest=2).stretches[0].document == 2
+    assert index.copied("八九十").longest == 0

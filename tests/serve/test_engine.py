@@ -1,0 +1,231 @@
+"""The engine: texts as if alone, a bounded queue, cancellation within a token, and no thread left behind."""
+
+import threading
+import time
+from concurrent.futures import CancelledError, wait
+
+import pytest
+import torch
+
+from helpers.generate import generate, inference
+from helpers.generate.settings import Settings
+from helpers.serve.engine import Engine, QueueFull
+from helpers.train.model import build_model, make_config
+from helpers.vocab import tokenizer
+
+TEXT = "绿萝怎么浇水？看土，干透了再浇。龟背竹喜欢散射光，冬天少浇水。"
+ENDLESS = Settings(max_new_tokens=10**6, seed=0)
+
+
+@pytest.fixture(scope="module")
+def tok():
+    return tokenizer.build({"绿萝": 5, "浇水": 4, "怎么": 3, "龟背竹": 2, "散射光": 2}, set(TEXT))
+
+
+@pytest.fixture
+def net(tok):
+    """A tiny model that never ends a document by itself."""
+    net = build_model(make_config("gpt2", tok, n_ctx=32, n_embd=32, n_layer=2, n_head=2), seed=0)
+    net.lm_head.bias = torch.nn.Parameter(torch.zeros(len(tok)))
+    with torch.no_grad():
+        net.lm_head.bias[tok.eos_token_id] = -1e4
+    return net.eval().requires_grad_(False)
+
+
+@pytest.fixture
+def widths(net, monkeypatch):
+    """How many rows each step of the model's decoder had."""
+    seen, step = [], inference.of(net).step
+    monkeypatch.setattr(inference.of(net), "step", lambda ids, *rest: (seen.append(len(ids)), step(ids, *rest))[1])
+    return seen
+
+
+@pytest.fixture
+def start(net, tok):
+    """Start engines, and cancel whatever a test has left in them."""
+    engines = []
+
+    def make(**limits) -> Engine:
+        engines.append(Engine(net, tok, **limits).start())
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close(cancel=True)
+    assert not [thread for thread in threading.enumerate() if thread.name == "engine"]
+
+
+def until(condition, seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "this did not happen in time"
+        time.sleep(0.002)
+
+
+def test_text_is_the_one_a_request_gets_alone(start, net, tok):
+    """Eighteen requests of all kinds in one batch of five rows: each gets what `generate` gives it."""
+    wishes = [
+        (TEXT[i : i + i % 5], Settings(3 + 7 * (i % 4), temperature=i % 3 / 2, top_k=10 * (i % 2), seed=i), 1 + i % 3)
+        for i in range(18)
+    ]
+    engine = start(max_rows=5)
+    futures = [engine.submit(*wish) for wish in wishes]
+    for wish, future in zip(wishes, futures, strict=True):
+        assert future.result(60) == generate.generate(net, tok, *wish)
+
+
+def test_requests_share_the_batch_and_short_ones_overtake(start):
+    """One sample is not written after another, nor one request after another: a short one leaves while a long runs."""
+    engine = start(max_rows=4)
+    long = engine.submit("绿萝", ENDLESS)
+    assert len(engine.submit("水", Settings(5, seed=1), 3).result(20)) == 3
+    assert not long.done()
+
+
+def test_no_more_rows_than_there_are_places(start, widths):
+    engine = start(max_rows=3)
+    wait([engine.submit("水", Settings(4, seed=i), 1 + i % 3) for i in range(12)], 60)
+    assert max(widths) == 3
+
+
+def test_full_queue_refuses(start):
+    engine = start(max_rows=1, max_queue=2)
+    running = engine.submit("", ENDLESS)
+    until(lambda: engine._running)
+    queued = [engine.submit("", Settings(1)) for _ in range(2)]
+    with pytest.raises(QueueFull, match="ask again later"):
+        engine.submit("", Settings(1))
+    assert queued[0].cancel()
+    queued.append(engine.submit("", Settings(1)))  # who went away takes no place
+    running.cancel()
+    assert [len(future.result(20)) for future in queued[1:]] == [1, 1]
+
+
+def test_cancelled_rows_leave_within_a_token(start, widths):
+    engine = start(max_rows=2)
+    future, other = engine.submit("绿萝", ENDLESS), engine.submit("水", ENDLESS)
+    until(lambda: engine.rows == 2)
+    assert future.cancel()
+    widths.clear()
+    until(lambda: len(widths) > 5)
+    assert widths.count(2) <= 1 and set(widths[1:]) == {1}
+    assert future.cancelled() and not other.done() and len(engine._running) == 1
+
+
+def test_pieces_are_told_while_they_are_written(start, net, tok):
+    """A listener hears every sample to its end; its pieces add up to the text, with a reason in the last one."""
+    heard, settings = [], Settings(12, seed=3, logprobs=2)
+    engine = start()
+    samples = engine.submit("水", settings, 3, listener=heard.append).result(20)
+    alone = generate.generate(net, tok, "水", settings, 3)
+    assert [sample.tokens for sample in samples] == [sample.tokens for sample in alone]
+    for number, sample in enumerate(samples):
+        mine = [piece for piece in heard if piece.sample == number]
+        assert "水" + "".join(piece.text for piece in mine) == sample.text and len(mine) > 5
+        assert tuple(choice for piece in mine for choice in piece.choices) == sample.choices
+        assert [piece.reason for piece in mine] == [None] * (len(mine) - 1) + ["length"]
+
+
+def test_figures_of_the_engine(start):
+    waits = []
+    engine = start(max_rows=1, on_first_token=waits.append)
+    assert engine.alive and (engine.waiting, engine.rows, engine.tokens) == (0, 0, 0)
+    running = engine.submit("", ENDLESS)
+    until(lambda: engine.rows == 1 and engine.tokens > 3)
+    queued = engine.submit("", Settings(7))
+    assert engine.waiting == 1 and len(waits) == 1
+    running.cancel()
+    queued.result(20)
+    assert engine.waiting == 0 and len(waits) == 2 and waits[1] > 0
+    engine.close()
+    assert not engine.alive
+
+
+@pytest.mark.parametrize(("small", "threads"), [(10**9, 1), (0, 3)])
+def test_a_large_model_has_the_threads_it_is_given(start, net, monkeypatch, small, threads):
+    seen, step = [], inference.of(net).step
+    monkeypatch.setattr(inference.of(net), "step", lambda *args: (seen.append(torch.get_num_threads()), step(*args))[1])
+    monkeypatch.setattr("helpers.serve.engine.SMALL", small)
+    before = torch.get_num_threads()
+    start(threads=3).submit("绿萝", Settings(max_new_tokens=2, seed=0)).result(20)
+    assert set(seen) == {threads} and torch.get_num_threads() == before
+
+
+def test_who_waits_too_long_is_told(start):
+    engine = start(max_rows=1, max_wait=0.05)
+    running = engine.submit("", ENDLESS)
+    until(lambda: engine.rows == 1)
+    late = engine.submit("", Settings(1))
+    with pytest.raises(QueueFull, match="no place was free in time"):
+        late.result(20)
+    assert not running.done()
+
+
+def test_an_impossible_constraint_is_its_callers_alone(start):
+    class Impossible:
+        def begin(self, *_):
+            raise ValueError("this cannot be met")
+
+    engine = start()
+    good = engine.submit("绿萝", Settings(20, seed=0))
+    with pytest.raises(ValueError, match="cannot be met"):
+        engine.submit("水", Settings(constraint=Impossible())).result(20)
+    assert good.result(20)
+
+
+def test_an_error_is_its_callers_alone(start):
+    """A prompt that cannot be encoded fails its own future; the others and the engine go on."""
+    engine = start()
+    good = engine.submit("绿萝", Settings(20, seed=0))
+    bad = engine.submit("\ud800", Settings(20))
+    with pytest.raises(ValueError, match="surrogate"):
+        bad.result(20)
+    assert good.result(20)[0].text.startswith("绿萝")
+
+
+def test_a_failing_model_is_told_and_the_engine_goes_on(start, net, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("out of memory")
+
+    engine = start()
+    with monkeypatch.context() as patch:
+        patch.setattr(inference.of(net), "step", fail)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            engine.submit("绿萝", Settings(5)).result(20)
+    assert engine.submit("绿萝", Settings(5)).result(20)[0].text.startswith("绿萝")
+
+
+def test_close_finishes_what_is_here(start):
+    engine = start(max_rows=1)
+    futures = [engine.submit("水", Settings(10, seed=i)) for i in range(4)]
+    engine.close()
+    assert all(future.done() and future.result()[0].text.startswith("水") for future in futures)
+    with pytest.raises(RuntimeError, match="not running"):
+        engine.submit("水")
+    engine.close()  # twice does no harm
+
+
+def test_close_can_cancel(start):
+    engine = start(max_rows=1)
+    futures = [engine.submit("水", ENDLESS) for _ in range(3)]
+    engine.close(cancel=True)
+    for future in futures:
+        with pytest.raises(CancelledError):
+            future.result(20)
+
+
+def test_no_tokens_wanted_is_the_prompt(start):
+    assert [sample.text for sample in start().submit("水", Settings(0), 2).result(20)] == ["水", "水"]
+
+
+def test_impossible_wishes_are_refused_in_words(start, net, tok):
+    engine = start(max_rows=2)
+    for samples in (0, 3):
+        with pytest.raises(ValueError, match=f"samples is {samples}.*1 to 2"):
+            engine.submit("水", samples=samples)
+    with pytest.raises(ValueError, match="max_rows is 0"):
+        Engine(net, tok, max_rows=0)
+    idle = Engine(net, tok)
+    with pytest.raises(RuntimeError, match=r"start\(\)"):
+        idle.submit("水")
+    idle.close()  # never started: nothing to wait for

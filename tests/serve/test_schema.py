@@ -1,0 +1,197 @@
+"""The forms of requests and answers: OpenAI's own client reads them, and /openapi.json tells the truth about them."""
+
+import json
+
+import openai
+import pytest
+from service import FakeEngine, fetch, in_thread, post, tiny_engine
+
+from helpers.generate.settings import Sample, Settings, TokenLogprob
+from helpers.serve import schema
+from helpers.serve.engine import QueueFull
+
+PROMPT = "绿萝怎么浇水？"
+
+
+@pytest.fixture(scope="module")
+def client():
+    """OpenAI's client, and a server with a tiny real model."""
+    with tiny_engine() as engine, in_thread(engine, name="tiny", api_key="a-key") as address:
+        with openai.OpenAI(base_url=f"{address}/v1", api_key="a-key", max_retries=0, timeout=20) as client:
+            yield client
+
+
+def ask(client, **wishes):
+    return client.completions.create(**{"model": "tiny", "prompt": PROMPT, "max_tokens": 12, "seed": 3} | wishes)
+
+
+# ---- the real client ----
+
+
+def test_a_completion(client):
+    answer = ask(client)
+    assert answer.object == "text_completion" and answer.model == "tiny" and answer.id.startswith("cmpl-")
+    (choice,) = answer.choices
+    assert (choice.index, choice.finish_reason, choice.logprobs) == (0, "length", None)
+    assert choice.text and not choice.text.startswith(PROMPT)
+    assert answer.usage.completion_tokens == 12
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 12
+    assert ask(client, echo=True).choices[0].text == PROMPT + choice.text
+
+
+def test_a_seed_brings_the_same_text_again(client):
+    assert ask(client).choices[0].text == ask(client).choices[0].text != ask(client, seed=4).choices[0].text
+
+
+def test_n_texts_differ_and_keep_their_order(client):
+    three = [choice.text for choice in ask(client, n=3).choices]
+    assert len(set(three)) == 3
+    assert three[0] == ask(client).choices[0].text
+    several = ask(client, prompt=[PROMPT, "春天"], n=2, echo=True)
+    assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
+    assert [choice.text[:2] for choice in several.choices] == ["绿萝", "绿萝", "春天", "春天"]
+    assert several.usage.completion_tokens == 48
+
+
+@pytest.mark.parametrize("wishes", [{}, {"n": 3}, {"prompt": [PROMPT, "春天"], "n": 2}, {"echo": True}])
+def test_a_stream_adds_up_to_the_whole(client, wishes):
+    whole = ask(client, **wishes)
+    texts, ends, ids, usage = {}, {}, set(), []
+    for chunk in ask(client, stream=True, stream_options={"include_usage": True}, **wishes):
+        ids.add((chunk.id, chunk.created, chunk.object, chunk.model))
+        usage.append(chunk.usage)
+        for choice in chunk.choices:
+            assert choice.index not in ends
+            texts[choice.index] = texts.get(choice.index, "") + choice.text
+            if choice.finish_reason:
+                ends[choice.index] = choice.finish_reason
+    assert texts == {choice.index: choice.text for choice in whole.choices}
+    assert ends == {choice.index: choice.finish_reason for choice in whole.choices}
+    assert len(ids) == 1
+    assert usage[:-1] == [None] * (len(usage) - 1) and usage[-1] == whole.usage
+
+
+def test_stop_strings(client):
+    text = ask(client, max_tokens=40).choices[0].text
+    for stop in (text[3], [text[5:7], "never"]):
+        (choice,) = ask(client, max_tokens=40, stop=stop).choices
+        assert choice.finish_reason == "stop"
+        assert choice.text == text[: min(text.find(one) for one in ([stop] if isinstance(stop, str) else stop[:1]))]
+        assert "".join(c.choices[0].text for c in ask(client, max_tokens=40, stop=stop, stream=True)) == choice.text
+
+
+def test_logprobs(client):
+    (choice,) = ask(client, logprobs=2, temperature=0).choices
+    told = choice.logprobs
+    assert len(told.tokens) == len(told.token_logprobs) == len(told.top_logprobs) == len(told.text_offset) == 12
+    for token, logprob, rivals in zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True):
+        assert logprob == max(rivals.values()) == rivals[token] < 0  # greedy: the likeliest
+        assert len(rivals) == 2
+    for token, begin in zip(told.tokens, told.text_offset, strict=True):
+        assert choice.text[begin : begin + len(token)] == token
+    streamed = [chunk.choices[0].logprobs for chunk in ask(client, logprobs=2, temperature=0, stream=True)]
+    for field in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert sum((getattr(piece, field) for piece in streamed), []) == getattr(told, field)
+
+
+def test_the_models(client):
+    (model,) = client.models.list().data
+    assert (model.id, model.object) == ("tiny", "model")
+
+
+@pytest.mark.parametrize(
+    "wishes, error, param, words",
+    [
+        ({"model": "gpt-4"}, openai.NotFoundError, "model", "its model is 'tiny'"),
+        ({"max_tokens": 501}, openai.BadRequestError, "max_tokens", "less than or equal to 500"),
+        ({"prompt": ""}, openai.BadRequestError, "prompt", "'prompt' is empty"),
+        ({"prompt": []}, openai.BadRequestError, "prompt", "at least 1 item"),
+        ({"prompt": [1, 2]}, openai.BadRequestError, "prompt", "'prompt.0': input should be a valid string"),
+        ({"prompt": "😀" * 1100}, openai.BadRequestError, "prompt", "tokens, and 4096 are allowed"),
+        ({"prompt": ["好"] * 6, "n": 2}, openai.BadRequestError, None, "6 prompts of 2 texts each are too many"),
+        ({"prompt": ["好" * 1500] * 2}, openai.BadRequestError, None, "2000 characters in all"),
+        ({"logprobs": 6}, openai.BadRequestError, "logprobs", "less than or equal to 5"),
+        ({"logprobs": 1, "echo": True}, openai.BadRequestError, None, "do not go together"),
+        ({"stream_options": {"include_usage": True}}, openai.BadRequestError, None, "needs 'stream'"),
+        ({"stop": ["a"] * 5}, openai.BadRequestError, "stop", "at most 4 items"),
+        ({"extra_body": {"best_of": 3}}, openai.BadRequestError, "best_of", "'best_of' is not known"),
+        ({"extra_headers": {"Authorization": "Bearer no"}}, openai.AuthenticationError, None, "not the right one"),
+    ],
+)
+def test_refusals_are_the_clients_own_exceptions(client, wishes, error, param, words):
+    with pytest.raises(error) as caught:
+        ask(client, **wishes)
+    assert words in caught.value.body["message"]
+    assert caught.value.param == param
+    assert caught.value.type == ("authentication_error" if "extra_headers" in wishes else "invalid_request_error")
+
+
+def test_a_full_queue_and_a_failure():
+    for engine, error, code in (
+        (FakeEngine(room=0), openai.RateLimitError, "full"),
+        (FakeEngine(error=QueueFull()), openai.RateLimitError, "full"),
+        (FakeEngine(error=RuntimeError("secret")), openai.InternalServerError, "failed"),
+    ):
+        with (
+            in_thread(engine) as address,
+            openai.OpenAI(base_url=f"{address}/v1", api_key="x", max_retries=0) as client,
+        ):
+            for stream in (False, True):  # before its first piece a stream is refused like any other request
+                with pytest.raises(error) as caught:
+                    ask(client, model="model", stream=stream)
+                assert caught.value.code == code
+                assert "secret" not in str(caught.value.body)
+
+
+# ---- from the request to the settings ----
+
+
+def test_every_key_reaches_the_engine():
+    engine = FakeEngine()
+    chosen = {"temperature": 0, "top_p": 0.9, "top_k": 30, "min_p": 0.1, "typical_p": 0.8, "repetition_penalty": 1.2}
+    chosen |= {"presence_penalty": -0.5, "frequency_penalty": 0.5, "no_repeat_ngram": 3, "seed": 7, "logprobs": 0}
+    body = {"prompt": " [CLS]\n", "max_tokens": 3, "n": 2, "stop": "。", "user": "me", **chosen}
+    assert post(body, "/v1/completions", engine=engine)[0] == 200
+    assert engine.asked == [(" [CLS]\n", Settings(max_new_tokens=3, stop=("。",), **chosen), 2)]
+    assert post({"prompt": ["a", "b"]}, "/v1/completions", engine=engine)[0] == 200
+    assert engine.asked[1:] == [(prompt, Settings(max_new_tokens=16), 1) for prompt in "ab"]
+
+
+def test_all_prompts_or_none():
+    engine = FakeEngine(held=True, room=1)
+    assert post({"prompt": ["a", "b"]}, "/v1/completions", engine=engine)[0] == 429
+    assert [future.cancelled() for future in engine.futures] == [True]
+
+
+# ---- the answer's form ----
+
+
+def test_minus_infinity_is_a_number_in_json():
+    limits = schema.Limits()
+    wanted = schema.read(schema.request_models(limits)[1], b'{"prompt": "a", "logprobs": 1}')
+    sample = Sample("ab", True, [1], "end", (TokenLogprob(1, "b", float("-inf"), 9, (("c", 0.0),)),))
+    told = json.loads(schema.Writer("m", wanted, 1).whole([[sample]]))["choices"][0]
+    assert told["logprobs"]["token_logprobs"] == [-9999.0]
+    assert told["logprobs"]["top_logprobs"] == [{"c": 0.0, "b": -9999.0}]
+    assert told["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("limit", ["max_context", "max_prompt_tokens", "max_length", "max_samples"])
+def test_a_limit_of_nothing_is_refused(limit):
+    with pytest.raises(ValueError, match=f"{limit} is 0"):
+        schema.Limits(**{limit: 0})
+
+
+def test_openapi_tells_the_limits():
+    status, _, told = fetch(
+        "GET", "/openapi.json", limits={"max_length": 77, "api_key": "k"}, headers={"Authorization": "Bearer k"}
+    )
+    assert status == 200
+    schemas = told["components"]["schemas"]
+    assert schemas["CompletionRequest"]["properties"]["max_tokens"]["maximum"] == 77
+    assert schemas["GenerateRequest"]["properties"]["maxlength"]["maximum"] == 77
+    assert schemas["CompletionRequest"]["required"] == ["prompt"]
+    assert schemas["CompletionRequest"]["additionalProperties"] is False
+    assert set(told["paths"]) == {"/generate", "/v1/completions", "/v1/models", "/healthz", "/readyz"}
+    references = {part.split('"')[0] for part in json.dumps(told).split("#/components/schemas/")[1:]}
+    assert references <= set(schemas)

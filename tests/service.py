@@ -1,0 +1,174 @@
+"""What the tests of the service share: an engine that needs no model, a tiny real one, a server to call."""
+
+import asyncio
+import contextlib
+import json
+import threading
+from concurrent.futures import Future
+from functools import cache
+
+import aiohttp
+import aiohttp.web
+import torch
+
+from helpers import paths
+from helpers.generate.settings import Chunk, Sample, TokenLogprob
+from helpers.manifest import write_manifest
+from helpers.serve import server
+from helpers.serve.app import make_app
+from helpers.serve.engine import Engine, QueueFull
+from helpers.train.model import build_model, make_config
+from helpers.vocab import tokenizer
+
+JSON = {"Content-Type": "application/json"}
+TEXT = "绿萝怎么浇水？看土，干透了再浇。龟背竹喜欢散射光，冬天少浇水。"
+
+
+@cache
+def tiny_tokenizer():
+    return tokenizer.build({"绿萝": 5, "浇水": 4, "怎么": 3, "龟背竹": 2, "散射光": 2}, set(TEXT + "你好春天第份"))
+
+
+@cache
+def tiny_model():
+    """Return a random model of two layers that never ends a document: a text is as long as it was asked for."""
+    shape = make_config("gpt2", tiny_tokenizer(), n_ctx=64, n_embd=32, n_layer=2, n_head=2)
+    net = build_model(shape, seed=0)
+    with torch.no_grad():  # every last state x has a sum of 32, so the end's logit is about -320
+        net.transformer.ln_f.bias.fill_(1)
+        net.transformer.wte.weight[tiny_tokenizer().eos_token_id] = -10
+    return net.eval().requires_grad_(False)
+
+
+@contextlib.contextmanager
+def tiny_engine(**limits):
+    engine = Engine(tiny_model(), tiny_tokenizer(), **limits).start()
+    try:
+        yield engine
+    finally:
+        engine.close(cancel=True)
+
+
+def make_run() -> str:
+    """Make a run in RUNS_DIR that has this model, as room 04 leaves it; return its name."""
+    folder = paths.room("tiny", "train") / "final_model"
+    tiny_model().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    write_manifest("tiny", "train", parameters={}, inputs=[], outputs=folder.iterdir(), result={})
+    return "tiny"
+
+
+class FakeEngine:
+    """Stands in for the engine: answers at once, or (held) when `release` is called; remembers what it was asked."""
+
+    def __init__(self, held: bool = False, room: int = 1000, max_rows: int = 16, error: Exception | None = None):
+        self.held, self.room, self.max_rows, self.error = held, room, max_rows, error
+        self.tokenizer, self.on_first_token, self.alive = tiny_tokenizer(), None, True
+        self.tokens = 0
+        self.asked, self.futures, self.listeners = [], [], []
+
+    @property
+    def waiting(self):
+        return sum(not future.done() for future in self.futures)
+
+    rows = waiting
+
+    @property
+    def full(self):
+        return len(self.futures) >= self.room
+
+    def submit(self, prompt, settings, samples=1, *, listener=None):
+        if self.full:
+            raise QueueFull
+        self.asked.append((prompt, settings, samples))
+        self.futures.append(Future())
+        self.listeners.append(listener)
+        if not self.held:
+            self.release()
+        return self.futures[-1]
+
+    def tell(self, request, sample, text, reason=None):
+        """Let one sample of a held request have a piece of text."""
+        choices = tuple(TokenLogprob(0, letter, -0.5, 1, ((letter, -0.5),)) for letter in text)
+        settings = self.asked[request][1]
+        self.listeners[request](Chunk(sample, text, choices if settings.logprobs is not None else (), reason))
+
+    def release(self):
+        for number, ((prompt, _, samples), future) in enumerate(zip(self.asked, self.futures, strict=True)):
+            if not future.done():
+                if self.error:
+                    future.set_exception(self.error)
+                    continue
+                self.tokens += samples
+                if self.listeners[number]:
+                    for sample in range(samples):
+                        self.tell(number, sample, f"，第{sample}份", "end")
+                future.set_result([Sample(f"{prompt}，第{n}份", True, [5, 6, 7], "end") for n in range(samples)])
+
+
+@contextlib.asynccontextmanager
+async def serving(engine, **limits):
+    """Serve an engine, or an application that is made already; give a client's session."""
+    app = engine if isinstance(engine, aiohttp.web.Application) else make_app(engine, **limits)
+    runner, address = await server.start(app)
+    try:
+        async with aiohttp.ClientSession(address, timeout=aiohttp.ClientTimeout(20)) as session:
+            yield session
+    finally:
+        await server.stop(runner)
+
+
+def fetch(method, path, engine=None, limits=None, **request):
+    """Start a server, send one request, stop the server; return (status, headers, body as JSON)."""
+
+    async def once():
+        async with serving(engine or FakeEngine(), **limits or {}) as session:
+            async with session.request(method, path, **request) as response:
+                body = await response.read()
+                return response.status, response.headers, json.loads(body) if body else None
+
+    return asyncio.run(once())
+
+
+def post(body, path="/generate", **kwargs):
+    """POST a dict (sent as JSON) or raw bytes; return (status, answer)."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    status, _, answer = fetch("POST", path, data=data, headers=JSON, **kwargs)
+    return status, answer
+
+
+async def until(condition, seconds=5.0):
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@contextlib.contextmanager
+def in_thread(engine, **limits):
+    """Serve in a thread of its own, for clients that block; yield the address."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def run(coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(30)
+
+    async def begin():
+        return await server.start(make_app(engine, **limits))
+
+    try:
+        runner, address = run(begin())
+        try:
+            yield address
+        finally:
+            run(server.stop(runner))
+            assert not [task for task in run(tasks()) if not task.done()]
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+async def tasks():
+    """Return the tasks of the running loop, apart from this one."""
+    return asyncio.all_tasks() - {asyncio.current_task()}

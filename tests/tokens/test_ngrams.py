@@ -1,0 +1,113 @@
+"""baselines: what models that only count reach, against plain dictionaries; and their probabilities add up to 1."""
+
+import math
+from collections import Counter, defaultdict
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.tokens import ngrams
+from helpers.tokens.windows import Stream
+
+BOS = 2
+ids_ = st.lists(st.integers(0, 5), min_size=2, max_size=60)
+
+
+def stream(ids) -> Stream:
+    return Stream([np.array(ids, np.uint16)], [np.zeros(1, np.int64)])
+
+
+class Counted:
+    """The same models by their definition, one token after the other."""
+
+    def __init__(self, ids: list[int], vocab_size: int):
+        self.vocab_size = vocab_size
+        self.unigrams = Counter(i for i in ids if i != BOS)
+        self.after = defaultdict(Counter)
+        for width in (1, 2):
+            for at in range(width, len(ids)):
+                self.after[tuple(ids[at - width : at])][ids[at]] += 1
+
+    def p(self, context: tuple, answer: int) -> float:
+        if not context:
+            return (self.unigrams[answer] + 1) / (self.unigrams.total() + self.vocab_size)
+        behind = self.after[context]
+        shorter = self.p(context[1:], answer)
+        if not behind:
+            return shorter
+        return (behind[answer] + len(behind) * shorter) / (behind.total() + len(behind))
+
+
+@settings(deadline=None)
+@given(ids_, ids_)
+def test_each_answer_has_the_probability_of_a_plain_count(train, held):
+    found = ngrams.probabilities(stream(train), np.array(held), 6, BOS)
+    model = Counted(train, 6)
+    for width, name in enumerate(("unigram", "bigram", "trigram")):
+        contexts = [tuple(held[max(0, at - width) : at]) for at in range(len(held))]
+        expected = [model.p(contexts[at], held[at]) for at in range(1, len(held)) if held[at] != BOS]
+        np.testing.assert_allclose(found[name], expected, rtol=1e-12)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(0, 4), st.integers(0, 4))
+def test_probabilities_add_up_to_one(train, first, second):
+    """After each context, seen or not: 4 and 5 never occur, so 5, which is bos and no answer, has what 4 has."""
+    held = np.array([i for answer in range(5) for i in (first, second, answer)])
+    for name, p in ngrams.probabilities(stream(train), held, 6, bos_id=5).items():
+        of_answers = p[1::3]
+        assert of_answers.sum() + of_answers[4] == pytest.approx(1, abs=1e-12), name
+
+
+def test_counting_in_blocks_and_passes_changes_nothing(monkeypatch):
+    chance = np.random.default_rng(0)
+    train, held = (chance.integers(0, 9, n) ** 2 // 9 for n in (5000, 700))
+    whole = ngrams.probabilities(stream(train), held, 9, BOS)
+    for at_once, a_pass in ((7, 300), (1000, 5000), (1, 10**9)):
+        if at_once == 1:
+            train = train[:300]
+            monkeypatch.undo()
+            whole = ngrams.probabilities(stream(train), held, 9, BOS)
+        monkeypatch.setattr(ngrams, "_AT_ONCE", at_once)
+        monkeypatch.setattr(ngrams, "_A_PASS", a_pass)
+        cut = ngrams.probabilities(stream(train), held, 9, BOS)
+        for name in whole:
+            np.testing.assert_allclose(cut[name], whole[name], rtol=1e-12)
+
+
+def test_of_a_very_long_text_a_part_is_counted(monkeypatch):
+    chance = np.random.default_rng(0)
+    train, held = (chance.integers(0, 9, n) for n in (2000, 500))
+    expected = ngrams.baselines(stream(train[:800]), stream(held[:90]), 9, BOS)
+    monkeypatch.setattr(ngrams, "TRAIN_TOKENS", 800)
+    monkeypatch.setattr(ngrams, "VAL_TOKENS", 90)
+    assert ngrams.baselines(stream(train), stream(held), 9, BOS) == expected
+
+
+def test_further_back_is_better_where_the_text_has_a_memory():
+    """A text in which the token two back says what comes: only the trigram can know."""
+    chance = np.random.default_rng(0)
+    ids = [3, 4]
+    while len(ids) < 4000:
+        ids.append(3 + (ids[-2] - 3 + (chance.random() < 0.1)) % 6)
+    found = ngrams.baselines(stream(ids[:3000]), stream(ids[3000:]), 10, BOS)
+    assert found["uniform"] == math.log(10)
+    assert found["unigram"] < found["uniform"]
+    assert found["trigram"] < 0.4 < 1.5 < found["bigram"]  # 0.33 nats are in the choice
+
+
+def test_the_start_of_a_document_is_nobodys_answer():
+    ids = [BOS, 5, 1, BOS, 5, 1]
+    found = ngrams.probabilities(stream(ids), np.array(ids), 6, BOS)
+    assert {len(p) for p in found.values()} == {4}
+
+
+def test_a_vocabulary_too_large_to_number_is_refused():
+    with pytest.raises(ValueError, match="64-bit"):
+        ngrams.probabilities(stream([1, 2, 3]), np.array([1, 2, 3]), 2**21, BOS)
+
+
+def test_ten_tokens_and_none_behind_them():
+    assert ngrams.baselines(stream([1]), stream([1, 3]), 5, BOS)["trigram"] == pytest.approx(math.log(6))

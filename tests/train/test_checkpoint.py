@@ -1,0 +1,299 @@
+"""A checkpoint is whole or absent, and says so when it is damaged."""
+
+import errno
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import faults
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from helpers.files import fingerprint, sha256
+from helpers.train import checkpoint
+from helpers.train.model import build_model, make_config
+from helpers.vocab import tokenizer
+
+TOK = tokenizer.build({"浇水": 3}, "今天浇水很热。")
+
+
+def small(seed: int = 0):
+    model = build_model(make_config("gpt2", TOK, n_ctx=8, n_embd=16, n_layer=1, n_head=2), seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    return model, optimizer
+
+
+def step(model, optimizer):
+    ids = torch.arange(8)[None]
+    model(input_ids=ids, labels=ids).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_what_is_restored_goes_on_bit_for_bit(tmp_path):
+    """Weights, moments and step counts return: the next updates equal those of an unbroken run."""
+    model, optimizer = small()
+    step(model, optimizer)
+    folder = checkpoint.save(tmp_path, 1, model, [optimizer], {"position": 3})
+    step(model, optimizer)
+
+    again, fresh = small(seed=9)
+    assert checkpoint.verify(folder)["position"] == 3
+    checkpoint.restore(folder, again, [fresh])
+    step(again, fresh)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    assert again.lm_head.weight is again.transformer.wte.weight
+
+
+def names(folder) -> list[int]:
+    return [int(path.name.removeprefix("step-")) for path in sorted(folder.iterdir())]
+
+
+def save(root, step: int, identity: str = "a", keep: int = 2, **state):
+    model, optimizer = small(step)
+    return checkpoint.save(root, step, model, [optimizer], {"identity": identity} | state, keep)
+
+
+def flip(file) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def test_what_is_not_a_parameter_returns_too(tmp_path):
+    """Buffers that belong to the state, as a mixture's router may have one; others are made anew by the model."""
+    models_ = [torch.nn.BatchNorm1d(3) for _ in range(2)]
+    models_[0](torch.randn(5, 3))
+    checkpoint.restore(checkpoint.save(tmp_path, 1, models_[0], [], {}), models_[1], [])
+    assert torch.equal(models_[0].running_mean, models_[1].running_mean) and models_[1].running_mean.any()
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path):
+    losses = [3.0, 1.0, 2.0, None, float("nan"), 4.0]
+    for number, loss in enumerate(losses):
+        save(tmp_path, number, val_loss=loss)
+    assert names(tmp_path) == [1, 4, 5]
+    assert checkpoint.best(tmp_path).name == "step-00000001"
+    save(tmp_path, 6, val_loss=0.5)
+    assert names(tmp_path) == [5, 6]
+
+
+def test_a_damaged_one_takes_no_sound_ones_place(tmp_path):
+    """Three are there, the newest damaged: after the next save two sound ones are left, whatever their numbers."""
+    save(tmp_path, 1), save(tmp_path, 2)
+    flip(save(tmp_path, 9) / "model.safetensors")
+    save(tmp_path, 3)
+    assert names(tmp_path) == [2, 3]
+
+
+def test_another_runs_checkpoint_is_named_and_left_alone(tmp_path):
+    save(tmp_path, 1), save(tmp_path, 2, identity="b", val_loss=0.0)
+    folder, _, complaints = checkpoint.latest(tmp_path, "a")
+    assert folder.name == "step-00000001"
+    assert "step-00000002" in complaints[0] and "other data or parameters" in complaints[0]
+    for number in (3, 4):
+        save(tmp_path, number, val_loss=1.0)
+    assert names(tmp_path) == [2, 3, 4]
+    with pytest.raises(checkpoint.BadCheckpoint, match="other data or parameters"):
+        checkpoint.latest(tmp_path, "c")
+
+
+def test_a_disk_that_loses_a_bit_costs_no_older_checkpoint(tmp_path, monkeypatch):
+    """What is written is read back before anything is removed or replaced."""
+    save(tmp_path, 1, keep=1)
+    real = checkpoint._sync
+
+    def bad_disk(path):
+        real(path)
+        if path.name == "optimizer.safetensors":
+            flip(path)
+
+    monkeypatch.setattr(checkpoint, "_sync", bad_disk)
+    for number in (1, 2):
+        with pytest.raises(OSError, match="optimizer.safetensors is damaged"):
+            save(tmp_path, number, keep=1)
+    assert names(tmp_path) == [1]
+    checkpoint.verify(tmp_path / "step-00000001")
+
+
+def test_leftovers_of_a_killed_process_are_cleared_and_never_read(tmp_path):
+    """A folder half-written; an old one not yet removed; and one put aside by a process that got no further."""
+    one, two = save(tmp_path, 1), save(tmp_path, 2)
+    for begin in (lambda: checkpoint.latest(tmp_path, "a"), lambda: save(tmp_path, 3, keep=3)):
+        shutil.copytree(two, tmp_path / ".step-00000007.part")
+        shutil.copytree(one, tmp_path / ".step-00000001.old")
+        two.rename(tmp_path / ".step-00000002.old")
+        assert [path.name for path in checkpoint.found(tmp_path)] == ["step-00000001"]
+        begin()
+        assert names(tmp_path)[:2] == [1, 2]
+        assert not faults.debris(tmp_path)
+
+
+def test_a_folder_of_the_users_own_stays(tmp_path):
+    (tmp_path / "step-by-step").mkdir()
+    for number in range(3):
+        save(tmp_path, number, keep=1)
+    assert (tmp_path / "step-by-step").is_dir()
+
+
+class Payload:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return open, (str(self.marker), "w")
+
+
+def test_a_pickle_is_never_opened(tmp_path):
+    """Beside the files, or in place of one, with a checksum that fits: it is refused, and its payload never runs."""
+    marker = tmp_path / "it ran"
+    torch.save({"state": Payload(marker)}, tmp_path / "evil.pt")
+    with pytest.raises(pickle.UnpicklingError):
+        torch.load(tmp_path / "evil.pt")  # weights_only
+    torch.load(tmp_path / "evil.pt", weights_only=False)
+    assert marker.exists()  # so the payload works
+    marker.unlink()
+
+    root = tmp_path / "checkpoints"
+    folder = save(root, 1)
+    for name in ("optimizer.pt", "model.pt", "pytorch_model.bin", "scaler.pt", "rng_state.pth"):
+        shutil.copy(tmp_path / "evil.pt", folder / name)
+    assert checkpoint.latest(root, "a")[0] == folder
+    model, optimizer = small()
+    checkpoint.restore(folder, model, [optimizer])
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        bad = save(root, 2)
+        shutil.copy(tmp_path / "evil.pt", bad / name)
+        with pytest.raises(checkpoint.BadCheckpoint, match=name):
+            checkpoint.verify(bad)
+        prints = fingerprint([bad / each for each in ("model.safetensors", "optimizer.safetensors")], bad)
+        prints["state.json"] = sha256(bad / "state.json")
+        (bad / "checksums.json").write_text(json.dumps(prints), "utf-8")
+        with pytest.raises(checkpoint.BadCheckpoint, match="not a safetensors file"):
+            checkpoint.verify(bad)
+        with pytest.raises(checkpoint.BadCheckpoint, match="safetensors"):
+            checkpoint.restore(bad, model, [optimizer])
+        assert checkpoint.latest(root, "a")[0] == folder
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "checksums.json"])
+@pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "remove"])
+def test_damage_is_found_named_and_passed_over(tmp_path, name, damage):
+    """torch.load and safetensors read a flipped bit without a word; the checksum does not."""
+    model, optimizer = small()
+    step(model, optimizer)
+    checkpoint.save(tmp_path, 1, model, [optimizer], {})
+    newest = checkpoint.save(tmp_path, 2, model, [optimizer], {})
+    data = bytearray((newest / name).read_bytes())
+    if damage == "remove":
+        (newest / name).unlink()
+    else:
+        flipped = data[:-1] + bytes([data[-1] ^ 1])
+        (newest / name).write_bytes({"flip": flipped, "truncate": data[:-7], "empty": b""}[damage])
+    named = "step-00000002" if name == "checksums.json" else name  # a damaged list accuses the file it lists
+    with pytest.raises(checkpoint.BadCheckpoint, match=named):
+        checkpoint.verify(newest)
+    folder, state, complaints = checkpoint.latest(tmp_path, None)
+    assert (folder.name, state["step"], len(complaints)) == ("step-00000001", 1, 1)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), SafetensorError("I/O error: No space left on device")]
+)
+def test_a_full_disk_leaves_no_debris(tmp_path, monkeypatch, error):
+    """safetensors has an error of its own for it, which is no OSError: who saves sees one kind only."""
+    model, optimizer = small()
+    checkpoint.save(tmp_path, 1, model, [optimizer], {})
+
+    def full(tensors, path):
+        save_file(dict(list(tensors.items())[:2]), path)
+        raise error
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(OSError, match="No space"):
+        checkpoint.save(tmp_path, 2, model, [optimizer], {})
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def test_another_shape_is_refused(tmp_path):
+    model, optimizer = small()
+    folder = checkpoint.save(tmp_path, 1, model, [optimizer], {})
+    other = build_model(make_config("gpt2", TOK, n_ctx=8, n_embd=32, n_layer=1, n_head=2), 0)
+    with pytest.raises(checkpoint.BadCheckpoint, match="another shape"):
+        checkpoint.restore(folder, other, [torch.optim.AdamW(other.parameters())])
+
+
+def test_no_checkpoint_is_none_and_all_damaged_is_an_error(tmp_path):
+    assert checkpoint.latest(tmp_path, "a") is None
+    (tmp_path / "step-00000001").mkdir()
+    with pytest.raises(checkpoint.BadCheckpoint, match="no checkpoint can be used"):
+        checkpoint.latest(tmp_path, "a")
+
+
+def test_export_is_a_plain_folder(tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, _ = small()
+    checkpoint.export(tmp_path / "final_model", model, TOK)
+    checkpoint.export(tmp_path / "final_model", model, TOK)  # a second export replaces the first
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "final_model")
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loaded.parameters(), strict=True))
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "final_model")) == len(TOK)
+    assert [path.name for path in tmp_path.iterdir()] == ["final_model"]
+
+
+# ---------------------------------------------------------------- parameters spread over processes
+
+
+def sharded(world: int):
+    model, optimizer = small(5)
+    if world > 1:
+        mesh = init_device_mesh("cpu", (world,))
+        for block in model.transformer.h:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    return model, [torch.optim.AdamW(vectors, lr=0.1, fused=True), torch.optim.SGD(matrices, lr=0.1, momentum=0.9)]
+
+
+def pass_on(root: str, world: int, at: int) -> int:
+    """In `world` processes: restore step `at` if there is one, save the same as step at + 1, export."""
+    writes = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+    model, optimizers = sharded(world)
+    if at:
+        checkpoint.restore(Path(root, f"step-{at:08d}"), model, optimizers)
+    else:
+        ids = torch.arange(8)[None]
+        model(input_ids=ids, labels=ids).loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    checkpoint.save(Path(root), at + 1, model, optimizers, {}, keep=9, writes=writes)
+    checkpoint.export(Path(root, f"export-{at + 1}"), model, TOK, writes=writes)
+    return len(optimizers[0].state)
+
+
+@pytest.mark.parametrize("worlds", [(1, 2, 1), (2, 1, 2)])
+def test_any_number_of_processes_goes_on_from_whole_tensors(tmp_path, worlds):
+    """fully_shard over two gloo processes: what was saved by one, two, one (two, one, two) is the same to the bit."""
+    from transformers import AutoModelForCausalLM
+
+    for at, world in enumerate(worlds):
+        faults.run(pass_on, str(tmp_path), world, at, world=world)
+    first = tmp_path / "step-00000001"
+    assert len(load_file(first / "optimizer.safetensors")) > len(load_file(first / "model.safetensors"))
+    for at in (2, 3):
+        for name in ("model.safetensors", "optimizer.safetensors"):
+            assert sha256(tmp_path / f"step-{at:08d}" / name) == sha256(first / name)
+        exported = AutoModelForCausalLM.from_pretrained(tmp_path / f"export-{at}")
+        assert type(exported).__name__ == "GPT2LMHeadModel" and exported.config.architectures == ["GPT2LMHeadModel"]
+        saved = load_file(first / "model.safetensors")
+        assert all(torch.equal(p, saved[name]) for name, p in exported.named_parameters())

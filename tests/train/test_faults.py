@@ -1,0 +1,723 @@
+"""Never loses work: every fault is really made, and what comes out equals a run without it, to the bit.
+
+By default a few cases of each kind; all that was promised with FAULTS=full (`make test-faults`).
+"""
+
+import ctypes
+import hashlib
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import faults
+import models
+import pytest
+import torch
+from faults import DEFAULTS, FULL, Children, debris, everything, final, newest, rows, seen
+
+from helpers import paths
+from helpers.train import checkpoint, launch, plan, trainer
+from helpers.train.job import main
+from helpers.train.model import load_pretrained
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, or asks the kernel for a limit")
+
+
+def count(few: int, full: int) -> int:
+    return full if FULL else few
+
+
+def fit(folder, shape: dict | None = None, world: int = 1, **changes) -> list[dict]:
+    """Train the small run in `world` new processes to its end, or as far as `stop_after` updates."""
+    return faults.run(faults.job, str(folder), shape or {}, changes, world=world)
+
+
+# ---------------------------------------------------------------- 1: resume is exact
+
+
+CASES = [("fp32", 1, 2), ("bf16", 4, 1), ("fp16", 4, 2)]
+if FULL:
+    CASES = [(p, a, w) for p in ("fp32", "bf16", "fp16") for a in (1, 4) for w in (1, 2)]
+
+
+@pytest.mark.parametrize(("precision", "accumulation", "world"), CASES)
+def test_a_resumed_run_equals_an_unbroken_one(tmp_path, precision, accumulation, world):
+    """Weights, moments, scaler, rate, position, and the windows of the next eight updates; dropout is on.
+
+    The stops are random; the steps before and after an epoch's edge are always among those drawn from. Each part
+    is a process of its own.
+    """
+    same = dict(precision=precision, gradient_accumulation=accumulation, epochs=3, checkpoint_step=1, keep=99)
+    same |= dict(optimizer="muon" if accumulation == 4 else "adamw", batch_size=max(1, 4 // accumulation // world))
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    steps = fit(whole, world=world, **same)[0]["steps"]
+    an_epoch = steps // 3
+    chance = random.Random(f"{precision}{accumulation}{world}")
+    for number in range(count(1, 3)):
+        stop = chance.choice([an_epoch - 1, an_epoch, an_epoch + 1]) if number == 0 else chance.randrange(1, steps)
+        shutil.rmtree(parts, ignore_errors=True)
+        fit(parts, world=world, stop_after=stop, **same)
+        assert newest(parts).name == f"step-{stop:08d}"
+        fit(parts, {"seed": 7}, world=world, **same)  # its own first weights are others
+        assert rows(parts, "resume")[0]["step"] == stop
+        # step by step: the update after the stop, eight later, and the last
+        for step in {stop + 1, min(stop + 8, steps), steps}:
+            assert everything(parts, step) == everything(whole, step), f"stopped at {stop}, differs at {step}"
+        for rank in range(world):
+            (unbroken,), (before, after) = seen(whole, rank), seen(parts, rank)
+            assert before + after == unbroken
+        rates = [[row["lr"] for row in rows(folder, "step")] for folder in (whole, parts)]
+        assert rates[0] == rates[1]
+        assert final(parts) == final(whole)
+
+
+def test_two_one_two_processes_see_each_window_once_an_epoch(tmp_path):
+    """World size 2 → 1 → 2 across resumes, inside epochs."""
+    for world, stop in ((2, 2), (1, 4), (2, 0)):
+        fit(tmp_path / "m", world=world, stop_after=stop, batch_size=2, epochs=3, size=400)
+    sessions = [seen(tmp_path / "m", 0), seen(tmp_path / "m", 1)]
+    assert [len(s) for s in sessions] == [3, 2]
+    shown = [w for world_of in (0, 1, 2) for w in windows_of(sessions, world_of)]
+    assert sorted(shown) == sorted(list(range(50)) * 3)
+    for epoch in range(3):
+        assert sorted(shown[50 * epoch : 50 * (epoch + 1)]) == list(range(50))
+
+
+def windows_of(sessions: list, part: int) -> list[int]:
+    """Return the windows of one part of the run in the order of updates, from both processes' notes."""
+    first = sessions[0][part]
+    if part == 1:
+        return [w for batch in first for w in batch]
+    second = sessions[1][part // 2]
+    updates = []
+    for one, two in zip(first, second, strict=True):
+        if len(updates) % 50 + len(one) == 50 and two == [0]:  # the second process had none left: it took a blank
+            two = []
+        updates += one + two
+    return updates
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("float64", 1e-12)])
+def test_two_processes_equal_one_with_the_doubled_batch(tmp_path, parallel, dtype, tolerance):
+    """After 20 updates, relative to each tensor's norm. LLaMA-like: GPT-2's key biases have gradient 0, and AdamW
+    blows up the rounding noise in them."""
+    shape = dict(architecture="llama", dtype=dtype, dropout=0.0)
+    same = dict(epochs=5, lr=1e-3, checkpoint_step=0, parallel=parallel)
+    assert fit(tmp_path / "one", shape, batch_size=8, **same)[0]["steps"] == 20
+    fit(tmp_path / "two", shape, world=2, batch_size=4, **same)
+    wanted, got = faults.weights(tmp_path / "one"), faults.weights(tmp_path / "two")
+    assert wanted.keys() == got.keys()
+    for name in wanted:
+        assert (got[name] - wanted[name]).norm() <= tolerance * wanted[name].norm(), name
+
+
+# ---------------------------------------------------------------- 2: kill −9
+
+
+def fit_and_die(folder: str, at: int, changes: dict) -> None:
+    """Train, and die at the `at`-th touch of the disk inside a save: a write, a flush, a rename, a removal."""
+    touched = []
+
+    def deadly(name, real):
+        def touch(*args, **kwargs):
+            touched.append(name)
+            if len(touched) == at:
+                faults.die()
+            answer = real(*args, **kwargs)
+            touched.append(name)
+            if len(touched) == at:
+                faults.die()
+            return answer
+
+        return touch
+
+    for place, name in (
+        (checkpoint, "save_file"), (os, "fsync"), (os, "mkdir"), (os, "rename"), (os, "unlink"), (os, "rmdir"),
+    ):  # fmt: skip
+        setattr(place, name, deadly(name, getattr(place, name)))
+    faults.fit(folder, **changes)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory) -> dict:
+    folder = tmp_path_factory.mktemp("unbroken") / "m"
+    begin = time.monotonic()
+    fit(folder)
+    return {"sha256": final(folder), "seconds": time.monotonic() - begin}
+
+
+def assert_goes_on(folder: Path, unbroken: dict) -> None:
+    """Resume a killed run to its end: at most one interval of saving is lost, and the end is the unbroken run's."""
+    reached = max((row["step"] for row in rows(folder, "step")), default=0) if folder.exists() else 0
+    fit(folder)
+    resumed = rows(folder, "resume")
+    assert reached - (resumed[-1]["step"] if resumed else 0) <= DEFAULTS["checkpoint_step"]
+    assert final(folder) == unbroken["sha256"]
+    assert not debris(folder)
+
+
+def test_killed_at_a_random_moment_it_goes_on(tmp_path, unbroken):
+    chance = random.Random(0)
+    for number in range(count(3, 20)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "metrics.jsonl").touch()
+        job = Children(faults.job, str(folder), {}, {})
+        wait_for(folder, lambda folder=folder: rows(folder, "start"))
+        time.sleep(chance.uniform(0, unbroken["seconds"]))
+        job.kill()
+        assert_goes_on(folder, unbroken)
+
+
+def test_killed_inside_a_save_it_goes_on(tmp_path, unbroken):
+    """The moments are drawn from all touches of the disk: some 1,000 in this run."""
+    chance = random.Random(1)
+    for number in range(count(3, 10)):
+        folder = tmp_path / str(number)
+        job = Children(fit_and_die, str(folder), chance.randrange(1, 500), {})
+        assert job.wait() == [-signal.SIGKILL]
+        assert_goes_on(folder, unbroken)
+
+
+def save_twice_and_die(root: str, at: int) -> None:
+    """Save one step, save it again, and die at the `at`-th rename of the second time."""
+    model = faults.model_of()
+    checkpoint.save(Path(root), 1, model, [], {"identity": "a", "which": 1})
+    renames = []
+    real = os.rename
+
+    def rename(*args, **kwargs):
+        renames.append(1)
+        real(*args, **kwargs)
+        if len(renames) == at:
+            faults.die()
+
+    os.rename = rename
+    checkpoint.save(Path(root), 1, model, [], {"identity": "a", "which": 2})
+
+
+@pytest.mark.parametrize(("at", "which"), [(1, 1), (2, 2)])
+def test_killed_between_the_renames_of_a_replacement_one_is_whole(tmp_path, at, which):
+    assert Children(save_twice_and_die, str(tmp_path), at).wait() == [-signal.SIGKILL]
+    assert len(debris(tmp_path)) > 0
+    _, state, complaints = checkpoint.latest(tmp_path, "a")
+    assert (state["which"], complaints) == (which, [])
+    assert not debris(tmp_path)
+
+
+# ---------------------------------------------------------------- 3: damage
+
+
+FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "checksums.json")
+
+
+def damage(chance: random.Random, folder: Path, older: Path, foreign: Path) -> str:
+    """Damage a checkpoint in a random way; return what the complaint must name."""
+    name = chance.choice(FILES)
+    file, kind = folder / name, chance.choice(["truncate", "flip", "flip", "empty", "remove", "swap", "state", "all"])
+    data = bytearray(file.read_bytes())
+    if kind == "truncate":
+        file.write_bytes(data[: chance.randrange(1, len(data))])
+    elif kind == "flip":
+        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        file.write_bytes(data)
+    elif kind == "empty":
+        file.write_bytes(b"")
+    elif kind == "remove":
+        file.unlink()
+    elif kind == "swap":  # a file of the checkpoint before
+        shutil.copy(older / name, file)
+    elif kind == "state":  # the position and identity of another run
+        name = "state.json"
+        shutil.copy(foreign / name, folder / name)
+    else:  # another run's checkpoint, whole
+        shutil.rmtree(folder)
+        shutil.copytree(foreign, folder)
+        return "other data or parameters"
+    return name
+
+
+def test_damage_to_the_newest_is_found_and_named_and_the_one_before_is_used(tmp_path):
+    """100 random cases. A changed list of checksums may accuse the file that it lists: both are named then."""
+    model = faults.model_of()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    for step, identity in ((1, "a"), (2, "a"), (3, "b")):
+        optimizer.step()
+        state = {"identity": identity, "position": step, "val_loss": 1.0 / step}
+        checkpoint.save(tmp_path / identity, step, model, [optimizer], state)
+    older = tmp_path / "a" / "step-00000001"
+    used, chance = faults.model_of(seed=1), random.Random(2)
+    for number in range(100):
+        root = tmp_path / str(number)
+        shutil.copytree(tmp_path / "a", root)
+        newest_one = root / "step-00000002"
+        named = damage(chance, newest_one, older, tmp_path / "b" / "step-00000003")
+        folder, state, complaints = checkpoint.latest(root, "a")
+        assert (folder.name, state["position"], len(complaints)) == ("step-00000001", 1, 1)
+        assert named in complaints[0] and "step-00000002" in complaints[0], (number, named, complaints)
+        checkpoint.restore(folder, used, [torch.optim.AdamW(used.parameters(), fused=True)])
+        shutil.rmtree(root)
+
+
+def test_a_run_whose_newest_is_damaged_says_so_and_ends_the_same(tmp_path, unbroken):
+    folder = tmp_path / "m"
+    fit(folder, stop_after=7)
+    data = bytearray((newest(folder) / "optimizer.safetensors").read_bytes())
+    data[-3] ^= 64
+    (newest(folder) / "optimizer.safetensors").write_bytes(data)
+    fit(folder)
+    (resumed,) = rows(folder, "resume")
+    assert resumed["step"] == 6
+    assert "step-00000007" in resumed["complaints"][0] and "optimizer.safetensors" in resumed["complaints"][0]
+    assert final(folder) == unbroken["sha256"]
+
+
+# ---------------------------------------------------------------- 4: a full disk
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1.5 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = sys.platform == "linux" and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", str(place)], capture_output=True
+    )
+    if not mounted or mounted.returncode:
+        pytest.skip("mounting a small disk is not permitted here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def fit_on_a_full_disk(folder: str, since: int, leave: int) -> list[str]:
+    """Train; from update `since` until a checkpoint has failed only `leave` bytes are free. Return the debris then."""
+    ballast, found = Path(folder).parent / "ballast", []
+
+    def watch(update: int) -> bool:
+        if update == since:
+            disk = os.statvfs(ballast.parent)
+            ballast.write_bytes(bytes(max(0, disk.f_bavail * disk.f_frsize - leave)))
+        elif ballast.exists() and update > FAILS_AT[since]:
+            found.extend(debris(folder))
+            ballast.unlink()
+        return False
+
+    faults.fit(folder, stop=watch)
+    return found
+
+
+def fit_with_small_files(folder: str, since: int) -> list[str]:
+    """Train; from update `since` until a checkpoint failed no file may grow beyond 16 kB. Return the debris then."""
+    found = []
+
+    def watch(update: int) -> bool:
+        if update == since:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (16_000, resource.RLIM_INFINITY))
+        elif update == FAILS_AT[since] + 1:
+            found.extend(debris(folder))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        return False
+
+    faults.fit(folder, stop=watch)
+    return found
+
+
+FAILS_AT = {3: 4, 7: 7}  # checkpoints come after each second update, and after the seventh, an epoch's last
+
+
+def assert_survived(folder: Path, since: int, found: list[str], sha256: str) -> None:
+    saved = [row["step"] for row in rows(folder, "checkpoint")]
+    assert FAILS_AT[since] not in saved and FAILS_AT[since] + (2 if since == 3 else 1) in saved
+    assert found == [] == debris(folder)
+    assert final(folder) == sha256
+
+
+@pytest.mark.parametrize(("since", "leave"), [(3, 40_000), (7, 40_000), (3, 0)])
+def test_a_full_disk_costs_one_checkpoint(small_disk, unbroken, since, leave):
+    """A real file system with little or nothing left, also where an epoch's folder is due: training goes on, says so,
+    leaves nothing, and saves when there is room."""
+    folder = small_disk / "m"
+    (found,) = faults.run(fit_on_a_full_disk, str(folder), since, leave)
+    assert_survived(folder, since, found, unbroken["sha256"])
+    assert "No space left" in rows(folder, "checkpoint_failed")[0]["reason"]
+
+
+@LINUX
+@pytest.mark.parametrize("since", [3, 7])
+def test_a_file_too_large_costs_one_checkpoint(tmp_path, unbroken, since):
+    """The kernel refuses in the midst of a file; needs no rights."""
+    folder = tmp_path / "m"
+    (found,) = faults.run(fit_with_small_files, str(folder), since)
+    assert_survived(folder, since, found, unbroken["sha256"])
+    assert rows(folder, "checkpoint_failed")[0]["step"] == FAILS_AT[since]
+
+
+# ---------------------------------------------------------------- 5: not finite
+
+
+def fit_with_nan(folder: str, where: str, bad: list[int], changes: dict) -> list[str]:
+    """Train with a NaN on the last process in the updates `bad`; return a digest of the weights before each update."""
+    rank, size = trainer.world()
+    model = faults.model_of()
+    seen_weights = []
+
+    def now(value: torch.Tensor) -> torch.Tensor:
+        here = len(seen_weights) + 1 in bad and rank == size - 1
+        return value * float("nan" if where != "inf" else "inf") if here else value
+
+    if where == "gradient":  # of one matrix
+        model.transformer.h[0].mlp.c_fc.weight.register_hook(now)
+    else:  # of the loss, by way of the hidden states
+        model.transformer.ln_f.register_forward_hook(lambda module, args, out: now(out) if model.training else None)
+
+    def note(update: int) -> bool:
+        seen_weights.append(hash_of(model))
+        return False
+
+    try:
+        faults.fit(folder, model=model, stop=note, **changes)
+    finally:
+        Path(folder, f"weights-{rank}.json").write_text(json.dumps([*seen_weights, hash_of(model)]), "utf-8")
+    return []
+
+
+def hash_of(model) -> str:
+    data = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    return hashlib.sha256(data).hexdigest()
+
+
+@pytest.mark.parametrize(("where", "precision"), [("gradient", "fp32"), ("loss", "bf16"), ("inf", "fp32")])
+def test_a_gradient_or_loss_that_is_not_finite_changes_no_weight(tmp_path, where, precision):
+    """On one process of two: neither takes the step, and both count it."""
+    folder, bad = tmp_path / "m", [3, 4, 7]
+    faults.run(fit_with_nan, str(folder), where, bad, {"precision": precision, "batch_size": 2}, world=2)
+    before = [json.loads((folder / f"weights-{rank}.json").read_text("utf-8")) for rank in (0, 1)]
+    assert before[0] == before[1]
+    changed = [a != b for a, b in zip(before[0], before[0][1:], strict=False)]
+    assert changed == [update not in bad for update in range(1, len(changed) + 1)]
+    assert [row["step"] for row in rows(folder, "skipped")] == bad
+    assert [row["in_a_row"] for row in rows(folder, "skipped")] == [1, 2, 1]
+    assert rows(folder, "step")[-1]["skipped"] == 3
+
+
+def test_a_run_that_stays_not_finite_ends_with_an_error(tmp_path):
+    folder = tmp_path / "m"
+    bad = list(range(6, 100))
+    job = Children(fit_with_nan, str(folder), "gradient", bad, {"batch_size": 2, "epochs": 9}, world=2)
+    codes = job.wait()
+    assert all(code > 0 for code in codes) and "Diverged" in job.said()
+    assert len(rows(folder, "skipped")) == trainer.SKIPS_IN_A_ROW
+    path, state, _ = checkpoint.latest(folder / "checkpoints", "a")
+    model = faults.model_of(seed=1)
+    checkpoint.restore(path, model, trainer.optim.make_optimizers(model, "adamw", 0.1, 0.1))
+    assert all(p.isfinite().all() for p in model.parameters())
+    history = json.loads((folder / "weights-0.json").read_text("utf-8"))
+    assert hash_of(model) == history[5] == history[-1]  # as the fifth update, the last good one, left them
+
+
+# ---------------------------------------------------------------- 6: asked to stop
+
+
+@pytest.fixture
+def room(run) -> dict:
+    """The parameters of a run whose corpus, vocabulary and tokens are ready."""
+    return models.parameters(run, checkpoint_step=2, gradient_accumulation=1, dropout=0.1)
+
+
+def shell(parameters: dict, pace: float, slow_from: int, slow: float) -> None:
+    """`python -m helpers.train` in this process; an update takes `pace` seconds more, from `slow_from` on `slow`."""
+    real, updates = plan.build_model, []
+
+    def build(*args):
+        model = real(*args)
+
+        def wait(*_) -> None:
+            if model.training:
+                updates.append(1)
+                time.sleep(slow if len(updates) >= slow_from else pace)
+
+        model.transformer.register_forward_pre_hook(wait)
+        return model
+
+    plan.build_model = build
+    file = Path(paths.run_dir("t"), "asked.json")
+    file.write_text(json.dumps(parameters), "utf-8")
+    sys.argv = ["train", str(file)]
+    main()
+
+
+def start_shell(parameters: dict, pace: float = 0.05, slow_from: int = 10**9, slow: float = 0, world: int = 1):
+    env = {"RUNS_DIR": os.environ["RUNS_DIR"]}
+    if world > 1:
+        env |= {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return Children(shell, parameters, pace, slow_from, slow, world=world, env=env)
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def wait_for(folder: Path, condition, timeout: float = 60) -> None:
+    """Wait until a condition on a run's rows holds."""
+    deadline = time.monotonic() + timeout
+    while not ((folder / "metrics.jsonl").exists() and condition()):
+        assert time.monotonic() < deadline, "what was waited for did not happen"
+        time.sleep(0.01)
+
+
+def steps_done(folder: Path) -> int:
+    return max((row["step"] for row in rows(folder, "step")), default=0)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "world"), [(signal.SIGTERM, 143, 1), (signal.SIGINT, 130, 1), (signal.SIGTERM, 143, 2)]
+)
+def test_a_signal_saves_and_ends_at_the_next_step(room, number, code, world):
+    """With two processes the signal reaches one of them; both end in the same update."""
+    folder = paths.room("t", "train")
+    room |= dict(epochs=40, checkpoint_step=0, eval_step=0)
+    job = start_shell(room, world=world)
+    wait_for(folder, lambda: steps_done(folder) >= 3)
+    os.kill(job.processes[-1].pid, number)
+    at = steps_done(folder)
+    codes = job.wait(20)
+    assert codes[-1] == code, job.said()
+    ended = rows(folder, "end")[-1]
+    assert ended["reason"] == "stopped" and ended["step"] <= at + 2  # one may have been done before it was read here
+    assert newest(folder / ".").name == f"step-{ended['step']:08d}"
+    checkpoint.verify(newest(folder))
+
+
+def test_a_second_signal_ends_at_once(room):
+    folder = paths.room("t", "train")
+    job = start_shell(room | dict(epochs=40), slow_from=4, slow=30)
+    wait_for(folder, lambda: steps_done(folder) >= 3)
+    time.sleep(0.3)  # now the fourth update sleeps
+    begin = time.monotonic()
+    os.kill(job.processes[0].pid, signal.SIGTERM)
+    time.sleep(0.3)
+    assert job.processes[0].is_alive()  # it would end with its update
+    os.kill(job.processes[0].pid, signal.SIGTERM)
+    assert job.wait(20) == [-signal.SIGTERM]
+    assert time.monotonic() - begin < 10
+
+
+def test_a_file_stop_ends_the_run_from_anywhere(room):
+    folder = paths.room("t", "train")
+    job = start_shell(room | dict(epochs=40))
+    wait_for(folder, lambda: steps_done(folder) >= 3)
+    (folder / "STOP").touch()
+    at = steps_done(folder)
+    assert job.wait(30) == [0]
+    ended = rows(folder, "end")[-1]
+    assert ended["reason"] == "stopped" and ended["step"] <= at + 2
+    assert newest(folder).name == f"step-{ended['step']:08d}"
+
+
+# ---------------------------------------------------------------- 7: out of memory
+
+
+def fit_in_little_memory(folder: str, most: int, changes: dict) -> None:
+    """Train where a micro-batch of more than `most` windows runs out of memory."""
+    model = faults.model_of(architecture="llama", dropout=0.0)
+
+    def weigh(module, args, kwargs) -> None:
+        if model.training and len(kwargs["inputs_embeds"]) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    model.base_model.register_forward_pre_hook(weigh, with_kwargs=True)
+    faults.fit(folder, model=model, **changes)
+
+
+def relative(one: dict, two: dict) -> float:
+    """Return the largest relative difference of two sets of weights, by tensor."""
+    return max(float((one[name] - two[name]).norm() / two[name].norm()) for name in two)
+
+
+def test_out_of_memory_halves_the_micro_batch_and_changes_no_update(tmp_path):
+    same = dict(lr=1e-3, batch_size=8, epochs=2)
+    fit(tmp_path / "roomy", dict(architecture="llama", dropout=0.0), **same)
+    faults.run(fit_in_little_memory, str(tmp_path / "tight"), 2, same)
+    (row,) = rows(tmp_path / "tight", "out_of_memory")
+    assert row["micro_batch"] == 2
+    roomy, tight = ([row["step"] for row in rows(tmp_path / name, "step")] for name in ("roomy", "tight"))
+    assert roomy == tight
+    assert relative(faults.weights(tmp_path / "tight"), faults.weights(tmp_path / "roomy")) < 1e-6
+    assert all(len(batch) <= 2 for batch in seen(tmp_path / "tight")[0][3:])
+
+
+def test_at_a_single_window_it_says_so(tmp_path):
+    job = Children(fit_in_little_memory, str(tmp_path / "m"), 0, {})
+    assert job.wait() == [1]
+    assert "memory runs out at a single window" in job.said()
+
+
+def test_one_of_two_out_of_memory_starts_smaller_next_time(tmp_path):
+    """A process cannot try again alone: the run fails, as one that the launcher starts again, and goes on smaller."""
+    folder = tmp_path / "m"
+    same = dict(batch_size=4, lr=1e-3, epochs=2)
+    assert any(Children(fit_in_little_memory, str(folder), 2, same, world=2).wait())
+    faults.run(fit_in_little_memory, str(folder), 2, same, world=2)
+    faults.run(fit_in_little_memory, str(tmp_path / "roomy"), 99, same, world=2)
+    assert relative(faults.weights(folder), faults.weights(tmp_path / "roomy")) < 1e-6
+
+
+def fit_below_a_limit(folder: str, room: int, changes: dict) -> None:
+    """Train in a process whose memory may grow by `room` bytes and no more."""
+    Path(folder).mkdir()
+    # else each thread of the allocator's choosing takes 64 MiB of addresses at its first use, half of the room
+    ctypes.CDLL(None).mallopt(-8, 1)  # M_ARENA_MAX
+    used = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + room, resource.RLIM_INFINITY))
+    faults.fit(folder, LARGER, size=2000, **changes)
+
+
+LARGER = dict(architecture="llama", dropout=0.0, n_embd=256, n_layer=2, n_head=4)
+
+
+@LINUX
+def test_memory_that_is_really_out(tmp_path):
+    """The kernel refuses: the whole batch of 250 windows needs more than there is, a part of it does not."""
+    same = dict(batch_size=250, lr=1e-3, epochs=2, warmup_steps=0, checkpoint_step=0)
+    faults.run(fit_below_a_limit, str(tmp_path / "tight"), 120 * 2**20, same)
+    fit(tmp_path / "roomy", LARGER, size=2000, **same)
+    assert rows(tmp_path / "tight", "out_of_memory")[0]["micro_batch"] == 125
+    assert relative(faults.weights(tmp_path / "tight"), faults.weights(tmp_path / "roomy")) < 1e-6
+
+
+# ---------------------------------------------------------------- 8: a process of several dies
+
+
+def workers(launcher: int | None = None) -> dict[int, int]:
+    """Return {rank: process id} of the training processes that this one, or another launcher, started."""
+    found = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((place / "stat").read_text("utf-8").rsplit(")", 1)[1].split()[1])
+            if parent == (launcher or os.getpid()) and b"helpers.train" in (place / "cmdline").read_bytes():
+                env = (place / "environ").read_bytes().split(b"\0")
+                found[int(next(e for e in env if e.startswith(b"RANK=")).split(b"=")[1])] = int(place.name)
+        except (OSError, StopIteration):
+            continue  # it ended meanwhile
+    return found
+
+
+def kill_at(folder: Path, step: int) -> list[float]:
+    """Kill −9 the second process when the run has done `step` updates; the list that is returned holds the moment."""
+    moment = []
+
+    def watch() -> None:
+        wait_for(folder, lambda: steps_done(folder) >= step, 240)
+        os.kill(workers()[1], signal.SIGKILL)
+        moment.append(time.monotonic())
+
+    threading.Thread(target=watch, daemon=True).start()
+    return moment
+
+
+@LINUX
+def test_a_killed_process_of_two_costs_nothing_or_ends_the_run(room):
+    """One restart allowed: the launcher goes on from the last checkpoint. Killed again, none is left: an error within a
+    minute, and no process stays. Started anew, it ends as a run that was never broken, to the bit."""
+    given = room | dict(epochs=30, batch_size=2, devices=2, checkpoint_step=5, gradient_accumulation=2)
+    folder = paths.room("t", "train")
+    whole = start_shell(given, pace=0, world=2)
+    assert whole.wait(240) == [0, 0], whole.said()
+    wanted, steps = final(folder), rows(folder, "end")[-1]["step"]
+    shutil.rmtree(folder)
+    first = kill_at(folder, steps // 4)
+    training = launch.start(given | {"restarts": 1})
+    wait_for(folder, lambda: first and rows(folder, "resume"), 240)
+    second = kill_at(folder, steps // 2)
+    with pytest.raises(RuntimeError, match="training processes failed"):
+        training.wait()
+    assert time.monotonic() - second[0] < 60
+    assert not workers()
+    reached = steps_done(folder)
+    last = start_shell(given, pace=0, world=2)
+    assert last.wait(240) == [0, 0], last.said()
+    one, two = (row["step"] for row in rows(folder, "resume"))
+    assert one >= steps // 4 - 5 and reached - two <= 5
+    assert final(folder) == wanted
+    if FULL:  # and with nothing but the launcher
+        shutil.rmtree(folder)
+        kill_at(folder, steps // 4)
+        assert launch.start(given | {"restarts": 1}).wait()["steps"] == steps
+        assert final(folder) == wanted and len(rows(folder, "resume")) == 1
+
+
+@LINUX
+def test_workers_whose_launcher_is_killed_save_and_end(room):
+    """Nobody would ever end them: they notice, save, and leave with nothing running; the next start goes on there."""
+    given = room | dict(epochs=10_000, batch_size=2, devices=2, checkpoint_step=0)
+    folder = paths.room("t", "train")
+    code = f"from helpers.train import launch; launch.start({given | {'device': 'cpu'}!r}).wait()"
+    launcher = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    try:
+        wait_for(folder, lambda: steps_done(folder) >= 20, 240)
+        found = workers(launcher.pid)
+        assert sorted(found) == [0, 1]
+        launcher.kill()
+        launcher.wait()
+        deadline = time.monotonic() + 60
+        while any(Path(f"/proc/{pid}").exists() for pid in found.values()):
+            assert time.monotonic() < deadline, "a worker goes on without its launcher"
+            time.sleep(0.1)
+    finally:
+        for pid in workers(launcher.pid).values():
+            os.kill(pid, signal.SIGKILL)
+        launcher.kill()
+    reached = rows(folder, "end")[-1]
+    assert reached["reason"] == "stopped"
+    state = json.loads((newest(folder) / "state.json").read_text("utf-8"))
+    assert state["progress"]["step"] == reached["step"] >= 20
+
+
+# ---------------------------------------------------------------- 9: no pickle
+
+
+class Payload:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, marker: Path):
+        self.marker = marker
+
+    def __reduce__(self):
+        return open, (str(self.marker), "w")
+
+
+def test_a_pickle_in_a_run_is_refused_and_never_runs(tmp_path):
+    """Beside the files of a checkpoint nobody looks at it; in place of one, the checkpoint before is used."""
+    marker, folder = tmp_path / "it ran", tmp_path / "m"
+    fit(folder, stop_after=5)
+    for name in ("optimizer.pt", "model.pt", "scheduler.bin", "model.safetensors"):
+        torch.save({"state": Payload(marker)}, newest(folder) / name)
+    fit(folder)
+    assert "model.safetensors is damaged" in rows(folder, "resume")[0]["complaints"][0]
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
+def test_a_pickle_for_pretrained_weights_is_refused_and_never_runs(tmp_path, name):
+    marker, folder = tmp_path / "it ran", tmp_path / "theirs"
+    checkpoint.export(folder, faults.model_of(), models.TOK)
+    (folder / "model.safetensors").unlink()
+    torch.save({"lm_head.weight": torch.zeros(3), "state": Payload(marker)}, folder / name)
+    with pytest.raises((ValueError, OSError, RuntimeError), match="safetensors"):
+        load_pretrained(str(folder), models.TOK, 8)
+    assert not marker.exists()

@@ -1,0 +1,331 @@
+"""Room 04: the loss in chunks is the loss; a mixture's router is held to even work; wrappers change nothing."""
+
+import copy
+import functools
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from models import TOK, tiny
+from torch.distributed.fsdp import fully_shard
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+from helpers.tokens.windows import IGNORE
+from helpers.train import loss
+from helpers.train.loss import Loss
+
+PAD = TOK.pad_token_id
+
+
+def uneven_batch():
+    """Six windows of 8, two of them padded at the right end."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randint(5, len(TOK), (6, 8), generator=generator)
+    labels = torch.randint(5, len(TOK), (6, 8), generator=generator)
+    for window, length in ((1, 2), (4, 5)):
+        inputs[window, length:] = PAD
+        labels[window, length:] = IGNORE
+    return inputs, labels
+
+
+def whole(model, inputs, labels):
+    """Return summed cross-entropy and right guesses of each window by torch, from whole logits."""
+    logits = model(inputs_embeds=model.get_input_embeddings()(inputs)).logits
+    each = F.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORE, reduction="none")
+    return each.sum(1), (logits.argmax(-1) == labels).sum(1)
+
+
+def gradients(model, objective) -> list[torch.Tensor]:
+    model.zero_grad()
+    objective.backward()
+    return [p.grad.clone() for p in model.parameters()]
+
+
+def small_pieces(monkeypatch, rows: int, cached: int):
+    monkeypatch.setattr(loss, "ROWS", {"cpu": rows})
+    monkeypatch.setattr(loss, "CACHED", cached)
+
+
+# ---------------------------------------------------------------- cross-entropy
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+@pytest.mark.parametrize(("rows", "cached"), [(1, 1), (3, 2 * len(TOK)), (100, 7 * len(TOK)), (512, 2**20)])
+def test_the_loss_in_chunks_is_the_loss(monkeypatch, architecture, rows, cached):
+    """Each window's value and right guesses, and all gradients: fp64, 1e-12, with a last chunk that is shorter."""
+    small_pieces(monkeypatch, rows, cached)
+    model = tiny(dtype=torch.float64, architecture=architecture)
+    inputs, labels = uneven_batch()
+    per_window, correct = whole(model, inputs, labels)
+    wanted = gradients(model, per_window.sum())
+    scores = Loss(model)(inputs, labels)
+    torch.testing.assert_close(scores.objective, per_window.sum().detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(scores.loss, per_window.detach(), rtol=1e-12, atol=1e-14)
+    assert torch.equal(scores.correct, correct)
+    for grad, true in zip(gradients(model, scores.objective), wanted, strict=True):
+        torch.testing.assert_close(grad, true, rtol=1e-12, atol=1e-13)
+
+
+def test_right_guesses_are_counted():
+    """Random labels are hardly ever guessed: here the model's own guesses are the labels, but for one."""
+    model = tiny()
+    inputs, labels = uneven_batch()
+    guess = model(inputs).logits.argmax(-1)
+    labels = torch.where(labels == IGNORE, IGNORE, guess)
+    labels[0, 0] = (labels[0, 0] + 1) % len(TOK)
+    assert Loss(model)(inputs, labels).correct.tolist() == [7, 2, 8, 8, 5, 8]
+
+
+@pytest.mark.parametrize("scale", [100.0, 1e4])
+def test_sure_and_wrong_has_a_finite_loss_and_a_true_gradient(scale):
+    """Where p of the right word is 0 in fp32, log p would be infinite."""
+    hidden = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * scale
+    weight = torch.randn(9, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    labels = torch.tensor([0, int((hidden[1] @ weight.T).argmax()), 3, 4])
+
+    def run(function, dtype):
+        h, w = hidden.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_()
+        value = function(h, w)
+        value.backward()
+        return value.detach(), h.grad, w.grad
+
+    def ours(h, w):
+        return loss._ChunkedCrossEntropy.apply(h, w, labels, h.dtype)[0]
+
+    def torchs(h, w):
+        return F.cross_entropy(h @ w.T, labels, reduction="sum")
+
+    for one, two in zip(run(ours, torch.float32), run(torchs, torch.float64), strict=True):
+        assert torch.isfinite(one).all()
+        torch.testing.assert_close(one.double(), two, rtol=1e-4, atol=1e-4)
+
+
+def test_bf16_products_keep_the_loss_in_fp32():
+    """Loss within 1 %, each gradient within 2 % of its norm of fp32's (0.05 more, for a true gradient of 0)."""
+    batch, found = uneven_batch(), []
+    for enabled in (False, True):
+        model = tiny(n_embd=32)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            scores = Loss(model)(*batch)
+        assert scores.loss.dtype == torch.float32
+        found.append((scores.objective.item(), gradients(model, scores.objective)))
+    (value, grads), (rounded, others) = found
+    assert rounded == pytest.approx(value, rel=1e-2)
+    for true, grad in zip(grads, others, strict=True):
+        assert grad.dtype == torch.float32
+        assert float((grad - true).norm()) < 2e-2 * float(true.norm()) + 0.05
+
+
+def test_chunks_are_added_in_fp32(monkeypatch):
+    """A sum kept in bf16 stands still after 256 equal terms: here 2,000 chunks of one row, right to 1 %."""
+    small_pieces(monkeypatch, 1, 2**20)
+    hidden = torch.ones(2000, 4)
+    weight = torch.zeros(8, 4, requires_grad=True)
+    loss._ChunkedCrossEntropy.apply(hidden, weight, torch.zeros(2000, dtype=torch.long), torch.bfloat16)[0].backward()
+    wanted = torch.full((8, 4), 2000 / 8)
+    wanted[0] -= 2000
+    torch.testing.assert_close(weight.grad, wanted, rtol=1e-2, atol=0)
+
+
+def test_the_logits_never_stand_whole(monkeypatch):
+    """No tensor of a forward and backward pass is as large as the logits; torch's own way makes several."""
+    small_pieces(monkeypatch, 16, 64)
+    model = tiny(n_ctx=128)
+    inputs = torch.randint(5, len(TOK), (8, 128))
+
+    class Largest(torch.utils._python_dispatch.TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.sizes = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            outs = out if isinstance(out, (tuple, list)) else [out]
+            self.sizes += [t.numel() for t in outs if isinstance(t, torch.Tensor) and t.shape[-1:] == (len(TOK),)]
+            return out
+
+    with Largest() as ours:
+        Loss(model)(inputs, inputs).objective.backward()
+    with Largest() as theirs:
+        whole(model, inputs, inputs)[0].sum().backward()
+    assert max(ours.sizes) <= 16 * len(TOK)
+    assert max(theirs.sizes) == inputs.numel() * len(TOK)
+
+
+def test_a_batch_without_labels_has_loss_and_gradient_0():
+    model = tiny()
+    inputs, labels = uneven_batch()
+    scores = Loss(model)(inputs, torch.full_like(labels, IGNORE))
+    assert scores.objective == 0 and not scores.loss.any() and not scores.correct.any()
+    assert not any(grad.any() for grad in gradients(model, scores.objective))
+
+
+def test_masked_positions_have_no_gradient():
+    """labels = input_ids taught one tutorial's model to predict padding: loss 2.25 at 19 % accuracy."""
+    model = tiny()
+    inputs, labels = uneven_batch()
+    labels[:, 3:] = IGNORE
+    found = []
+    for filler in (3, 5):
+        inputs[:, 3:] = filler
+        found.append(gradients(model, Loss(model)(inputs, labels).objective))
+    wte, wpe = model.transformer.wte.weight, model.transformer.wpe.weight
+    assert (wpe.grad[3:] == 0).all()
+    for p, one, two in zip(model.parameters(), *found, strict=True):
+        if p is not wte:
+            assert torch.equal(one, two)
+
+
+def test_the_gradient_is_scaled_by_what_comes_in():
+    """A loss scale, or 1 / number of labels, reaches every gradient once."""
+    model = tiny(dtype=torch.float64)
+    batch = uneven_batch()
+    wanted = gradients(model, Loss(model)(*batch).objective)
+    for grad, true in zip(gradients(model, Loss(model)(*batch).objective * 0.125), wanted, strict=True):
+        torch.testing.assert_close(grad, 0.125 * true, rtol=1e-12, atol=1e-15)
+
+
+def test_a_second_backward_is_refused_in_words():
+    scores = Loss(tiny())(*uneven_batch())
+    scores.objective.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="call Loss anew"):
+        scores.objective.backward()
+
+
+def test_validation_leaves_no_graph():
+    with torch.no_grad():
+        scores = Loss(tiny())(*uneven_batch())
+    assert not scores.objective.requires_grad and (scores.loss.sum() - scores.objective).abs() < 1e-3
+
+
+# ---------------------------------------------------------------- mixtures of experts
+
+
+@pytest.mark.parametrize("chosen", [1, 2])
+def test_a_mixtures_objective_is_the_librarys(chosen):
+    """transformers sums over layers before it multiplies: with one layer the two are the same. fp64, rel 1e-6, as
+    transformers counts in fp32. Padding has no part in it."""
+    model = tiny(
+        dtype=torch.float64, architecture="moe", n_layer=1, n_experts=4, experts_per_token=chosen, aux_loss_coef=0.3
+    )
+    inputs, labels = uneven_batch()
+    mask = (inputs != PAD).long()
+    out = model(input_ids=inputs, attention_mask=mask, output_router_logits=True)
+    cross_entropy = F.cross_entropy(out.logits.transpose(1, 2), labels, ignore_index=IGNORE, reduction="sum")
+    aux = load_balancing_loss_func(out.router_logits, 4, chosen, mask)
+    unmasked = load_balancing_loss_func(out.router_logits, 4, chosen)
+    assert aux.item() != pytest.approx(unmasked.item(), rel=1e-6)
+    wanted = gradients(model, cross_entropy + 0.3 * aux * (labels != IGNORE).sum())
+    scores = Loss(model)(inputs, labels)
+    torch.testing.assert_close(scores.loss.sum(), cross_entropy.detach(), rtol=1e-12, atol=0)  # pure cross-entropy
+    for grad, true in zip(gradients(model, scores.objective), wanted, strict=True):
+        torch.testing.assert_close(grad, true, rtol=1e-6, atol=1e-6)
+
+
+def test_each_layer_is_balanced_by_itself():
+    """Two layers that use one expert each, not the same one: worst for both, though over both the work is even."""
+    model = tiny(architecture="moe", n_experts=2, experts_per_token=1)
+    one_sided = torch.tensor([[50.0, -50.0]]).expand(10, 2)
+    real = torch.ones(10, dtype=torch.bool)
+    assert Loss(model)._balance((one_sided, one_sided.flip(1)), real) == pytest.approx(2.0)
+    even = torch.tensor([[1e-3, -1e-3], [-1e-3, 1e-3]]).repeat(5, 1)
+    assert Loss(model)._balance((even, even), real) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_the_experts_load_is_counted_in_training_only():
+    model = tiny(architecture="moe", n_layer=3, n_experts=4, experts_per_token=2)
+    loss_of = Loss(model).train()
+    inputs, labels = uneven_batch()
+    real = int((inputs != PAD).sum())
+    loss_of(inputs, labels)
+    loss_of(inputs, labels)
+    assert loss_of.expert_load.shape == (3, 4)
+    assert (loss_of.expert_load.sum(1) == 2 * 2 * real).all()  # two batches, two experts a token
+    shares = loss_of.expert_shares()
+    assert [sum(layer) for layer in shares] == pytest.approx([1.0] * 3)
+    assert loss_of.expert_shares() is None  # it counts anew
+    loss_of.eval()(inputs, labels)
+    assert loss_of.expert_load is None
+
+
+@pytest.mark.parametrize(("coefficient", "shares_work"), [(0.0, False), (1.0, True)])
+def test_a_collapsed_router_learns_to_share(coefficient, shares_work):
+    """All tokens go to one expert at first: with the router's loss they spread, without it they stay."""
+    inputs, labels = uneven_batch()
+    model = tiny(architecture="moe", n_layer=1, n_experts=4, experts_per_token=1, aux_loss_coef=coefficient)
+    gate = next(p for name, p in model.named_parameters() if name.endswith("gate.weight"))
+    with torch.no_grad():
+        model.model.embed_tokens.weight[:, 0] = 0.04  # every token leans the same way
+        gate.mul_(10)[0, 0] += 3.0  # and that way is expert 0
+    loss_of = Loss(model)
+    optimizer = torch.optim.SGD([gate], lr=0.02)
+    busiest = []
+    for _ in range(60):
+        loss_of(inputs, labels).objective.backward()
+        busiest.append(max(loss_of.expert_shares()[0]))
+        optimizer.step()
+        model.zero_grad()
+    assert busiest[0] > 0.9
+    assert (busiest[-1] < 0.5) == shares_work
+
+
+def test_a_dense_model_has_no_load():
+    loss_of = Loss(tiny())
+    loss_of(*uneven_batch())
+    assert loss_of.expert_load is None and loss_of.expert_shares() is None
+
+
+# ---------------------------------------------------------------- wrapped
+
+
+@pytest.fixture
+def one_process(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "moe"])
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_data_parallel_wrappers_change_nothing(one_process, how, architecture):
+    """Scores come through DDP and FSDP2 as they are, gradients too: fp64, 1e-12. The tied matrix has both of its."""
+    model = tiny(dtype=torch.float64, architecture=architecture)
+    twin = copy.deepcopy(model)
+    batch = uneven_batch()
+    wanted = Loss(twin)(*batch)
+    true = gradients(twin, wanted.objective)
+    loss_of = Loss(model)
+    if how == "ddp":
+        wrapped = torch.nn.parallel.DistributedDataParallel(loss_of)
+    else:
+        for layer in model.transformer.h if architecture == "gpt2" else model.model.layers:
+            fully_shard(layer, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (1,)))
+        wrapped = fully_shard(loss_of, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (1,)))
+    scores = wrapped(*batch)
+    assert type(scores).__name__ == "Scores"
+    for one, two in zip(scores, wanted, strict=True):
+        torch.testing.assert_close(one, two.to(one.dtype), rtol=1e-12, atol=1e-14)
+    scores.objective.backward()
+    grads = [p.grad.full_tensor() if how == "fsdp" else p.grad for p in model.parameters()]
+    for grad, want in zip(grads, true, strict=True):
+        torch.testing.assert_close(grad, want, rtol=1e-12, atol=1e-13)
+    assert (loss_of.expert_load is None) == (architecture == "gpt2")
+
+
+def test_a_compiled_body_is_the_same_model(monkeypatch):
+    """Names of the weights, the tie, the scores: all as without. fp32, 1e-5; traced, but not translated into C++."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model = tiny()
+    batch = uneven_batch()
+    plain, compiled = Loss(model), Loss(model, compile=True)
+    wanted, scores = plain(*batch), compiled(*batch)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1  # it was not passed by
+    torch.testing.assert_close(scores.objective, wanted.objective, rtol=1e-5, atol=0)
+    true = gradients(model, wanted.objective)
+    for grad, want in zip(gradients(model, scores.objective), true, strict=True):
+        torch.testing.assert_close(grad, want, rtol=1e-5, atol=1e-5)
+    assert list(compiled.state_dict()) == list(plain.state_dict())
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight

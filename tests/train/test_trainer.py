@@ -1,0 +1,289 @@
+"""Room 04: the loop does what the formula says, counts what it does, and goes on where it was."""
+
+import math
+import time
+
+import numpy as np
+import pytest
+import torch
+from models import CPU, TOK, Numbers, fit, rows, tiny
+from transformers import AutoModelForCausalLM
+
+from helpers.tokens.windows import IGNORE, Windows, epoch_order
+from helpers.train import checkpoint, optim, trainer
+from helpers.train.loss import Loss
+from helpers.train.state import SpikeDetector
+
+
+def no_scaler():
+    return torch.amp.GradScaler("cpu", enabled=False)
+
+
+def uneven_batch():
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randint(5, len(TOK), (6, 8), generator=generator)
+    labels = torch.randint(5, len(TOK), (6, 8), generator=generator)
+    labels[1, 2:] = IGNORE
+    labels[4, 5:] = IGNORE
+    return inputs, labels
+
+
+# ---------------------------------------------------------------- pieces
+
+
+@pytest.mark.parametrize("sizes", [[6], [1, 5], [2, 2, 2], [1] * 6])
+def test_accumulation_equals_the_big_batch(sizes):
+    """Also with uneven labels in the micro-batches: fp64, 1e-12, against the mean over the whole batch."""
+    model = tiny(dtype=torch.float64)
+    inputs, labels = uneven_batch()
+    logits = model(input_ids=inputs).logits
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE).backward()
+    wanted = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    batches = list(zip(inputs.split(sizes), labels.split(sizes), strict=True))
+
+    n_labels = int((labels != IGNORE).sum())
+    losses, correct = trainer.accumulate(Loss(model), batches, n_labels, "fp32", CPU, no_scaler())
+    for p, grad in zip(model.parameters(), wanted, strict=True):
+        torch.testing.assert_close(p.grad, grad, rtol=1e-12, atol=1e-14)
+    each = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORE, reduction="none")
+    torch.testing.assert_close(losses, each.sum(1).detach(), rtol=1e-12, atol=1e-12)
+    assert torch.equal(correct, (logits.argmax(-1) == labels).sum(1))
+
+
+def test_clipping_is_torchs_on_the_accumulated_gradient():
+    """Clipping at every micro-batch bends the direction of the sum; here it happens once an update."""
+    model, reference = tiny(), tiny()
+    inputs, labels = uneven_batch()
+    n_labels = int((labels != IGNORE).sum())
+    (Loss(reference)(inputs, labels).objective / n_labels).backward()
+    wanted = float(torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.05))
+    torch.optim.SGD(reference.parameters(), lr=1.0).step()
+    batches = list(zip(inputs.split(2), labels.split(2), strict=True))
+    trainer.accumulate(Loss(model), batches, n_labels, "fp32", CPU, no_scaler())
+    norm = optim.update([torch.optim.SGD(model.parameters(), lr=1.0)], list(model.parameters()), 0.05, no_scaler())
+    assert norm == pytest.approx(wanted, rel=1e-5)
+    for one, two in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize(("world", "n", "batches"), [(1, 9, 5), (2, 9, 3), (4, 9, 2), (4, 2, 1), (3, 7, 2)])
+def test_processes_share_an_update_without_loss_or_overlap(world, n, batches):
+    """Each has equally many micro-batches, for the processes meet in each of them."""
+    parts = [trainer.split_across_ranks(np.arange(n), 2, rank, world) for rank in range(world)]
+    assert sorted(int(i) for part in parts for batch in part for i in batch) == list(range(n))
+    assert {len(part) for part in parts} == {batches}
+
+
+def test_evaluation_scores_each_token_once_without_dropout():
+    model = tiny(dropout=0.5).train()
+    windows = Windows(Numbers(50), 8, 4, 3, once=True)
+    found = trainer.evaluate(Loss(model), windows, 3, "fp32", CPU)
+    assert found["tokens"] == 49
+    assert trainer.evaluate(Loss(model), windows, 5, "fp32", CPU) == pytest.approx(found, rel=1e-5)
+    assert model.training
+
+
+def test_a_spike_is_noticed_and_noise_is_not():
+    random = np.random.default_rng(0)
+    spikes = SpikeDetector()
+    assert not any(spikes.usual(4 - 0.02 * i + 0.05 * random.standard_normal()) for i in range(60))
+    assert spikes.usual(6.0) == pytest.approx(3.3, abs=0.2)
+
+
+# ---------------------------------------------------------------- the loop
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_it_learns_to_count(tmp_path, optimizer):
+    figures = fit(tmp_path / "m", size=1600, epochs=3, lr=3e-2, optimizer=optimizer)
+    steps = rows(tmp_path / "m", "step")
+    assert steps[0]["loss"] == pytest.approx(math.log(len(TOK)), abs=0.3)
+    assert figures["val_loss"] < 0.5 < 2.5 < steps[0]["loss"]
+    assert figures["accuracy"] > 0.9
+    assert figures["val_bits_per_char"] == pytest.approx(figures["val_loss"] / math.log(2) / 1.5)
+
+
+def test_steps_checkpoints_and_rows_are_exact(tmp_path):
+    """25 windows, 8 an update: 4 updates an epoch, the last one smaller; one checkpoint an epoch, not one a shard."""
+    folder = tmp_path / "m"
+    figures = fit(folder, epochs=3)
+    assert figures["steps"] == figures["total_steps"] == 12
+    assert [row["step"] for row in rows(folder, "step")] == list(range(1, 13))
+    assert [row["step"] for row in rows(folder, "checkpoint")] == [4, 8, 12]
+    assert sorted(path.name for path in folder.glob("epoch-*")) == ["epoch-1", "epoch-2", "epoch-3"]
+    assert rows(folder, "end")[0]["reason"] == "finished"
+    assert rows(folder, "sample")
+    assert list(folder.glob("tensorboard/events*"))
+
+
+def test_an_epochs_row_is_the_mean_over_its_labels(tmp_path):
+    """A mean of the updates' means would count the last, small update as much as the others."""
+    fit(tmp_path / "m", gradient_accumulation=1)
+    steps, epochs = rows(tmp_path / "m", "step"), rows(tmp_path / "m", "epoch")
+    lengths = Windows(Numbers(200), 8, 8, 3).lengths
+    assert [row["epoch"] for row in epochs] == [1, 2]
+    for number, epoch in enumerate(epochs):
+        labels = [lengths[part].sum() for part in np.split(epoch_order(lengths, 0, number), range(4, 25, 4))]
+        for name in ("loss", "accuracy"):
+            of_updates = [row[name] for row in steps[7 * number : 7 * number + 7]]
+            assert epoch[name] == pytest.approx(np.average(of_updates, weights=labels), rel=1e-9)
+    assert epochs[1]["loss"] < epochs[0]["loss"] and epochs[1]["seconds"] > 0
+
+
+def test_a_step_says_how_fast_how_large_and_how_far(tmp_path):
+    fit(tmp_path / "m")
+    for row in rows(tmp_path / "m", "step"):
+        assert 0 < row["update_ratio"] < 1 and row["grad_norm"] > 0 and row["memory"] > 2**20
+        assert 0 < row["mfu"] < 1 and row["tokens_per_second"] > 0 and row["skipped"] == 0
+    last = rows(tmp_path / "m", "step")[-1]
+    assert last["step"] == last["total_steps"] == 8 and last["seconds_left"] == 0 and last["epoch"] == 2
+
+
+def test_the_final_model_is_the_trained_one(tmp_path):
+    model = tiny()
+    fit(tmp_path / "m", model)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "m" / "final_model")
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loaded.parameters(), strict=True))
+
+
+def stop_at(step: int):
+    """Return a function that asks for the end after update `step`."""
+    asked = iter(range(1, 10**6))
+    return lambda: next(asked) >= step
+
+
+@pytest.mark.parametrize("step", [3, 4, 6])
+def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, step):
+    """Stopped inside an epoch, at its edge and after it, with dropout on; test_faults does it in all precisions."""
+    whole = tiny(dropout=0.1)
+    fit(tmp_path / "whole", whole, optimizer="muon")
+    folder = tmp_path / "parts"
+    stopped = fit(folder, tiny(dropout=0.1), optimizer="muon", stop=stop_at(step))
+    assert stopped["steps"] == step and "val_loss" not in stopped
+    assert rows(folder, "end")[-1]["reason"] == "stopped"
+    parts = tiny(seed=5, dropout=0.1)
+    assert fit(folder, parts, optimizer="muon")["steps"] == 8
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), parts.parameters(), strict=True))
+
+
+def test_a_finished_run_has_nothing_left_to_do(tmp_path):
+    first = fit(tmp_path / "m")
+    again = fit(tmp_path / "m")
+    assert again["steps"] == first["steps"]
+    assert again["seconds"] >= first["seconds"] - 0.5 and again["tokens_per_second"] == first["tokens_per_second"]
+    assert again["val_loss"] == pytest.approx(first["val_loss"], rel=1e-6)
+
+
+def test_another_runs_checkpoint_is_refused(tmp_path):
+    fit(tmp_path / "m", identity="one")
+    with pytest.raises(checkpoint.BadCheckpoint, match="other data or parameters"):
+        fit(tmp_path / "m", identity="two")
+
+
+def test_the_best_checkpoint_is_kept_when_it_gets_worse(tmp_path):
+    """A rate far too high at the end of a run: the weights of its best validation are still there."""
+    folder = tmp_path / "m"
+    fit(folder, size=800, epochs=2, lr=3e-2)  # 26 updates
+    fit(folder, size=800, epochs=6, lr=20.0, warmup_steps=60)
+    losses = {row["step"]: row["loss"] for row in rows(folder, "validation")}
+    lowest = min(losses, key=losses.get)
+    assert lowest < 78 and losses[78] > 2 * losses[lowest]
+    best = checkpoint.best(folder / "checkpoints")
+    assert best.name == f"step-{lowest:08d}" and checkpoint.verify(best)["val_loss"] == losses[lowest]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_time_budget_ends_when_the_time_does(tmp_path, optimizer):
+    """The rate has come down by then; a run that is continued keeps to the same clock."""
+    folder = tmp_path / "m"
+    options = dict(max_minutes=3 / 60, schedule="linear", final_lr_fraction=0.0, warmup_steps=10, optimizer=optimizer)
+    fit(folder, **options, stop=stop_at(20))
+    begin = time.perf_counter()
+    figures = fit(folder, **options)
+    assert 1.0 < time.perf_counter() - begin < 4.5
+    assert figures["seconds"] == pytest.approx(3, abs=0.6)
+    rates = [row["lr"] for row in rows(folder, "step")]
+    assert figures["steps"] > 30 and rates[-1] < 0.2 * max(rates) and max(rates) > 0.5e-2
+    assert rows(folder, "end")[-1]["reason"] == "finished"
+    assert not list(folder.glob("epoch-*"))  # there may be hundreds
+
+
+def test_out_of_memory_halves_the_micro_batch_and_keeps_the_update(tmp_path, monkeypatch):
+    """On a device that holds two windows at most: parameters within 1e-6 of those of a device that holds four."""
+    enough = tiny(architecture="llama")
+    fit(tmp_path / "enough", enough)
+    real = Loss.forward
+
+    def small(self, inputs, labels):
+        if len(inputs) > 2 and self.training:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+        return real(self, inputs, labels)
+
+    monkeypatch.setattr(Loss, "forward", small)
+    model = tiny(architecture="llama")
+    assert fit(tmp_path / "m", model)["steps"] == 8
+    assert [row["micro_batch"] for row in rows(tmp_path / "m", "out_of_memory")] == [2]
+    for one, two in zip(enough.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-6)
+    assert (tmp_path / "m" / "micro_batch.txt").read_text() == "2"
+
+
+def test_memory_that_never_suffices_is_an_error_with_advice(tmp_path, monkeypatch):
+    def never(self, inputs, labels):
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(Loss, "forward", never)
+    with pytest.raises(MemoryError, match="smaller model"):
+        fit(tmp_path / "m")
+
+
+def test_a_run_that_only_fails_ends_with_an_error(tmp_path):
+    """One article skipped failing batches in silence and reported loss 0."""
+    model = tiny()
+    with torch.no_grad():
+        model.transformer.wte.weight.fill_(math.nan)
+    with pytest.raises(trainer.Diverged, match="not finite"):
+        fit(tmp_path / "m", model, epochs=5)
+    assert len(rows(tmp_path / "m", "skipped")) == trainer.SKIPS_IN_A_ROW
+
+
+def test_a_spike_names_the_windows_it_came_from(tmp_path, monkeypatch):
+    """One window of the last epochs is made hard: ids that never follow each other."""
+    real = Windows.__getitem__
+    calls = []
+
+    def odd(self, index):
+        inputs, labels = real(self, index)
+        calls.append(index)
+        if index == 113 and len(calls) > 600:
+            labels = np.where(labels == IGNORE, IGNORE, 200)
+        return inputs, labels
+
+    monkeypatch.setattr(Windows, "__getitem__", odd)
+    fit(tmp_path / "m", size=1600, epochs=5, lr=2e-2, gradient_accumulation=1, schedule="constant")
+    spikes = rows(tmp_path / "m", "spike")
+    assert spikes and spikes[0]["windows"][0]["index"] == 113
+    assert spikes[0]["loss"] > spikes[0]["usual"] and spikes[0]["windows"][0]["text"]
+
+
+def test_fp16_finds_its_scale_and_learns(tmp_path):
+    """A scale that is too large at first only costs skipped updates; the row says how many, and the scale."""
+    figures = fit(tmp_path / "m", size=1600, epochs=3, lr=3e-2, precision="fp16")
+    assert figures["val_loss"] < 0.7
+    assert rows(tmp_path / "m", "step")[-1]["scale"] > 0
+
+
+def test_a_mixture_of_experts_logs_their_load(tmp_path):
+    model = tiny(architecture="moe", n_experts=4, experts_per_token=1)
+    fit(tmp_path / "m", model)
+    load = rows(tmp_path / "m", "step")[-1]["expert_load"]
+    assert len(load) == 2 and all(sum(layer) == pytest.approx(1, abs=1e-3) and len(layer) == 4 for layer in load)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("changes", [{"precision": "bf16"}, {"precision": "fp16"}, {"compile": True}], ids=str)
+def test_it_learns_to_count_on_a_gpu(tmp_path, changes):
+    options = dict(size=1600, epochs=3, lr=3e-2, optimizer="muon", device=torch.device("cuda:0")) | changes
+    assert fit(tmp_path / "m", **options)["val_loss"] < 0.7

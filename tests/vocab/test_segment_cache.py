@@ -1,0 +1,120 @@
+"""cuts: what was cut is found again, in any process; a damaged file costs time and never a result."""
+
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers import paths
+from helpers.vocab.segment_cache import SegmentCache, pack, unpack
+
+CUT = {f"绿萝第{i}天浇水": pack(["绿萝", f"第{i}天", "浇水"]) for i in range(2000)}
+
+
+@pytest.fixture
+def cuts(tmp_path):
+    made = SegmentCache(tmp_path / "runs" / "cuts.sqlite")
+    made.keep(CUT)
+    return made
+
+
+@given(st.lists(st.text(min_size=1)))
+def test_packed_lengths_give_the_pieces_back(pieces):
+    assert unpack("".join(pieces), pack(pieces)) == pieces
+
+
+def test_a_piece_too_long_to_pack_is_an_error():
+    assert len(pack(["x" * 65_535])) == 2
+    with pytest.raises(OverflowError):
+        pack(["x" * 65_536])
+
+
+def test_what_was_kept_is_found_and_nothing_else(cuts):
+    assert SegmentCache(cuts.path).find([*CUT, "没见过", ""]) == CUT
+    cuts.keep({"没见过": pack(["没", "见过"])})
+    assert SegmentCache(cuts.path).find(["没见过"]) == {"没见过": pack(["没", "见过"])}
+    assert cuts.find([]) == {}
+
+
+def test_a_line_with_half_a_surrogate_pair_is_a_line(cuts):
+    cuts.keep({"\ud800": pack(["\ud800"])})
+    assert cuts.find(["\ud800"])
+
+
+def test_the_file_holds_no_text(cuts):
+    assert "绿萝".encode() not in cuts.path.read_bytes()
+
+
+def damaged(data: bytes) -> list[bytes]:
+    middle = len(data) // 2
+    return [b"", b"no database at all " * 99, data[:middle], data[:50], data[:100] + bytes(4096) + data[4196:],
+            data[:middle] + b"\xff" * 5000 + data[middle + 5000 :]]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", range(6))
+def test_a_damaged_file_is_begun_anew_and_never_gives_a_wrong_cut(cuts, kind):
+    cuts.path.write_bytes(damaged(cuts.path.read_bytes())[kind])
+    found = cuts.find(CUT)
+    assert all(CUT[line] == lengths for line, lengths in found.items())
+    assert len(found) < len(CUT)
+    cuts.keep(CUT)
+    if cuts.find(CUT) != CUT:  # the damage was met while writing: the next round begins anew
+        cuts.keep(CUT)
+    assert SegmentCache(cuts.path).find(CUT) == CUT
+
+
+def test_lengths_that_do_not_fit_their_line_are_not_believed(cuts):
+    with sqlite3.connect(cuts.path) as file:
+        file.execute("UPDATE cuts SET lengths = ?", (pack(["绿萝"]) + b"\x01",))
+    assert cuts.find(CUT) == {}
+
+
+def test_a_place_that_cannot_be_written_costs_no_result(tmp_path, capsys):
+    (tmp_path / "file").write_text("a file where a folder should be")
+    cuts = SegmentCache(tmp_path / "file" / "cuts.sqlite")
+    cuts.keep(CUT)
+    assert cuts.find(CUT) == {}
+    assert capsys.readouterr().err.count("cannot be used") == 1
+
+
+WRITER = """if True:
+    import sys
+    from helpers.vocab.segment_cache import SegmentCache, pack
+    cuts = SegmentCache(sys.argv[1])
+    for i in range(40):
+        cuts.keep({f"{sys.argv[2]} {i} {j}": pack([f"{sys.argv[2]} {i} {j}"]) for j in range(50)})
+        assert len(cuts.find(f"{sys.argv[2]} {i} {j}" for j in range(50))) == 50
+"""
+
+
+def test_several_processes_write_at_the_same_time(tmp_path):
+    path = tmp_path / "cuts.sqlite"
+    command = [sys.executable, "-c", WRITER, path]
+    writers = [subprocess.Popen([*command, name], cwd=paths.repo_root()) for name in ("a", "b")]
+    assert [writer.wait(60) for writer in writers] == [0, 0]
+    lines = [f"{name} {i} {j}" for name in ("a", "b") for i in range(40) for j in range(50)]
+    assert len(SegmentCache(path).find(lines)) == len(lines)
+
+
+def test_a_process_that_is_killed_leaves_all_or_nothing(tmp_path):
+    path = tmp_path / "cuts.sqlite"
+    code = """if True:
+        import os, sqlite3, sys
+        from helpers.vocab import segment_cache as cuts
+        made = cuts.SegmentCache(sys.argv[1])
+        made.keep({"a": cuts.pack(["a"])})
+        def rows():
+            for i in range(100000):
+                if i == 50000:
+                    os.kill(os.getpid(), 9)
+                yield f"line {i}", cuts.pack([f"line {i}"])
+        with sqlite3.connect(sys.argv[1]) as file:
+            file.execute("PRAGMA cache_size = 10")  # so that much of it is on the disk already
+            file.executemany("INSERT INTO cuts VALUES (?, ?)", ((cuts._key(line), n) for line, n in rows()))
+    """
+    assert subprocess.run([sys.executable, "-c", code, path], cwd=paths.repo_root(), check=False).returncode == -9
+    cuts = SegmentCache(path)
+    assert set(cuts.find(["a", *(f"line {i}" for i in range(100))])) == {"a"}

@@ -1,0 +1,461 @@
+"""tokenizer: each kind gives any text back exactly, reads no special token from it, loads in plain Hugging Face."""
+
+import json
+import math
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import GPT2Config, PreTrainedTokenizerFast
+
+from helpers import paths
+from helpers.manifest import RoomError
+from helpers.vocab import tokenizer
+from helpers.vocab.words import write_words
+
+WORDS = {"绿萝": 90, "叶子": 60, "叶": 20, "发黄": 10, "浇水": 50, "，": 80, "的": 70, "the": 5, "ab": 3, "[C": 2}
+TEXT = "绿萝的叶子发黄，怎么办？\n浇水。"
+tok = tokenizer.build(WORDS, TEXT)
+TOKENIZERS = {
+    "words": tok,
+    "characters": tokenizer.build_characters(Counter(TEXT)),
+    "bpe": tokenizer.build_bpe([TEXT, "绿萝叶子发黄，绿萝浇水。[CLS]的 <0x41>的"] * 9, 400, min_count=2),
+    "bytes": tokenizer.build_bytes(),
+}
+each_kind = pytest.mark.parametrize("tok", [pytest.param(made, id=kind) for kind, made in TOKENIZERS.items()])
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+LOOK_ALIKES = [*tokenizer.SPECIAL_TOKENS, "<0x41>", "<0xE7>", "▁", "Ġ", "##a", "</s>", "\x00", "\u0301", "\ufeff",
+               "\u200d", "👨‍👩‍👧", "𠮷", "\U0010ffff", "\r\n", " .", " n't", "绿萝", "叶子"]  # fmt: skip
+any_text = st.lists(st.one_of(st.text(max_size=8), st.sampled_from(LOOK_ALIKES)), max_size=12).map("".join)
+
+
+def test_the_kinds_are_these_four():
+    assert tuple(TOKENIZERS) == tokenizer.KINDS
+
+
+@each_kind
+def test_any_text_comes_back_and_is_never_a_special_token(tok):
+    @settings(max_examples=200, deadline=None)
+    @given(any_text)
+    def check(text):
+        ids = tokenizer.encode(tok, text)
+        assert tokenizer.decode(tok, ids) == text
+        assert not set(ids) & set(tok.all_special_ids)
+        assert "".join(tokenizer.pieces(tok, text)) == text
+
+    check()
+
+
+@each_kind
+def test_a_batch_gives_the_ids_of_its_texts(tok):
+    @settings(max_examples=30, deadline=None)
+    @given(st.lists(any_text, max_size=5))
+    def check(texts):
+        assert tokenizer.encode_batch(tok, texts) == [tokenizer.encode(tok, text) for text in texts]
+
+    check()
+
+
+@each_kind
+def test_the_hugging_face_call_gives_the_same_ids(tok):
+    @settings(max_examples=50, deadline=None)
+    @given(any_text)
+    def check(text):
+        assert tok(text)["input_ids"] == tokenizer.encode(tok, text)
+        assert tok.decode(tokenizer.encode(tok, text)) == text
+
+    check()
+
+
+@each_kind
+def test_offsets_say_where_each_piece_stands(tok):
+    """A piece is the text at its offset, bytes spell the characters at theirs, and nothing is left out."""
+
+    @settings(max_examples=100, deadline=None)
+    @given(any_text)
+    def check(text):
+        found = tok(text, return_offsets_mapping=True)
+        pairs = zip(found["offset_mapping"], tok.convert_ids_to_tokens(found["input_ids"]), strict=True)
+        at, spelled = 0, b""
+        for (start, end), name in pairs:
+            spelled += bytes([BYTES.index(name)]) if name in BYTES else name.encode()
+            assert (start, end > start) == (at, True)
+            if spelled == text[start:end].encode():
+                at, spelled = end, b""
+        assert (at, spelled) == (len(text), b"")
+
+    check()
+
+
+@pytest.mark.parametrize("tok", [TOKENIZERS[kind] for kind in ("words", "characters", "bpe")])
+def test_every_single_byte_piece_and_look_alike_loses_to_its_letters(tok):
+    """Pieces of a Unigram vocabulary are matched in plain text: "<0x41>" must not be the byte A, nor "[CLS]" an end."""
+    for piece in [*tokenizer.SPECIAL_TOKENS, *BYTES]:
+        for text in (piece, f"绿{piece}萝", piece * 3):
+            ids = tokenizer.encode(tok, text)
+            assert tok.convert_tokens_to_ids(piece) not in ids
+            assert tokenizer.decode(tok, ids) == text
+
+
+@each_kind
+def test_special_tokens_have_their_names_ids_and_meanings(tok):
+    assert tok.convert_ids_to_tokens(range(5)) == ["[SEP]", "[CLS]", "[MASK]", "[PAD]", "[UNK]"]
+    names = [tok.sep_token, tok.eos_token, tok.bos_token, tok.pad_token, tok.unk_token]
+    assert names == tokenizer.SPECIAL_TOKENS
+    assert set(tok("绿萝")) == {"input_ids", "attention_mask"}
+
+
+def test_ids_follow_the_word_list_and_every_size_comes_from_the_tokenizer():
+    assert tok.convert_tokens_to_ids(list(WORDS)) == list(range(5, 5 + len(WORDS)))
+    letters = {*TEXT, "\t", "\n", "\r", *map(chr, range(32, 127))} - set(WORDS)
+    assert len(tok) == tok.vocab_size == 5 + len(WORDS) + len(letters) + 256
+
+
+def test_words_are_found_and_strangers_are_spelled_in_bytes():
+    assert tokenizer.pieces(tok, "绿萝的叶子，") == ["绿萝", "的", "叶子", "，"]
+    tokens = tok.convert_ids_to_tokens(tokenizer.encode(tok, "绿é"))
+    assert tokens == ["绿", "<0xC3>", "<0xA9>"]
+
+
+def naive(text: str, scores: dict[str, float]) -> float:
+    """The best sum of scores over all ways to cut the text: every way is tried."""
+    if not text:
+        return 0.0
+    heads = (text[:n] for n in range(1, len(text) + 1))
+    return max((scores[head] + naive(text[len(head) :], scores) for head in heads if head in scores), default=-math.inf)
+
+
+def test_the_cut_is_the_best_of_all_cuts():
+    """Against an exhaustive search, on random vocabularies over three letters (scores agree to 1e-9)."""
+    chance = random.Random(0)
+    for _ in range(60):
+        words = {"".join(chance.choices("甲乙丙", k=chance.randint(1, 4))): chance.randint(1, 99) for _ in range(8)}
+        small = tokenizer.build(words, "甲乙丙")
+        scores = tokenizer.scores(small)
+        text = "".join(chance.choices("甲乙丙", k=9))
+        found = sum(scores[piece] for piece in tokenizer.pieces(small, text))
+        assert found == pytest.approx(naive(text, scores), abs=1e-9)
+
+
+def test_a_score_is_the_log_of_the_frequency():
+    scores = tokenizer.scores(tok)
+    total = sum(WORDS.values())
+    assert scores["绿萝"] == pytest.approx(math.log(90 / total))
+    assert scores["黄"] == pytest.approx(math.log(1 / total))  # no word of its own
+    assert scores["叶"] == pytest.approx(math.log(20 / total))
+
+
+@each_kind
+def test_a_lone_surrogate_is_refused_with_its_place(tok):
+    with pytest.raises(ValueError, match=r"character 2: '\\ud800' is half a surrogate pair"):
+        tokenizer.encode(tok, "绿萝\ud800")
+    with pytest.raises(ValueError, match="text 1, character 0"):
+        tokenizer.encode_batch(tok, ["绿萝", "\udfff"])
+
+
+@each_kind
+def test_decoding_skips_special_tokens_and_survives_broken_bytes(tok):
+    ids = tokenizer.encode(tok, "绿萝")
+    assert tokenizer.decode(tok, [tok.bos_token_id, *ids, tok.eos_token_id, tok.pad_token_id]) == "绿萝"
+    assert "\ufffd" in tokenizer.decode(tok, tok.convert_tokens_to_ids(["<0xE7>"]))
+    assert tokenizer.decode(tok, []) == ""
+
+
+def test_words_named_like_special_or_byte_pieces_do_no_harm():
+    odd = tokenizer.build({"[CLS]": 500, "<0x41>": 500, "绿萝": 9}, "")
+    for text in ("[CLS]", "<0x41>", "A绿萝[CLS]é"):
+        ids = tokenizer.encode(odd, text)
+        assert tokenizer.decode(odd, ids) == text
+        assert not set(ids) & set(odd.all_special_ids)
+    assert odd.convert_tokens_to_ids("[CLS]") == 1
+
+
+def test_no_word_at_all_still_makes_a_tokenizer():
+    empty = tokenizer.build({}, "")
+    assert tokenizer.decode(empty, tokenizer.encode(empty, TEXT)) == TEXT
+
+
+@each_kind
+@pytest.mark.parametrize("line", [("绿萝的叶子发黄，" * 5000)[:39_000] + "é😀" * 500, "绿萝" * 20_000, "é" * 40_000])
+def test_a_very_long_line_is_fast(tok, line):
+    start = time.perf_counter()  # 0.03 s here; a quadratic cut takes minutes
+    assert tokenizer.decode(tok, tokenizer.encode(tok, line)) == line
+    assert time.perf_counter() - start < 5
+
+
+def test_characters_are_single_and_the_commonest_come_first():
+    made = tokenizer.build_characters(Counter("绿绿绿萝萝水a\n\n"))
+    assert made.convert_ids_to_tokens(range(5, 10)) == ["绿", "\n", "萝", "a", "水"]
+    assert tokenizer.pieces(made, "萝水\n绿a") == list("萝水\n绿a")
+    assert len(made) == 5 + len({*"绿萝水", "\t", "\n", "\r", *map(chr, range(32, 127))}) + 256
+
+
+def test_bytes_are_all_there_is():
+    made = tokenizer.build_bytes()
+    assert made.convert_ids_to_tokens(range(261)) == [*tokenizer.SPECIAL_TOKENS, *BYTES] and len(made) == 261
+    for text in ("绿é a\n", *LOOK_ALIKES):
+        assert tokenizer.encode(made, text) == [5 + byte for byte in text.encode()]
+    assert tokenizer.pieces(made, "绿é") == ["绿", "é"]
+
+
+def naive_bpe(texts: list[str], merges: int, min_count: int) -> list[str]:
+    """The merges of Sennrich 2016, counted anew each time; of equal pairs the one whose pieces came first."""
+    runs = [list(run) for text in texts for run in re.findall(r"\w+|\W", text)]
+    rank = {piece: i for i, piece in enumerate(sorted({letter for run in runs for letter in run}))}
+    made = []
+    while len(made) < merges:
+        pairs = Counter(pair for run in runs for pair in zip(run, run[1:], strict=False))
+        best = min(pairs, key=lambda pair: (-pairs[pair], rank[pair[0]], rank[pair[1]]), default=None)
+        if best is None or pairs[best] < min_count:
+            break
+        made.append("".join(best))
+        rank.setdefault(made[-1], len(rank))
+        runs = [merged(run, best) for run in runs]
+    return made
+
+
+def merged(run: list[str], pair: tuple[str, str]) -> list[str]:
+    out = []
+    for piece in run:
+        out[-1:] = [out[-1] + piece] if out and (out[-1], piece) == pair else [*out[-1:], piece]
+    return out
+
+
+def test_bpe_makes_the_merges_of_a_naive_count():
+    chance = random.Random(0)
+    for _ in range(20):
+        texts = ["".join(chance.choices("甲乙丙丁，", (5, 4, 3, 2, 1), k=60)) for _ in range(3)]
+        made = tokenizer.build_bpe(texts, 500, min_count=2)
+        expected = naive_bpe(texts, 100, 2)
+        first = 5 + len({*"".join(texts), *tokenizer._ASCII})
+        assert made.convert_ids_to_tokens(range(first, first + len(expected))) == expected
+        assert len(made) == first + len(expected) + 256
+
+
+def test_a_bpe_vocabulary_has_its_size_and_all_characters():
+    texts = [f"第{i}天，给绿萝浇水，{i * 7}盆" for i in range(300)]
+    made = tokenizer.build_bpe(texts, 450)
+    assert len(made) == 450
+    assert tokenizer.pieces(made, "给绿萝浇水，") == ["给绿萝浇水", "，"]
+    small = tokenizer.build_bpe(texts, 0)  # no room for a merge: characters and bytes remain
+    assert tokenizer.pieces(small, "绿萝浇水") == list("绿萝浇水")
+    assert len(small) == 5 + len({*"".join(texts), *tokenizer._ASCII}) + 256
+
+
+def test_no_merge_crosses_a_mark_a_sign_or_a_blank():
+    made = tokenizer.build_bpe(["，我[CLS]<0x41>1+1\n好  好"] * 50, 10_000)
+    assert all(len(token) == 1 or token.isalnum() for token in made.convert_ids_to_tokens(range(5, len(made) - 256)))
+
+
+def test_listed_has_a_readable_line_for_each_token(tmp_path):
+    for made in TOKENIZERS.values():
+        lines = tokenizer.listed(made)
+        assert len(lines) == len(made)
+        write_words(tmp_path / "words.txt", lines)
+    assert {"绿萝", "␣", "<0xE7>"} <= set(tokenizer.listed(TOKENIZERS["bpe"]))
+
+
+def test_bpe_is_the_same_in_every_process(tmp_path):
+    """Counted by several threads over hashed tables: neither may show in the file."""
+    code = """if True:
+        import sys
+        from helpers.vocab import tokenizer
+        texts = [f"第{i % 97}天给绿萝浇水，{i * 7}盆花" for i in range(3000)]
+        tokenizer.build_bpe(texts, 900, 2).save_pretrained(sys.argv[1])
+    """
+    for name, threads in (("a", "1"), ("b", "4")):
+        environment = {**os.environ, "RAYON_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "true"}
+        command = [sys.executable, "-c", code, tmp_path / name]
+        subprocess.run(command, env=environment, cwd=paths.repo_root(), check=True)
+    assert (tmp_path / "a/tokenizer.json").read_bytes() == (tmp_path / "b/tokenizer.json").read_bytes()
+
+
+def test_the_same_words_give_the_same_bytes_whatever_the_order_of_the_characters(tmp_path):
+    for name, characters in (("a", TEXT), ("b", set(TEXT)), ("c", TEXT[::-1])):
+        tokenizer.build(WORDS, characters).save_pretrained(tmp_path / name)
+    files = sorted(file.name for file in (tmp_path / "a").iterdir())
+    assert files == ["tokenizer.json", "tokenizer_config.json"]
+    for name in files:
+        assert len({(tmp_path / folder / name).read_bytes() for folder in "abc"}) == 1
+
+
+def test_load_gives_the_tokenizer_back_or_says_what_to_run(tmp_path):
+    tok.save_pretrained(tmp_path)
+    again = tokenizer.load(tmp_path)
+    assert tokenizer.encode(again, "[CLS]绿萝") == tokenizer.encode(tok, "[CLS]绿萝")
+    with pytest.raises(RoomError, match="02_vocab"):
+        tokenizer.load(tmp_path / "nowhere")
+
+
+OUTSIDE = """
+import json, sys
+from transformers import AutoTokenizer
+found = []
+for folder, texts in json.load(sys.stdin):
+    for model_type in (None, "gpt2", "llama", "mistral", "qwen3", "qwen3_moe"):
+        if model_type:  # the config of a model beside it, as in final_model/
+            with open(folder + "/config.json", "w") as file:
+                json.dump({"model_type": model_type}, file)
+        tok = AutoTokenizer.from_pretrained(folder)
+        ids = tok(texts)["input_ids"]
+        specials = [tok.bos_token_id, tok.eos_token_id, tok.pad_token_id, tok.unk_token_id, tok.sep_token_id]
+        found.append([ids, tok.batch_decode(ids), specials, len(tok)])
+assert not any(name.split(".")[0] == "helpers" for name in sys.modules)
+print(json.dumps(found))
+"""
+
+
+def outside(folders, texts: list[str], cwd) -> list:
+    """What plain Hugging Face makes of the texts, in another process: of each folder, six times."""
+    jobs = json.dumps([(str(folder), texts) for folder in folders])
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", OUTSIDE]
+    done = subprocess.run(command, input=jobs, capture_output=True, text=True, cwd=cwd, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_plain_hugging_face_loads_the_folder_in_another_process(tmp_path):
+    texts, expected = [TEXT, *LOOK_ALIKES, "".join(LOOK_ALIKES)], []
+    for kind, made in TOKENIZERS.items():
+        made.save_pretrained(tmp_path / kind)
+        expected += [[tokenizer.encode_batch(made, texts), texts, [2, 1, 3, 4, 0], len(made)]] * 6
+    assert outside([tmp_path / kind for kind in TOKENIZERS], texts, tmp_path) == expected
+
+
+# ---------------------------------------------------------------- tokenizers of pretrained models
+
+POEM = "床前明月光，疑是地上霜。举头望明月，低头思故乡。"
+BERT = ["[PAD]", *(f"[unused{i}]" for i in range(1, 100)), "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+BERT += [*dict.fromkeys(POEM), "the", "cat", "##s", "cls", "sep", "gpt", *"[]'.,a15"]
+
+
+@pytest.fixture
+def bert(tmp_path):
+    """The folder of a GPT-2 with a BERT vocabulary as it lies on many disks: a config, vocab.txt and nothing else."""
+    (tmp_path / "vocab.txt").write_text("\n".join(BERT) + "\n", "utf-8")
+    GPT2Config(vocab_size=len(BERT)).save_pretrained(tmp_path)  # its bos_token_id is 50256, of another vocabulary
+    return tmp_path
+
+
+def own_bpe(folder, **names):
+    """Write the tokenizer of a LLaMA-like model, byte-level BPE, trained on one poem; as tokenizer.json."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, special_tokens=["<pad>", "<s>", "</s>"],
+                                  show_progress=False)  # fmt: skip
+    backend.train_from_iterator([POEM] * 3, trainer)
+    backend.enable_truncation(4)
+    if "pad_token" in names:
+        backend.enable_padding(length=99, pad_id=0, pad_token=names["pad_token"])
+    PreTrainedTokenizerFast(tokenizer_object=backend, **names).save_pretrained(folder)
+    return folder
+
+
+def test_a_bert_vocabulary_has_its_ids_and_starts_and_ends_documents(bert):
+    theirs = tokenizer.pretrained(str(bert))
+    assert len(theirs) == len(BERT)
+    names = [theirs.pad_token, theirs.unk_token, theirs.bos_token, theirs.eos_token, theirs.mask_token]
+    assert names == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    assert theirs.convert_tokens_to_ids(names) == [0, 100, 101, 102, 103]
+    ids = tokenizer.encode(theirs, POEM)
+    assert ids == [BERT.index(character) for character in POEM] == theirs(POEM)["input_ids"]
+
+
+@pytest.mark.parametrize(
+    "text, back",
+    [
+        (POEM, POEM),  # no blank between Chinese characters
+        ("the cats 明月 a cat", "the cats明月a cat"),  # but between English words
+        ("The CATS\n明月\r\n光", "the cats明月光"),  # what BERT changes is lost
+        ("床 前", "床前"),
+        ("床the cat, a. 5", "床the cat, a. 5"),
+        ("", ""),
+    ],
+)
+def test_a_bert_vocabulary_is_joined_without_blanks_between_chinese_characters(bert, text, back):
+    theirs = tokenizer.pretrained(str(bert))
+    ids = tokenizer.encode(theirs, text)
+    assert tokenizer.decode(theirs, [theirs.bos_token_id, *ids, theirs.eos_token_id, theirs.pad_token_id]) == back
+    assert tokenizer.decode(theirs, theirs.convert_tokens_to_ids(["##s", "明"])) == "s明"
+    assert "".join(tokenizer.pieces(theirs, text)) == text
+
+
+def folders(bert, tmp_path_factory):
+    names = dict(bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+    return bert, own_bpe(tmp_path_factory.mktemp("bpe"), **names)
+
+
+def test_a_users_text_never_signals_anything_to_a_pretrained_model_either(bert, tmp_path_factory):
+    for folder in folders(bert, tmp_path_factory):
+        theirs = tokenizer.pretrained(str(folder))
+        signals = {theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id}
+        for token in [*theirs.all_special_tokens, "[CLS]床前[SEP]", "<s>床</s>", "[cls]", *LOOK_ALIKES]:
+            assert not set(tokenizer.encode(theirs, token)) & signals, token
+            assert "".join(tokenizer.pieces(theirs, token)) == token
+
+
+def test_byte_level_bpe_comes_back_exactly_and_is_neither_cut_nor_padded(bert, tmp_path_factory):
+    theirs = tokenizer.pretrained(str(folders(bert, tmp_path_factory)[1]))
+    for text in (POEM, "é😀 the  cats\n", "<s>", *LOOK_ALIKES):
+        assert tokenizer.decode(theirs, tokenizer.encode(theirs, text)) == text
+        assert theirs(text)["input_ids"] == tokenizer.encode(theirs, text)
+        assert "".join(tokenizer.pieces(theirs, text)) == text
+
+
+def test_the_saved_pretrained_tokenizer_loads_the_same_here_and_in_plain_hugging_face(bert, tmp_path_factory):
+    texts, rooms, expected = [POEM, "[CLS] the cats", "明月 the 光"], [], []
+    for folder in folders(bert, tmp_path_factory):
+        theirs, room = tokenizer.pretrained(str(folder)), tmp_path_factory.mktemp("vocab")
+        theirs.save_pretrained(room)
+        ids = tokenizer.encode_batch(theirs, texts)
+        specials = [theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id, theirs.unk_token_id]
+        specials.append(theirs.sep_token_id)
+        expected += [[ids, [tokenizer.decode(theirs, row) for row in ids], specials, len(theirs)]] * 6
+        again = tokenizer.load(room)
+        assert tokenizer.encode_batch(again, texts) == ids and again.bos_token_id == theirs.bos_token_id
+        once_more = tokenizer.pretrained(str(room))  # a run's own final model is a pretrained one too
+        assert tokenizer.encode_batch(once_more, texts) == ids and len(once_more) == len(theirs)
+        rooms.append(room)
+    assert outside(rooms, texts, tmp_path_factory.mktemp("elsewhere")) == expected
+
+
+def test_our_own_tokenizer_stays_itself_as_a_pretrained_one(tmp_path):
+    tok.save_pretrained(tmp_path)
+    again = tokenizer.pretrained(str(tmp_path))
+    assert again.backend_tokenizer.decoder.__getstate__() == tok.backend_tokenizer.decoder.__getstate__()
+    assert (again.bos_token, again.eos_token, again.pad_token) == (tok.bos_token, tok.eos_token, tok.pad_token)
+    for text in (TEXT, *LOOK_ALIKES):
+        assert tokenizer.encode(again, text) == tokenizer.encode(tok, text)
+        assert tokenizer.decode(again, tokenizer.encode(again, text)) == text
+
+
+def test_what_a_vocabulary_does_not_name_is_taken_from_the_end_or_refused(tmp_path):
+    theirs = tokenizer.pretrained(str(own_bpe(tmp_path / "a", eos_token="</s>")))
+    assert theirs.bos_token == theirs.eos_token == theirs.pad_token == "</s>"
+    with pytest.raises(ValueError, match="names no token that ends a document"):
+        tokenizer.pretrained(str(own_bpe(tmp_path / "b", pad_token="<pad>")))
+
+
+def test_a_vocabulary_that_reads_signals_in_plain_text_is_refused(tmp_path):
+    backend = Tokenizer(models.Unigram([("<unk>", 0.0), ("</s>", 0.0), *((letter, -9.0) for letter in "</s>")], 0))
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="any text could end a document"):
+        tokenizer.pretrained(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["nobody/no-such-model", "/no/such/folder", "{here}"])
+def test_a_tokenizer_that_is_not_there_is_refused_in_words(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match="no tokenizer could be read from .*Give a folder with tokenizer.json"):
+        tokenizer.pretrained(name.format(here=tmp_path))
