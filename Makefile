@@ -21,7 +21,10 @@ export ENV
 PY := "$$ENV/bin/python"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-faults bench lab serve refresh lint clean
+.PHONY: help setup run test unit test-deeper test-faults bench lab serve refresh lint clean
+
+NBVAL := --nbval --nbval-current-env --nbval-sanitize-with tests/nbval.cfg \
+	--nbval-cell-timeout 1800 --nbval-kernel-startup-timeout 180
 
 help:  ## this list
 	@echo "make TARGET [RUN=name] [CORPUS=path] [PRESET=name]"
@@ -32,8 +35,15 @@ run: setup  ## the six notebooks in order, then runs/<RUN>/report.html; CORPUS: 
 
 test: setup  ## unit tests, the six notebooks at a tiny scale, and the committed outputs computed anew (about 25 minutes)
 	@RUNS_DIR="$$(mktemp -d)" && export RUNS_DIR && trap 'rm -rf "$$RUNS_DIR"' EXIT && \
-	HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests notebooks --nbval --nbval-current-env \
-		--nbval-sanitize-with tests/nbval.cfg --nbval-cell-timeout 1800 --nbval-kernel-startup-timeout 180
+	HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests notebooks/0[1-6]_*.ipynb $(NBVAL)
+
+unit: setup  ## the unit tests that need no long training, no injected fault and no browser (under four minutes)
+	@HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests -m "not slow" -q
+
+test-deeper: setup  ## the committed outputs of notebooks/deeper/ computed anew, on a run of its own
+	@RUNS_DIR="$$(mktemp -d)" && export RUNS_DIR && trap 'rm -rf "$$RUNS_DIR"' EXIT && \
+	$(PY) -m helpers.run corpus vocab tokenize && \
+	HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest notebooks/deeper/*.ipynb $(NBVAL)
 
 test-faults: setup  ## every fault of training with its full counts: killed, damaged, full, poisoned (about ten minutes)
 	@FAULTS=full HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests/train/test_checkpoint.py tests/train/test_faults.py
@@ -51,11 +61,11 @@ serve: setup  ## serve the trained model of RUN over HTTP
 refresh: setup  ## run the notebooks at their defaults and write the outputs into notebooks/, to be committed
 	@$(PY) -m helpers.run refresh
 
-lint: setup  ## ruff over modules, tests and notebooks
-	@$(PY) -m ruff check .
+lint: setup  ## ruff over modules, tests and notebooks; types of helpers/ by mypy
+	@$(PY) -m ruff check . && $(PY) -m ruff format --check --quiet . && $(PY) -m mypy
 
 clean:  ## remove what tools leave behind; .venv and runs/ stay
-	@rm -rf .pytest_cache .ruff_cache .hypothesis *.egg-info
+	@rm -rf .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info
 	@find helpers tests notebooks -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf
 
 # Done again only when this folder, pyproject.toml or constraints.txt has changed since it last succeeded.

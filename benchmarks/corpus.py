@@ -9,7 +9,7 @@ same fresh text, and `write_shards` from documents to token shards, with a word 
 sample. Speeds are end to end: the start of the processes and all reading and writing count. thulac's count from its
 second call on, for its start takes seconds.
 
-Memory is what all processes of the stage hold together, looked up ten times a second; pages they share are counted once
+Memory is what all processes of the stage hold together, measured ten times per second; pages they share count once
 (PSS; Linux only). The stages run in a temporary folder, which needs about five times the size of the text.
 """
 
@@ -25,6 +25,8 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+
+import psutil
 
 from helpers import parallel, paths
 from helpers.corpus import built_in
@@ -62,29 +64,18 @@ class Memory:
         self.thread.join()
 
     def _watch(self) -> None:
+        me = psutil.Process()
         while not self.done.wait(0.1):
-            self.peak = max(self.peak, sum(map(held, family(os.getpid()))) // MIB)
+            family = [me, *me.children(recursive=True)]
+            self.peak = max(self.peak, sum(map(held, family)) // MIB)
 
 
-def family(process: int) -> Iterator[int]:
-    """Yield a process and all its descendants."""
-    yield process
-    for task in Path(f"/proc/{process}/task").glob("*/children"):
-        try:
-            children = task.read_text().split()
-        except OSError:
-            continue  # it ended while we looked
-        for child in children:
-            yield from family(int(child))
-
-
-def held(process: int) -> int:
+def held(process: psutil.Process) -> int:
     """Return the bytes of memory of one process; a page that n processes share counts 1/n for each of them."""
     try:
-        rows = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0  # it ended while we looked, or this is no Linux
-    return sum(int(row.split()[1]) * 1024 for row in rows if row.startswith("Pss:"))
+        return getattr(process.memory_full_info(), "pss", 0)
+    except psutil.Error:
+        return 0  # it has just ended
 
 
 def documents(text: str | None) -> Iterator[str]:
@@ -160,7 +151,7 @@ def encode(words: dict, workers: int) -> dict:
     """Make a tokenizer of the words, encode the corpus to shards, and return figures."""
 
     folder = paths.room(RUN, "vocab")
-    tok = tokenizer.build(choose_words(words, 50_000), sorted({c for word in words for c in word}))
+    tok = tokenizer.build_words(choose_words(words, 50_000), sorted({c for word in words for c in word}))
     tok.save_pretrained(folder)
     with Memory() as memory:
         begin = time.perf_counter()

@@ -1,14 +1,15 @@
-"""How fast is text written? Ours against `transformers`' generate and CTranslate2, turn by turn, and int8's cost.
+"""Speed of generation: this course against `transformers`' generate and CTranslate2, in turns; and the cost of int8.
 
     python -m benchmarks.generate_speed [--run sample] [--tokens 100] [--laps 5] [--quick]
 
-Two models: the trained one of a run, and GPT-2's 124 million parameters with random weights. One process writes in
-turn, from the same prompt, the same number of tokens, at one sequence and at eight: ours, the library's, CTranslate2
-with float32 and with int8 weights. All draw from the model's own distribution; none may end early. A speed is compared
-with the library's in the same turn, so a machine that slows down slows all of them; the median counts.
+Two models: the trained one of a run, and one of GPT-2's shape (124 million parameters) with random weights. One process
+writes in turn, from the same prompt, the same number of tokens, in one sequence and in eight: with our loop, with the
+library's, and with CTranslate2 in float32 and int8. All draw from the model's own distribution; none may end early. A
+speed is compared with the library's in the same turn, so that a machine that slows down slows all of them; the median
+counts.
 
-Then what int8 costs on the trained model: bits a character of validation documents, and how often the same token comes
-out. CTranslate2 needs `pip install -e ".[fast]"`; without it, and on a GPU, only the first two are compared.
+Then what int8 costs on the trained model: bits per character of validation documents, and how often both choose the
+same token. CTranslate2 needs `pip install -e ".[fast]"`; without it, and on a GPU, only the first two are compared.
 """
 
 import argparse
@@ -19,12 +20,14 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 
 import torch
 from transformers import AutoConfig, GenerationConfig, GPT2Config
 
 from helpers import paths
+from helpers.corpus.shards import read_texts
 from helpers.device import describe_device, pick_device
 from helpers.generate import ctranslate, generate
 from helpers.generate.batch import DecodeBatch, Row, prompt_ids
@@ -40,13 +43,13 @@ NAMES = {"transformers": "transformers", "ours": "ours", "float32": "CTranslate2
 SHAPE = dict(n_layer=12, n_embd=768, n_head=12, n_ctx=1024, vocab=50257)
 QUICK = dict(n_layer=2, n_embd=64, n_head=2, n_ctx=128, vocab=2000)
 PROMPT = 12  # ids, at most; the rest of the window is for writing
-Writer = Callable[[int], int]  # sequences -> tokens written, the prompt's not counted
+Writer = Callable[[int], int]  # sequences -> tokens written, without those of the prompt
 
 
 def random_model(shape: dict, folder: Path) -> None:
     """Write a GPT-2 of this shape, with random weights and a made-up vocabulary, as notebook 04 would."""
-    own = len(tokenizer.build({}, ""))
-    tok = tokenizer.build({f"w{i:05}": 1 for i in range(shape["vocab"] - own)}, "")
+    own = len(tokenizer.build_words({}, ""))
+    tok = tokenizer.build_words({f"w{i:05}": 1 for i in range(shape["vocab"] - own)}, "")
     cfg = GPT2Config(
         vocab_size=len(tok), n_positions=shape["n_ctx"], n_embd=shape["n_embd"], n_layer=shape["n_layer"],
         n_head=shape["n_head"], activation_function="gelu_pytorch_tanh", bos_token_id=tok.bos_token_id,
@@ -56,7 +59,7 @@ def random_model(shape: dict, folder: Path) -> None:
 
 
 def writers(folder: Path, scratch: Path, prompt: str, tokens: int) -> dict[str, Writer]:
-    """Return who takes part, for one model."""
+    """Return the competitors by name, for one model."""
     model, tok = generate.load(folder)
     ids = prompt_ids(tok, prompt)[: 1 + PROMPT]
     tokens = min(tokens, model.config.max_position_embeddings - len(ids))
@@ -74,7 +77,7 @@ def writers(folder: Path, scratch: Path, prompt: str, tokens: int) -> dict[str, 
     drawing = dict(max_new_tokens=tokens, do_sample=True, top_k=0, top_p=1.0, pad_token_id=tok.pad_token_id)
     inputs = torch.tensor([ids], device=model.device)
 
-    def theirs(sequences: int) -> int:
+    def transformers(sequences: int) -> int:
         mask = torch.ones_like(inputs)
         out = model.generate(inputs, attention_mask=mask, num_return_sequences=sequences, **drawing)
         return (out.shape[1] - len(ids)) * len(out)
@@ -87,21 +90,21 @@ def writers(folder: Path, scratch: Path, prompt: str, tokens: int) -> dict[str, 
 
         return write
 
-    taking_part = {"transformers": theirs, "ours": ours}
+    competitors = {"transformers": transformers, "ours": ours}
     if importlib.util.find_spec("ctranslate2") and model.device.type == "cpu":
-        taking_part |= {quantization: exported(quantization) for quantization in ("float32", "int8")}
-    return taking_part
+        competitors |= {quantization: exported(quantization) for quantization in ("float32", "int8")}
+    return competitors
 
 
-def measure(taking_part: dict[str, Writer], laps: int) -> dict[str, float]:
-    """Return the median tokens a second, `ours_8` say, and the median ratio to transformers, `ours_8_times`."""
+def measure(competitors: dict[str, Writer], laps: int) -> dict[str, float]:
+    """Return the median tokens per second (`ours_8`) and the median ratio to transformers (`ours_8_times`)."""
     speeds: dict[str, list[float]] = {}
     for lap in range(laps + 1):
         for sequences in SEQUENCES:
-            for name, write in taking_part.items():
+            for name, write in competitors.items():
                 begin = time.perf_counter()
                 written = write(sequences)
-                if lap:  # the first lap sets up: it counts for nothing
+                if lap:  # the first lap sets up and does not count
                     speeds.setdefault(f"{name}_{sequences}", []).append(written / (time.perf_counter() - begin))
     figures = {name: round(statistics.median(each), 1) for name, each in speeds.items()}
     for name, each in speeds.items():
@@ -112,15 +115,15 @@ def measure(taking_part: dict[str, Writer], laps: int) -> dict[str, float]:
 
 def cost(run: str, folder: Path, export: Path, count: int) -> dict[str, float]:
     """Return what int8 costs on the first `count` validation documents of a run."""
-    lines = paths.shards(run, "corpus", "val", ".jsonl")[0].read_text("utf-8").splitlines()[:count]
     model, tok = generate.load(folder)
-    return asdict(ctranslate.quality(model, tok, ctranslate.Fast(export), [json.loads(line)["text"] for line in lines]))
+    texts = list(islice(read_texts(run, "val"), count))
+    return asdict(ctranslate.quality(model, tok, ctranslate.Fast(export), texts))
 
 
-def show(title: str, figures: dict[str, float], taking_part: dict[str, Writer]) -> None:
+def show(title: str, figures: dict[str, float], competitors: dict[str, Writer]) -> None:
     """Print the table of one model."""
     print(f"\n{title:22} {'tokens/s: 1':>12} {'8 sequences':>12}   × transformers: {'1':>6} {'8':>6}")
-    for name in taking_part:
+    for name in competitors:
         speeds = "".join(f" {figures[f'{name}_{n}']:12.1f}" for n in SEQUENCES)
         ratios = "".join(f" {figures[f'{name}_{n}_times']:6.2f}" for n in SEQUENCES)
         print(f"{NAMES[name]:22}{speeds}{'':18} {ratios}")
@@ -129,9 +132,9 @@ def show(title: str, figures: dict[str, float], taking_part: dict[str, Writer]) 
 def main() -> None:
     """Measure, print the tables, and print one JSON line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.generate_speed", description=__doc__.splitlines()[0])
-    parser.add_argument("--run", default="sample", help="whose trained model writes (default: sample)")
+    parser.add_argument("--run", default="sample", help="the run whose trained model writes (default: sample)")
     parser.add_argument("--prompt", default="绿萝怎么浇水？", help=f"its first {PROMPT} tokens count")
-    parser.add_argument("--tokens", type=int, default=100, help="new tokens a sequence, as far as the context goes")
+    parser.add_argument("--tokens", type=int, default=100, help="new tokens per sequence, as far as the context goes")
     parser.add_argument("--laps", type=int, default=5, help="turns that count (default: 5)")
     parser.add_argument("--texts", type=int, default=50, help="validation documents for the cost of int8")
     parser.add_argument("--quick", action="store_true", help="a tiny model instead of 124 million; no aims")
@@ -148,26 +151,26 @@ def main() -> None:
             ("trained", trained, options.prompt),
             ("random", scratch / "random" / "final_model", "w00001w00002w00003w00004w00005w00006"),
         ):
-            taking_part = writers(folder, scratch / name, prompt, options.tokens)
+            competitors = writers(folder, scratch / name, prompt, options.tokens)
             parameters = model_sizes(AutoConfig.from_pretrained(folder))["parameters"]
-            figures[name] = measure(taking_part, options.laps)
-            show(f"{name}, {parameters / 1e6:.1f} M", figures[name], taking_part)
+            figures[name] = measure(competitors, options.laps)
+            show(f"{name}, {parameters / 1e6:.1f} M", figures[name], competitors)
             figures[name]["parameters"] = parameters
-            del taking_part
+            del competitors
         if "int8_1" in figures["trained"]:
             figures["cost"] = cost(options.run, trained, scratch / "trained" / "int8", options.texts)
             lost = figures["cost"]
             print(
-                f"\nint8 on {options.texts} validation documents: {lost['fast_bits_per_character']:.4f} bits a "
+                f"\nint8 on {options.texts} validation documents: {lost['fast_bits_per_character']:.4f} bits per "
                 f"character instead of {lost['bits_per_character']:.4f}; the same likeliest token at "
                 f"{lost['same_likeliest']:.1%} of all places; {lost['same_greedy']:.1%} of the tokens of greedy texts "
                 "are equal"
             )
     met = {}
     for name in () if options.quick else ("trained", "random"):
-        for who, aim in AIMS.items():
-            if (value := figures[name].get(f"{who}_times")) is not None:
-                met[f"{name}_{who}_times"] = {"value": value, "aim": aim, "met": value >= aim}
+        for each, aim in AIMS.items():
+            if (value := figures[name].get(f"{each}_times")) is not None:
+                met[f"{name}_{each}_times"] = {"value": value, "aim": aim, "met": value >= aim}
     described = describe_device(pick_device("auto"))
     print(json.dumps({"benchmark": "generate_speed", "machine": described, "figures": figures, "aims": met}))
 

@@ -25,7 +25,8 @@ from helpers.tokens.windows import TokenStream, Windows
 from helpers.train import trainer
 from helpers.train.loss import Loss
 from helpers.train.model import build_model, make_config, model_sizes
-from helpers.vocab import tokenizer
+from helpers.train.settings import TrainSettings
+from helpers.vocab.tokenizer import load_tokenizer
 
 # The GPT-2 chapters of the book: linear decay over 5 epochs, which 150 seconds cut short as they would any reader's
 BOOK = dict(
@@ -67,12 +68,12 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace):
         result = open_room(options.run, "tokenize")["result"]
-        self.tok = tokenizer.load(paths.room(options.run, "vocab"))
-        n_ctx, pad = options.n_ctx, self.tok.pad_token_id
+        self.tokenizer = load_tokenizer(paths.room(options.run, "vocab"))
+        n_ctx, pad = options.n_ctx, self.tokenizer.pad_token_id
         streams = [TokenStream(options.run, split, result["dtype"]) for split in ("train", "val")]
         self.train = Windows(streams[0], n_ctx, n_ctx, pad, "auto")
         self.val = Windows(streams[1], n_ctx, n_ctx // 2, pad, "auto", once=True)
-        self.glance = Windows(_Beginning(streams[1]), n_ctx, n_ctx, pad)  # `fit` wants one; what counts is self.val
+        self.glance = Windows(_Beginning(streams[1]), n_ctx, n_ctx, pad)  # Trainer takes one; what counts is self.val
         self.chars_per_token = {"train": result["chars_per_token"], "val": result["val_chars_per_token"]}
         self.device = pick_device("auto")
         self.fast = pick_precision("auto", self.device)
@@ -81,13 +82,13 @@ class Bench:
     def config(self, architecture: str, dropout: float):
         """Return the config of a model; the last step changes its form, not its size."""
         shape = {name: getattr(self.options, name) for name in ("n_ctx", "n_embd", "n_layer", "n_head")}
-        return make_config(architecture, self.tok, dropout=dropout, **shape)
+        return make_config(architecture, self.tokenizer, dropout=dropout, **shape)
 
     def fit(self, recipe: dict, seconds: float) -> tuple[torch.nn.Module, list[dict]]:
         """Train a fresh model by a recipe for so long; return it and the rows of its log."""
         model = build_model(self.config(recipe["architecture"], recipe["dropout"]), self.options.seed)
         apart = ("architecture", "dropout", "fits", "precision")
-        settings = {name: value for name, value in recipe.items() if name not in apart}
+        shared = {name: value for name, value in recipe.items() if name not in apart}
         began = []
 
         def over() -> bool:  # asked once an update; its first call comes at the end of the first
@@ -95,13 +96,16 @@ class Bench:
             return not recipe["fits"] and began[-1] - began[0] > seconds * (1 - 1 / len(began))
 
         with tempfile.TemporaryDirectory() as folder:
-            trainer.fit(
-                model, self.train, self.glance, Path(folder), self.tok, **settings, epochs=5,
-                max_minutes=seconds / 60 if recipe["fits"] else 0.0, gradient_accumulation=1, device=self.device,
+            settings = TrainSettings(
+                **shared, epochs=5, max_minutes=seconds / 60 if recipe["fits"] else 0.0, gradient_accumulation=1,
                 precision=self.fast if recipe["precision"] == "fast" else recipe["precision"], compile=False,
-                parallel="ddp", seed=self.options.seed, log_step=1, eval_step=0, sample_step=0, checkpoint_step=0,
-                chars_per_token=self.chars_per_token, stop=over,
+                device=str(self.device), parallel="ddp", seed=self.options.seed, log_step=1, eval_step=0,
+                sample_step=0, checkpoint_step=0,
             )  # fmt: skip
+            trainer.Trainer(
+                model, self.train, self.glance, settings, Path(folder), self.tokenizer,
+                chars_per_token=self.chars_per_token, stop=over,
+            ).run()  # fmt: skip
             lines = (Path(folder) / "metrics.jsonl").read_text("utf-8").splitlines()
         rows = [json.loads(line) for line in lines]
         return model, [row for row in rows if row["event"] == "step"]

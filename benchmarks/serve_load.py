@@ -1,4 +1,4 @@
-"""What does the service do when too many come, and how does it compare with a server that computes where it listens?
+"""How the service behaves under overload, and how it compares with a server that computes in its event loop.
 
     python -m benchmarks.serve_load --run sample [--seconds 20] [--quick]
 
@@ -6,10 +6,10 @@ The servers run in processes of their own, on 127.0.0.1; this process only sends
 
 1. load: an open loop (requests arrive by a Poisson process, whether or not earlier ones are answered) at 0.5, 1, 2 and
    5 times the capacity, which a closed loop has measured before. Latency counts from the planned arrival.
-2. rival: the same model in a server as the book has it: one blocking `generate` a request, in the event loop. Tokens a
-   second at 8 and 16 clients, and the latency of a short request that comes while a long one is written.
+2. rival: the same model in a server as the book has it: one blocking `generate` per request, in the event loop. Tokens
+   per second at 8 and 16 clients, and the latency of a short request that arrives while a long one is written.
 3. health: /healthz while the engine is full.
-4. slow: 500 connections that are silent, send a byte of a header each second, or half a body.
+4. slow: 500 connections that are silent, send one byte of a header per second, or half a body.
 5. leavers: 1,000 clients that leave in the middle of a text.
 
 A client is an address: requests come from many addresses of 127.0.0.0/8 where the system has them all (Linux).
@@ -19,7 +19,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import random
 import re
 import resource
@@ -31,9 +30,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import aiohttp
+import psutil
 import torch
 from aiohttp import web
 
@@ -115,33 +114,26 @@ def serving(*arguments: str) -> Iterator[tuple[str, int]]:
             process.kill()
 
 
-def memory(pid: int) -> float | None:
-    """Return the resident memory of a process in MiB, None where the system doesn't tell."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except OSError:
-        return None
-    return pages * os.sysconf("SC_PAGE_SIZE") / MIB
+def memory(pid: int) -> float:
+    """Return the resident memory of a process in MiB."""
+    return psutil.Process(pid).memory_info().rss / MIB
 
 
-def files(pid: int) -> int | None:
-    """Return how many files and sockets a process holds, None where the system doesn't tell."""
-    try:
-        return len(list(Path(f"/proc/{pid}/fd").iterdir()))
-    except OSError:
-        return None
+def open_files(pid: int) -> int:
+    """Return how many files and sockets a process holds."""
+    return psutil.Process(pid).num_fds()
 
 
 @dataclass
 class Answer:
-    """How a request ended: HTTP's status (0: no answer), seconds since it was due, since it was sent, tokens."""
+    """How a request ended."""
 
-    status: int
-    latency: float
-    sent: float
+    status: int  # of HTTP; 0: no answer
+    latency: float  # seconds since it was due
+    sent: float  # seconds since it was sent
     tokens: int
-    end: float
-    retry_after: bool
+    end: float  # by the clock `time.perf_counter`
+    retry_after: bool  # whether it has the header Retry-After
 
 
 class Crowd:
@@ -200,7 +192,7 @@ def milliseconds(values: list[float]) -> list[float]:
 
 
 async def closed_loop(crowd: Crowd, clients: int, seconds: float, body: Callable[[], dict]) -> list[Answer]:
-    """Let `clients` ask one request after the other for some seconds; return all answers."""
+    """Let each of `clients` send one request after the other for `seconds`; return all answers."""
     answers, end = [], time.perf_counter() + seconds
 
     async def one() -> None:
@@ -212,12 +204,12 @@ async def closed_loop(crowd: Crowd, clients: int, seconds: float, body: Callable
 
 
 def rate(answers: list[Answer], begin: float, end: float) -> float:
-    """Return the tokens a second of what was answered between two moments."""
+    """Return the tokens per second of what was answered between two moments."""
     return sum(answer.tokens for answer in answers if begin <= answer.end < end) / (end - begin)
 
 
 async def open_loop(crowd: Crowd, per_second: float, seconds: float, body: Callable[[], dict]) -> list[Answer]:
-    """Send requests by a Poisson process, at most 10,000, whatever becomes of the earlier ones; return all answers."""
+    """Send at most 10,000 requests by a Poisson process, whatever happens to earlier ones; return all answers."""
     tasks, due = [], time.perf_counter()
     end = due + seconds
     while (due := due + random.expovariate(per_second)) < end and len(tasks) < 10_000:
@@ -230,14 +222,14 @@ async def open_loop(crowd: Crowd, per_second: float, seconds: float, body: Calla
 
 
 async def load(address: str, pid: int, options: argparse.Namespace) -> dict:
-    """Print a line for each load, return the figures."""
+    """Print a line per load, return the figures."""
     body = partial(request, options.tokens)
     async with Crowd(address) as crowd:
         await closed_loop(crowd, 16, min(2, options.seconds), body)  # warm
         begin = time.perf_counter()
         answers = await closed_loop(crowd, 32, options.seconds, body)
         capacity = sum(answer.status == 200 for answer in answers) / (time.perf_counter() - begin)
-        print(f"\ncapacity: {capacity:.1f} requests a second of at most {options.tokens} new tokens, by 32 clients")
+        print(f"\ncapacity: {capacity:.1f} requests per second of at most {options.tokens} new tokens, by 32 clients")
         print("load     sent  answered   p50 ms   p99 ms  refused   p50 ms   p99 ms  other   tokens/s    MiB")
         goodput, rows, before = {}, {}, memory(pid)
         for factor in FACTORS:
@@ -263,7 +255,7 @@ async def load(address: str, pid: int, options: argparse.Namespace) -> dict:
             others = len(answers) - len(good) - len(refused)
             print(
                 f"{factor:3}× {len(answers):8} {len(good):9} {p50:8} {p99:8} {len(refused):8} {refused_p50:>8} "
-                f"{refused_p99:>8} {others:6} {goodput[factor]:10.1f} {rows[factor]['mib'] or 0:6.0f}",
+                f"{refused_p99:>8} {others:6} {goodput[factor]:10.1f} {rows[factor]['mib']:6.0f}",
                 flush=True,
             )
     top = FACTORS[-1]
@@ -276,13 +268,12 @@ async def load(address: str, pid: int, options: argparse.Namespace) -> dict:
     }
     if rows[top]["refused_ms"]:
         figures["refused_ms_p99"] = rows[top]["refused_ms"][1]
-    if before:
-        figures["memory_growth"] = round(rows[top]["mib"] / before, 3)
+    figures["memory_growth"] = round(rows[top]["mib"] / before, 3)
     return figures
 
 
 async def against(address: str, options: argparse.Namespace) -> dict:
-    """Return tokens a second of closed loops, and the latency of short requests that come behind long ones."""
+    """Return tokens per second of closed loops, and the latency of short requests that arrive behind long ones."""
     speed = {}
     async with Crowd(address, clients=16) as crowd:
         await closed_loop(crowd, 2, 0.5, partial(request, 8))  # warm
@@ -301,7 +292,7 @@ async def against(address: str, options: argparse.Namespace) -> dict:
 
 
 async def health(address: str, options: argparse.Namespace) -> dict:
-    """Return p50 and p99 of /healthz, asked a hundred times a second while 32 clients keep the engine full."""
+    """Return p50 and p99 of /healthz, asked a hundred times per second while 32 clients keep the engine full."""
     waits = []
     async with Crowd(address) as crowd, aiohttp.ClientSession(address) as session:
         busy = asyncio.create_task(closed_loop(crowd, 32, options.seconds, partial(request, options.tokens)))
@@ -347,7 +338,7 @@ async def dawdle(address: str, kind: str, source: str) -> float:
 
 
 async def slow(address: str, options: argparse.Namespace) -> dict:
-    """Return how long slow connections were kept, and what others' latency was before and meanwhile."""
+    """Return how long slow connections were kept, and the latency of other requests before and during them."""
     kinds = ("silent", "dripping", "half a body")
     async with Crowd(address, clients=4) as crowd:
         arrive = partial(open_loop, crowd, 40.0, min(7, options.seconds), partial(request, 4))
@@ -377,9 +368,9 @@ async def figure(address: str, name: str) -> float:
 
 
 async def leavers(address: str, pid: int, options: argparse.Namespace) -> dict:
-    """Return what is left of clients that left in the middle of a long text, a second after the last of them."""
+    """Return what the server still holds one second after the last of many clients left in the middle of a text."""
     await figure(address, "chinese_gpt_rows")
-    before, started = files(pid), time.perf_counter()
+    before, started = open_files(pid), time.perf_counter()
     async with Crowd(address) as crowd:
 
         async def leave(number: int) -> None:
@@ -394,8 +385,7 @@ async def leavers(address: str, pid: int, options: argparse.Namespace) -> dict:
     await asyncio.sleep(1)
     left = [await figure(address, f"chinese_gpt_{name}") for name in ("rows", "waiting")]
     figures = {"leavers": options.leavers, "leavers_rows_left": sum(left), "leavers_mib": memory(pid)}
-    if before:
-        figures["leavers_files_left"] = max(0, files(pid) - before)
+    figures["leavers_files_left"] = max(0, open_files(pid) - before)
     return figures | {"leavers_seconds": round(time.perf_counter() - started, 1)}
 
 
@@ -414,26 +404,26 @@ async def measure(options: argparse.Namespace) -> dict:
         }
         for name, part in parts.items():
             if name in options.parts:
-                found = await part()
-                figures |= found
+                measured = await part()
+                figures |= measured
                 if name != "load":
-                    print(f"\n{name}: " + ", ".join(f"{key} {value}" for key, value in found.items()), flush=True)
+                    print(f"\n{name}: " + ", ".join(f"{key} {value}" for key, value in measured.items()), flush=True)
         if "rival" in options.parts:
             sides["ours"] = await against(address, options)
     if "rival" in options.parts:
         with serving("benchmarks.serve_load", "--rival", "--run", options.run) as (address, _):
             sides["rival"] = await against(address, options)
-        print(f"\n{'':6} {'8 clients':>10} {'16 clients':>11} tokens a second {'short behind long, p50 ms':>28}")
+        print(f"\n{'':6} {'8 clients':>10} {'16 clients':>11} tokens per second {'short behind long, p50 ms':>28}")
         for name, side in sides.items():
             speed, (p50, _) = side["tokens_per_second"], milliseconds(side["short"])
-            print(f"{name:6} {speed[8]:10.0f} {speed[16]:11.0f} {p50:44}")
+            print(f"{name:6} {speed[8]:10.0f} {speed[16]:11.0f} {p50:46}")
             figures[f"{name}_tokens_per_second"] = {clients: round(value, 1) for clients, value in speed.items()}
             figures[f"{name}_short_ms_p50"] = p50
         for clients in CLIENTS:
-            ours, theirs = (sides[name]["tokens_per_second"][clients] for name in ("ours", "rival"))
-            figures[f"times_rival_tokens_{clients}"] = round(ours / theirs, 2)
-        ours, theirs = (statistics.median(sides[name]["short"]) for name in ("ours", "rival"))
-        figures["times_rival_short_latency"] = round(theirs / ours, 1)
+            speed, rival_speed = (sides[name]["tokens_per_second"][clients] for name in ("ours", "rival"))
+            figures[f"times_rival_tokens_{clients}"] = round(speed / rival_speed, 2)
+        latency, rival_latency = (statistics.median(sides[name]["short"]) for name in ("ours", "rival"))
+        figures["times_rival_short_latency"] = round(rival_latency / latency, 1)
     return figures
 
 

@@ -19,16 +19,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from transformers import GPT2Config, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from helpers.device import autocast, describe_device, matmul_rate, memory_peak, pick_device
-from helpers.train import optim
+from helpers.tokens.windows import Stream, Windows
 from helpers.train.loss import Loss
 from helpers.train.model import build_model, model_sizes
-from helpers.train.trainer import accumulate
+from helpers.train.settings import TrainSettings
+from helpers.train.trainer import Trainer as OurTrainer
 
 DEFAULTS = dict(n_layer=12, n_embd=768, n_head=12, n_ctx=512, vocab=50257, batch=4, accumulation=1, laps=3)
 QUICK = dict(n_layer=2, n_embd=64, n_head=2, n_ctx=64, vocab=2000, batch=2, accumulation=2, laps=2)
@@ -53,24 +56,26 @@ def windows(options: argparse.Namespace, count: int) -> torch.Tensor:
 
 
 class Ours:
-    """Updates as helpers/loop.py makes them."""
+    """Updates of helpers/train/trainer.py."""
 
-    def __init__(self, model, options: argparse.Namespace, precision: str, device: torch.device):
-        self.loss_of = Loss(model.to(device).train(), options.compile)
-        self.optimizers = optim.make_optimizers(model, options.optimizer, **OPTIMIZER)
-        self.parameters = list(model.parameters())
+    def __init__(self, model, options: argparse.Namespace, precision: str, device: torch.device, folder: str):
+        per_update = options.batch * options.accumulation
+        ids = windows(options, per_update * (options.laps + 2)).numpy()  # two turns are not counted
+        stream = Stream(list(ids), [np.zeros(1, np.int64)] * len(ids))
+        data = Windows(stream, options.n_ctx, options.n_ctx, 0, "documents")
+        settings = TrainSettings(
+            epochs=1, batch_size=options.batch, gradient_accumulation=options.accumulation, warmup_steps=0,
+            optimizer=options.optimizer, max_grad_norm=1.0, precision=precision, compile=options.compile,
+            device=str(device), parallel="ddp", **OPTIMIZER,
+        )  # fmt: skip
+        self.trainer = OurTrainer(  # it writes no sample: `step` needs no tokenizer
+            model, data, data, settings, Path(folder), None, chars_per_token={"train": 1.0, "val": 1.0}
+        )
         self.precision, self.device = precision, device
-        self.scaler = torch.amp.GradScaler(device.type, enabled=False)
-        ids = windows(options, options.batch * options.accumulation)
-        self.batches = [(part[:, :-1].to(device), part[:, 1:].to(device)) for part in ids.split(options.batch)]
-        self.labels = sum(labels.numel() for _, labels in self.batches)
 
     def update(self) -> float:
         """Make one update and return its seconds."""
-        begin = time.perf_counter()
-        accumulate(self.loss_of, self.batches, self.labels, self.precision, self.device, self.scaler)
-        optim.update(self.optimizers, self.parameters, 1.0, self.scaler)  # its norm, a number, waits for the device
-        return time.perf_counter() - begin
+        return self.trainer.step().seconds
 
 
 class Turns(TrainerCallback):
@@ -101,9 +106,9 @@ class Turns(TrainerCallback):
 def train(options: argparse.Namespace, precision: str, device: torch.device) -> list[dict]:
     """Return a row of each turn: rate (FLOP/s) and the seconds of one update each, ours and Trainer's."""
     model = build(options)
-    turns = Turns(Ours(copy.deepcopy(model), options, precision, device))
     data = [{"input_ids": row[:-1], "labels": row[:-1]} for row in windows(options, 64)]  # Trainer moves labels on
     with tempfile.TemporaryDirectory() as folder:
+        turns = Turns(Ours(copy.deepcopy(model), options, precision, device, folder))
         arguments = TrainingArguments(
             folder, max_steps=options.laps + 1, per_device_train_batch_size=options.batch,
             gradient_accumulation_steps=options.accumulation, bf16=precision == "bf16", fp16=precision == "fp16",

@@ -1,16 +1,20 @@
-"""The manifest of a room: what a stage was given, what it wrote, and whether that still fits the room before it."""
+"""The manifest of a room: what a stage was given, what it wrote, and whether that still fits the rooms it read."""
 
 import ast
 import json
 import platform
 import time
+from collections.abc import Iterable
 from importlib import metadata
+from pathlib import Path
+from typing import Any
 
 from helpers.files import hash_files, known_sha256, write_text
-from helpers.paths import STAGES, notebook, room, run_dir
+from helpers.paths import NOTEBOOKS, notebook, room, run_dir
 from helpers.wording import run_again
 
 MANIFEST = "manifest.json"
+Files = Iterable[Path]
 _PACKAGES = ("numpy", "thulac", "tokenizers", "torch", "transformers")
 
 
@@ -18,11 +22,13 @@ class RoomError(RuntimeError):
     """A room is missing, incomplete, or does not fit the room before it; the message says what mends it."""
 
 
-def write_manifest(run: str, stage: str, *, parameters: dict, inputs, outputs, result: dict, seed: int = 0) -> dict:
+def write_manifest(
+    run: str, stage: str, *, parameters: dict, inputs: Files, outputs: Files, result: dict, seed: int = 0
+) -> dict[str, Any]:
     """Write the manifest of a finished stage and return it.
 
-    `inputs` and `outputs` are files; `result` holds the stage's figures. Written last, so a room
-    with a manifest is a finished room.
+    `inputs` are the files that the stage read and `outputs` those that it wrote: their SHA-256 is noted. `result` holds
+    the stage's figures. It is written last, so a room with a manifest is a finished room.
     """
     base = run_dir(run)
     versions = {"python": platform.python_version()}
@@ -45,7 +51,7 @@ def write_manifest(run: str, stage: str, *, parameters: dict, inputs, outputs, r
     return manifest
 
 
-def read_manifest(run: str, stage: str) -> dict:
+def read_manifest(run: str, stage: str) -> dict[str, Any]:
     """Return the manifest of a finished stage; raise RoomError where there is none."""
     path = room(run, stage) / MANIFEST
     try:
@@ -56,43 +62,54 @@ def read_manifest(run: str, stage: str) -> dict:
         raise RoomError(f"{path} is not readable JSON: {run_again(stage, run)}") from None
 
 
-def open_room(run: str, stage: str) -> dict:
-    """Check a room's files against its manifest, and the manifest against the rooms before it; return the manifest.
+def open_room(run: str, stage: str) -> dict[str, Any]:
+    """Check a room's files against its manifest, and the manifest against the rooms it read; return the manifest.
 
-    Raises RoomError with the notebook to run again when a file is missing or changed, or when the
-    room was made from another state of an earlier room (a tokenizer of another corpus, say).
+    Raises RoomError, which names the notebook to run again, when a file is missing or changed, or when the room was
+    made from another state of an earlier room (the tokenizer of another corpus, say).
     """
+    # 1. are the files still those that the stage wrote?
     manifest = read_manifest(run, stage)
     base = run_dir(run)
     for name, wanted in manifest["outputs"].items():
         if not (base / name).is_file():
             raise RoomError(f"{base / name} is missing: {run_again(stage, run)}")
         if known_sha256(base / name) != wanted:
-            raise RoomError(f"{base / name} is not the file that {STAGES[stage][0]} wrote: {run_again(stage, run)}")
-    rooms = {name: earlier for earlier, (_, name) in STAGES.items()}
+            raise RoomError(f"{base / name} is not the file that {NOTEBOOKS[stage][0]} wrote: {run_again(stage, run)}")
+    # 2. are the rooms that it read still those that it was made from?
+    rooms = {name: earlier for earlier, (_, name) in NOTEBOOKS.items()}
     for name, wanted in manifest["inputs"].items():
         earlier = rooms.get(name.split("/")[0])
         if earlier and read_manifest(run, earlier)["outputs"].get(name, wanted) != wanted:
             raise RoomError(
-                f"{STAGES[stage][1]}/ was made from another {STAGES[earlier][1]}/ than the one there now "
+                f"{NOTEBOOKS[stage][1]}/ was made from another {NOTEBOOKS[earlier][1]}/ than the one there now "
                 f"({name} differs): {run_again(stage, run)}"
             )
     return manifest
 
 
-def notebook_parameters(stage: str) -> dict:
-    """Return {name: default} of a notebook's cell tagged `parameters`: plain literals, in order."""
+def notebook_parameters(stage: str) -> dict[str, Any]:
+    """Return {name: default} of a notebook's cell tagged `parameters`: plain literals, in order.
+
+    Raises ValueError unless exactly one cell has that tag, and it holds nothing but `name: type = literal`.
+    """
     cells = json.loads(notebook(stage).read_text("utf-8"))["cells"]
     tagged = [cell for cell in cells if "parameters" in cell["metadata"].get("tags", [])]
     if len(tagged) != 1:
         raise ValueError(f"{notebook(stage).name} needs exactly one cell tagged 'parameters', it has {len(tagged)}")
     values = {}
     for node in ast.parse("".join(tagged[0]["source"])).body:
-        target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
-        values[target.id] = ast.literal_eval(node.value)
+        match node:
+            case ast.AnnAssign(target=ast.Name(name), value=ast.expr() as value):
+                values[name] = ast.literal_eval(value)
+            case ast.Assign(targets=[ast.Name(name)], value=value):
+                values[name] = ast.literal_eval(value)
+            case _:
+                line = f"line {node.lineno}, `{ast.unparse(node)}`"
+                raise ValueError(f"{notebook(stage).name}, parameters, {line}: write `name: type = value`")
     return values
 
 
-def current_parameters(stage: str, namespace: dict) -> dict:
+def current_parameters(stage: str, namespace: dict[str, Any]) -> dict[str, Any]:
     """Return the parameters of a running notebook with the values they have now (pass `globals()`)."""
     return {name: namespace[name] for name in notebook_parameters(stage)}

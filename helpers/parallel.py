@@ -1,6 +1,6 @@
 """Map a function over shards behind `concurrent.futures.Executor`: in this process, in several, or on a Dask cluster.
 
-A stage is a function from shard to shard. It does not know who runs it; this module does, and knows nothing of text.
+A stage is a function from shard to shard. It does not know where it runs; this module does, and knows nothing of text.
 """
 
 import multiprocessing
@@ -10,10 +10,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from itertools import islice
+from typing import TypeVar
 
 from tqdm.auto import tqdm
 
-IN_FLIGHT = 512  # tasks handed out and not yet collected: what a lazy source has given, and memory holds
+T = TypeVar("T")
+R = TypeVar("R")
+IN_FLIGHT = 512  # tasks handed out and not yet collected: what is taken from a lazy source, and held in memory
 CLUSTER_SECONDS = 10  # how long a scheduler may take to answer
 
 
@@ -25,10 +28,10 @@ class InProcess(Executor):
     """An executor that runs each task at once in the calling process: no start-up cost, plain tracebacks."""
 
     def submit(self, fn: Callable, /, *args, **kwargs) -> Future:
-        future = Future()
+        future: Future = Future()
         try:
             future.set_result(fn(*args, **kwargs))
-        except Exception as error:  # an executor hands a task's error to whoever asks for its result
+        except Exception as error:  # an executor hands a task's error to the caller of result()
             future.set_exception(error)
         return future
 
@@ -53,14 +56,14 @@ def cores() -> int:
 
 
 def executor(workers: int = 0, cluster: str = "") -> Executor:
-    """Return an executor for `workers` processes: 0 means one a core, 1 means in this process. Use it with `with`.
+    """Return an executor for `workers` processes: 0 means one per core, 1 means in this process. Use it with `with`.
 
     With `cluster`, the address of a Dask scheduler ("tcp://machine:8786"), the tasks run on its workers, and `workers`
-    counts for nothing. Those machines must see the same files under the same paths (a shared file system), and have
-    this project installed. Raises ClusterError when nobody answers there or nobody works there.
+    is ignored. Those machines must see the same files under the same paths (a shared file system), and have this
+    project installed. Raises ClusterError when no scheduler answers or it has no worker.
     """
     if workers < 0:
-        raise ValueError(f"workers is {workers}: give 0 (one a core), 1 (this process), or a number of processes")
+        raise ValueError(f"workers is {workers}: give 0 (one per core), 1 (this process), or a number of processes")
     if cluster:
         return _connect(cluster)
     workers = workers or cores()
@@ -92,15 +95,20 @@ def _connect(address: str) -> Executor:
     return _Cluster(client)
 
 
-def map_shards(pool: Executor, function: Callable, items: Iterable, label: str = "", total: int | None = None) -> list:
+def map_shards(
+    pool: Executor, function: Callable[[T], R], items: Iterable[T], label: str = "", total: int | None = None
+) -> list[R]:
     """Return [function(item) for item in items], in order, with a progress bar named `label` (none if empty).
 
-    The bar shows rate and time left; `total` is the number of items, where `items` cannot say it. There is no bar where
-    the environment variable HEADLESS says that nobody watches. `items` may be lazy: only some hundred of them are held.
+    The bar shows rate and time left; `total` is the number of items, where `items` has no length. There is no bar if
+    the environment variable HEADLESS is set. `items` may be lazy: at most IN_FLIGHT of them are held in memory. Raises
+    RuntimeError when a worker process was killed.
     """
     quiet = not label or bool(os.environ.get("HEADLESS"))
     total = operator.length_hint(items) or total
-    source, results, waiting = iter(items), [], deque()
+    source = iter(items)
+    results: list[R] = []
+    waiting: deque[Future[R]] = deque()
     with tqdm(total=total, desc=label, unit="shard", disable=quiet, leave=False) as bar:
         try:
             waiting.extend(pool.submit(function, item) for item in islice(source, _at_once(pool)))
@@ -120,5 +128,5 @@ def map_shards(pool: Executor, function: Callable, items: Iterable, label: str =
 
 
 def _at_once(pool: Executor) -> int:
-    """Return how many tasks are handed out: in this process each runs when it is handed out, so one."""
+    """Return how many tasks are handed out at a time: in this process each runs when it is handed out, so one."""
     return 1 if isinstance(pool, InProcess) else IN_FLIGHT

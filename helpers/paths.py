@@ -1,13 +1,13 @@
-"""The names of the rooms: repository, run folder, files; and the manifests that tie one room to the next.
+"""Where everything lies: the repository, its notebooks, the folder of a run, the room of each stage, its shards.
 
-Knows nothing of what is in a file: only where it lies, which bytes it has, and which stage wrote it.
+Knows nothing of what is in a file.
 """
 
 import os
 import re
 from pathlib import Path
 
-# stage -> (notebook, the room it writes). A stage reads rooms that stand before its own.
+# stage -> (notebook, the room it writes), in the course's order: a stage reads only rooms above its own
 STAGES = {
     "corpus": ("01_corpus", "corpus"),
     "vocab": ("02_vocab", "vocab"),
@@ -16,10 +16,15 @@ STAGES = {
     "generate": ("05_generate", "text"),
     "serve": ("06_serve", "serve"),
 }
+# optional lessons on the rooms of a run: nothing in the six stages reads what these write
+SIDE_DOORS = {
+    "tournament": ("deeper/tournament", "tournament"),
+}
+NOTEBOOKS = STAGES | SIDE_DOORS
 
 
 def repo_root() -> Path:
-    """Return the folder that holds notebooks/ and helpers/, wherever the process was started."""
+    """Return the folder that holds notebooks/ and helpers/, whatever the working folder is."""
     return Path(__file__).resolve().parent.parent
 
 
@@ -29,20 +34,25 @@ def runs_dir() -> Path:
 
 
 def run_dir(run: str) -> Path:
-    """Return the folder of one run; the name may hold letters, digits, `-`, `_` and `.` (not first)."""
+    """Return the folder of a run; its name may hold letters, digits, `-`, `_` and `.` (not first), else ValueError."""
     if not re.fullmatch(r"[\w-][\w.-]*", run):
         raise ValueError(f"'{run}' cannot name a run: use letters, digits, '-', '_' and '.', not starting with '.'")
     return runs_dir() / run
 
 
 def room(run: str, stage: str) -> Path:
-    """Return the folder that a stage (corpus, vocab, tokenize, train, generate, serve) writes; it may not exist yet."""
-    return run_dir(run) / STAGES[stage][1]
+    """Return the folder that a stage ("tokenize") or a side door ("tournament") writes; it may not exist yet."""
+    return run_dir(run) / NOTEBOOKS[stage][1]
 
 
 def notebook(stage: str) -> Path:
-    """Return the notebook of a stage."""
-    return repo_root() / "notebooks" / f"{STAGES[stage][0]}.ipynb"
+    """Return the notebook of a stage or of a side door."""
+    return repo_root() / "notebooks" / f"{NOTEBOOKS[stage][0]}.ipynb"
+
+
+def executed_copy(run: str, stage: str) -> Path:
+    """Return where the runner puts the executed notebook of a stage or of a side door."""
+    return run_dir(run) / "notebooks" / notebook(stage).name
 
 
 def shards(run: str, stage: str, split: str, suffix: str) -> list[Path]:

@@ -1,11 +1,12 @@
-"""One run → one HTML page that needs no network: its figures, what the model wrote, the executed notebooks.
+"""One HTML page about a run, which needs no network: its figures, what the model wrote, the executed notebooks.
 
-Reads manifests, samples and executed notebooks as they lie there; knows nothing of how they came about.
+Reads manifests, samples and executed notebooks; knows nothing of how they were made.
 """
 
 import html
 import json
 import re
+from pathlib import Path
 
 import nbformat
 from jinja2 import DictLoader
@@ -16,7 +17,7 @@ from helpers import paths
 from helpers.files import write_text
 from helpers.manifest import RoomError, read_manifest
 
-# stage -> the figures of its manifest's result that the summary shows: name, what to call it, how to write it
+# stage -> the figures of its manifest's result that the summary shows: (name, label, format)
 FIGURES = {
     "corpus": [("documents", "documents", ",.0f"), ("characters", "characters", ",.0f")],
     "vocab": [("vocab_size", "tokens in the vocabulary", ",.0f"), ("agreement_f1", "F1 against thulac", ".3f")],
@@ -28,10 +29,14 @@ FIGURES = {
     ],
     "generate": [("facts_seen", "facts right, seen", ".0%"), ("facts_held_out", "facts right, held out", ".0%")],
     "serve": [("latency_ms_p50", "ms a request (median)", ",.0f")],
+    "tournament": [
+        (f"{kind}_bits_per_char", f"{kind}, bits per character", ".2f")
+        for kind in ("characters", "words", "bpe", "bytes")
+    ],
 }
 SAMPLES = 12  # generated texts on the page
 
-# code is folded away, progress bars and pages of a server that has long gone are left out
+# code is folded, progress bars are left out
 NOTEBOOK = """
 {%- extends 'basic/index.html.j2' -%}
 {%- block in_prompt -%}{%- endblock in_prompt -%}
@@ -57,14 +62,14 @@ details.code { margin: .4rem 0; } .highlight { background: #f6f6f4; padding: .2r
 
 
 def figures(run: str, stage: str) -> list[str]:
-    """Return a finished stage's figures as words, `documents 20,000` say; what it did not find out is left out."""
+    """Return a finished stage's figures in words, `documents 20,000`; those that its result lacks are left out."""
     result = read_manifest(run, stage)["result"]
     shown = [(result.get(name), label, form) for name, label, form in FIGURES[stage]]
     return [f"{label} {format(value, form)}" for value, label, form in shown if value is not None]
 
 
 def one_line(run: str, stage: str) -> str:
-    """Return a finished stage's figures in one line; empty if the notebook has written no manifest."""
+    """Return a finished stage's figures in one line; an empty one if its notebook has written no manifest."""
     try:
         return " · ".join(figures(run, stage))
     except RoomError:
@@ -72,17 +77,16 @@ def one_line(run: str, stage: str) -> str:
 
 
 def executed(run: str) -> dict[str, nbformat.NotebookNode]:
-    """Return {stage: executed notebook} of those that the run has."""
-    folder = paths.run_dir(run) / "notebooks"
-    copies = {stage: folder / paths.notebook(stage).name for stage in paths.STAGES}
+    """Return {stage: executed notebook} of those that the run has, in the course's order, side doors last."""
+    copies = {stage: paths.executed_copy(run, stage) for stage in paths.NOTEBOOKS}
     return {stage: nbformat.read(copy, as_version=4) for stage, copy in copies.items() if copy.is_file()}
 
 
-def summary(run: str, notebooks: dict) -> str:
-    """Return the table: a row a stage, with its time and its figures."""
+def summary(run: str, notebooks: dict[str, nbformat.NotebookNode]) -> str:
+    """Return an HTML table with one row per stage: its time and its figures."""
     rows = []
     for stage, notebook in notebooks.items():
-        name = paths.STAGES[stage][0]
+        name = paths.notebook(stage).stem
         seconds = notebook.metadata.get("papermill", {}).get("duration") or 0
         rows.append(
             f"<tr><td><a href='#{name}'>{name}</a></td><td class='when'>{seconds:,.0f} s</td>"
@@ -92,7 +96,7 @@ def summary(run: str, notebooks: dict) -> str:
 
 
 def samples(run: str) -> str:
-    """Return the first texts that the run's model wrote (text/samples.jsonl); empty if there are none."""
+    """Return HTML of the first texts that the run's model wrote (text/samples.jsonl); empty if there are none."""
     file = paths.room(run, "generate") / "samples.jsonl"
     if not file.is_file():
         return ""
@@ -107,14 +111,14 @@ def samples(run: str) -> str:
 
 
 def chapter(exporter: HTMLExporter, stage: str, notebook: nbformat.NotebookNode) -> str:
-    """Return an executed notebook as a part of the page."""
-    notebook.metadata.pop("widgets", None)  # a widget lives only as long as its kernel
+    """Return an executed notebook as a section of the page."""
+    notebook.metadata.pop("widgets", None)  # a widget works only as long as its kernel runs
     body, _ = exporter.from_notebook_node(notebook)
     body = re.sub(r"<iframe\b.*?</iframe>", "", body, flags=re.DOTALL)  # its server was shut down with the notebook
-    return f"<section class='notebook' id='{paths.STAGES[stage][0]}'>{body}</section>"
+    return f"<section class='notebook' id='{paths.notebook(stage).stem}'>{body}</section>"
 
 
-def write(run: str):
+def write(run: str) -> Path:
     """Write runs/<run>/report.html from what the run has so far; return its path."""
     exporter = HTMLExporter(
         extra_loaders=[DictLoader({"report.html.j2": NOTEBOOK})], template_file="report.html.j2",
@@ -122,7 +126,8 @@ def write(run: str):
     )  # fmt: skip
     notebooks = executed(run)
     chapters = [chapter(exporter, stage, notebook) for stage, notebook in notebooks.items()]
-    links = " ".join(f"<a href='#{paths.STAGES[stage][0]}'>{paths.STAGES[stage][0]}</a>" for stage in notebooks)
+    names = [paths.notebook(stage).stem for stage in notebooks]
+    links = " ".join(f"<a href='#{name}'>{name}</a>" for name in names)
     page = f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{run}</title><style>{STYLE}{HtmlFormatter(style="friendly").get_style_defs(".highlight")}</style></head>

@@ -5,7 +5,8 @@ Knows the notebooks by name and by their parameters, and nothing of what they do
     python -m helpers.run                                     all six, on the built-in corpus
     python -m helpers.run --run songci --corpus songci.txt    all six, on your own text
     python -m helpers.run train generate -p epochs 3          two of them, with another number of epochs
-    python -m helpers.run verify --run songci                 do all its files still belong together?
+    python -m helpers.run tournament --run songci             a side door: an optional notebook on a run that exists
+    python -m helpers.run verify --run songci                 do all files of the run still fit together?
 """
 
 import argparse
@@ -13,7 +14,9 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import papermill
@@ -26,20 +29,17 @@ from nbclient.exceptions import CellExecutionError, DeadKernelError
 from papermill.exceptions import PapermillExecutionError
 
 from helpers import paths, report
-from helpers.corpus import download
-from helpers.corpus.find import find_inputs
-from helpers.corpus.inputs import NoDocuments
-from helpers.files import sha256
+from helpers.corpus.find import BUILT_IN, resolve_source, same_files
+from helpers.files import known_sha256, sha256
 from helpers.manifest import MANIFEST, RoomError, notebook_parameters, open_room, read_manifest
 from helpers.wording import did_you_mean, duration, run_again
 
-BUILT_IN = "sample"  # the value of notebook 01's `source` that names no file
 NOT_MADE = "not made yet"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 class Refused(ValueError):
-    """What was asked for cannot be run as it stands; nothing has been started."""
+    """The command cannot be run as it was given; nothing has been started."""
 
 
 class StageFailed(RuntimeError):
@@ -51,7 +51,7 @@ class ThisPython(AsyncKernelManager):
 
     @property
     def kernel_spec(self) -> KernelSpec:
-        # what a kernel logs about itself would stand between the progress lines
+        # what a kernel logs about itself would appear between the progress lines
         return KernelSpec(resource_dir=RESOURCES, **get_kernel_dict(extra_arguments=["--log-level=CRITICAL"]))
 
 
@@ -59,19 +59,26 @@ class ThisPython(AsyncKernelManager):
 
 
 def choose_stages(words: list[str]) -> list[str]:
-    """Return the stages that the words name (`train`, `04` or `04_train`), in the course's order; all if none."""
-    names = {}
-    for stage, (notebook, _) in paths.STAGES.items():
-        names |= {stage: stage, notebook: stage, f"{notebook}.ipynb": stage, notebook[:2]: stage}
+    """Return the stages and side doors that the words name (`train`, `04`, `04_train`), in the course's order.
+
+    Without words, the six stages. Raises Refused for a word that names none.
+    """
+    if not words:
+        return list(paths.STAGES)
+    names: dict[str, str] = {}
+    for stage, (notebook, _) in paths.NOTEBOOKS.items():
+        names |= {stage: stage, notebook: stage, f"{notebook}.ipynb": stage}
+        if stage in paths.STAGES:
+            names[notebook[:2]] = stage
     for word in words:
         if word not in names:
-            raise Refused(f"no stage is called '{word}'{did_you_mean(word, list(paths.STAGES))}")
+            raise Refused(f"no stage is called '{word}'{did_you_mean(word, paths.NOTEBOOKS)}")
     chosen = {names[word] for word in words}
-    return [stage for stage in paths.STAGES if stage in chosen or not words]
+    return [stage for stage in paths.NOTEBOOKS if stage in chosen]
 
 
-def check_type(where: str, name: str, value, default):
-    """Return `value` if it has the type of the notebook's default (an int may stand for a float), else refuse it."""
+def _check_type(where: str, name: str, value: Any, default: Any) -> Any:
+    """Return `value` if it has the type of the notebook's default (an int is accepted for a float), else refuse it."""
     if default is None or type(value) is type(default):
         return value
     if isinstance(default, float) and type(value) is int:
@@ -92,27 +99,27 @@ def check_type(where: str, name: str, value, default):
 
 
 def read_preset(name: str) -> dict[str, dict]:
-    """Return {stage: {parameter: value}} of presets/<name>.yaml, or of a YAML file given by its path."""
-    shelf = paths.repo_root() / "presets"
-    path = Path(name) if name.endswith((".yaml", ".yml")) else shelf / f"{name}.yaml"
+    """Return {stage: {parameter: value}} of presets/<name>.yaml, or of a YAML file given by its path, else refuse."""
+    folder = paths.repo_root() / "presets"
+    path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
     if not path.is_file():
-        raise Refused(f"no preset '{name}'{did_you_mean(name, sorted(file.stem for file in shelf.glob('*.yaml')))}")
+        raise Refused(f"no preset '{name}'{did_you_mean(name, sorted(file.stem for file in folder.glob('*.yaml')))}")
     try:
         sections = yaml.safe_load(path.read_text("utf-8")) or {}
     except yaml.YAMLError as error:
         raise Refused(f"{path.name} is not readable YAML: {' '.join(str(error).split())}") from None
     if not isinstance(sections, dict):
-        raise Refused(f"{path.name}: expected one section a stage, like `train:` with `epochs: 2` indented below it")
+        raise Refused(f"{path.name}: expected one section per stage, like `train:` with `epochs: 2` indented below it")
     for stage, section in sections.items():
-        if stage not in paths.STAGES:
-            raise Refused(f"{path.name}: no stage is called '{stage}'{did_you_mean(str(stage), list(paths.STAGES))}")
+        if stage not in paths.NOTEBOOKS:
+            raise Refused(f"{path.name}: no stage is called '{stage}'{did_you_mean(str(stage), paths.NOTEBOOKS)}")
         if not isinstance(section or {}, dict):
             raise Refused(f"{path.name}: under `{stage}:` expected lines like `name: value`, found {section!r}")
     return {stage: section or {} for stage, section in sections.items()}
 
 
-def read_text(text: str, default):
-    """Return a command-line word as a value of the default's type; what cannot be read stays text."""
+def _parse_value(text: str, default: Any) -> Any:
+    """Return a word of the command line as a value of the default's type; what cannot be read stays text."""
     if isinstance(default, str):
         return text
     try:
@@ -121,38 +128,28 @@ def read_text(text: str, default):
         return text
 
 
-def place(source: str, where: str) -> str:
-    """Return a corpus path as an absolute path, for a kernel may work in another folder.
-
-    What names no file here stays: `sample`, an address, `hf:owner/name`, a corpus known by its name.
-    """
-    if source == BUILT_IN or source in download.CORPORA or source.startswith("hf:") or "://" in source:
-        return source
-    path = Path(os.path.abspath(Path(source).expanduser()))
-    if not path.exists() and not any(sign in source for sign in "*?["):
-        raise Refused(f"{where}: {path} does not exist{did_you_mean(source, [BUILT_IN, *download.CORPORA])}")
-    return str(path)
-
-
-def plan(stages: list[str], run: str, corpus: str | None, preset: str | None, settings) -> dict[str, dict]:
+def plan(
+    stages: list[str], run: str, corpus: str | None, preset: str | None, settings: Iterable[tuple[str, str]]
+) -> dict[str, dict[str, Any]]:
     """Return {stage: {parameter: value}}, complete and checked: defaults, then preset, then --corpus, then -p.
 
-    `settings` are (name, text) pairs. Raises Refused at the first name or type that no notebook has.
+    `settings` are the (name, text) pairs of -p. Raises Refused at the first name or type that no notebook has.
     """
+    # 1. the defaults; every section of a preset is checked, also those of stages that do not run today
     try:
         paths.run_dir(run)
     except ValueError as error:
         raise Refused(str(error)) from None
-    # every section of a preset is checked, also those whose stage isn't asked for today
-    defaults = {stage: notebook_parameters(stage) for stage in paths.STAGES}
+    defaults = {stage: notebook_parameters(stage) for stage in paths.NOTEBOOKS}
     values = {stage: dict(names) for stage, names in defaults.items()}
 
-    def put(where: str, stage: str, name, value) -> None:
+    def put(where: str, stage: str, name: str, value: Any) -> None:
         if name not in defaults[stage]:
             hint = did_you_mean(str(name), [known for known in defaults[stage] if known != "run"])
-            raise Refused(f"{where}: {paths.STAGES[stage][0]} has no parameter '{name}'{hint}")
-        values[stage][name] = check_type(where, name, value, defaults[stage][name])
+            raise Refused(f"{where}: {paths.notebook(stage).stem} has no parameter '{name}'{hint}")
+        values[stage][name] = _check_type(where, name, value, defaults[stage][name])
 
+    # 2. what the command says, the later over the earlier
     for stage, section in (read_preset(preset) if preset else {}).items():
         for name, value in section.items():
             if name == "run":
@@ -168,91 +165,88 @@ def plan(stages: list[str], run: str, corpus: str | None, preset: str | None, se
             known = sorted({name for stage in stages for name in defaults[stage]} - {"run"})
             raise Refused(f"-p {name}: no notebook that is to run has it{did_you_mean(name, known)}")
         for stage in owners:
-            put(f"-p {name}", stage, name, read_text(text, defaults[stage][name]))
-    for stage in paths.STAGES:
+            put(f"-p {name}", stage, name, _parse_value(text, defaults[stage][name]))
+    # 3. the run, and the corpus as the kernel will find it, wherever it works
+    for stage in stages:
         values[stage]["run"] = run
     if "corpus" in stages and "source" in values["corpus"]:
-        values["corpus"]["source"] = place(values["corpus"]["source"], "corpus")
+        try:
+            values["corpus"]["source"] = resolve_source(values["corpus"]["source"])
+        except ValueError as error:
+            raise Refused(f"corpus: {error}") from None
     return {stage: values[stage] for stage in stages}
 
 
 # ---- is it done already? ----
 
 
-def executed_copy(run: str, stage: str) -> Path:
-    """Return where the executed notebook of a stage lies."""
-    return paths.run_dir(run) / "notebooks" / paths.notebook(stage).name
-
-
-def code(notebook: nbformat.NotebookNode) -> list[str]:
-    """Return the code cells' sources, without the cell in which papermill sets the parameters."""
+def _code_of(notebook: nbformat.NotebookNode) -> list[str]:
+    """Return the sources of the code cells, without the cell in which papermill sets the parameters."""
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     return [cell.source for cell in cells if "injected-parameters" not in cell.metadata.get("tags", [])]
 
 
-def results_read(run: str, manifest: dict) -> dict[str, dict]:
-    """Return {stage: result} of the rooms a stage took files from: it may have used their figures as well."""
+def _results_read(run: str, manifest: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return {stage: result} of the rooms that a stage read files from: it may have used their figures as well."""
     rooms = {name.split("/")[0] for name in manifest["inputs"]}
-    stages = [stage for stage, (_, room) in paths.STAGES.items() if room in rooms]
+    stages = [stage for stage, (_, room) in paths.NOTEBOOKS.items() if room in rooms]
     return {stage: read_manifest(run, stage)["result"] for stage in stages}
 
 
 def remember(run: str, stage: str) -> None:
-    """Note in the executed copy that it ran to its end, and what its earlier rooms said of themselves then."""
+    """Note in the executed copy that it ran to its end, and the figures of the rooms that it read."""
     if (paths.room(run, stage) / MANIFEST).is_file():
-        copy = nbformat.read(executed_copy(run, stage), as_version=4)
-        copy.metadata["read"] = results_read(run, read_manifest(run, stage))
-        nbformat.write(copy, executed_copy(run, stage))
+        copy = nbformat.read(paths.executed_copy(run, stage), as_version=4)
+        copy.metadata["read"] = _results_read(run, read_manifest(run, stage))
+        nbformat.write(copy, paths.executed_copy(run, stage))
 
 
-def finished_unchanged(run: str, stage: str, values: dict) -> bool:
-    """Tell whether a stage has finished with these parameters, these inputs and this notebook."""
+def finished_unchanged(run: str, stage: str, values: dict[str, Any]) -> bool:
+    """Return whether a stage has finished with these parameters, these inputs and this notebook."""
+    # 1. the room and the rooms that it read are as they were when it finished
     try:
         manifest = open_room(run, stage)
-        results = results_read(run, manifest)
-        copy = nbformat.read(executed_copy(run, stage), as_version=4)
+        results = _results_read(run, manifest)
+        copy = nbformat.read(paths.executed_copy(run, stage), as_version=4)
     except (RoomError, OSError, nbformat.reader.NotJSONError):
         return False
-    if copy.metadata.get("read") != results:  # a copy that didn't run to its end has no such entry
+    if copy.metadata.get("read") != results:  # a copy that did not run to its end has no such entry
         return False
-    if manifest["parameters"] != values or code(copy) != code(nbformat.read(paths.notebook(stage), as_version=4)):
+    # 2. the same parameters, the same code
+    original = nbformat.read(paths.notebook(stage), as_version=4)
+    if manifest["parameters"] != values or _code_of(copy) != _code_of(original):
         return False
+    # 3. the same input files, and no new one
     inputs = {paths.run_dir(run) / name: wanted for name, wanted in manifest["inputs"].items()}
-    if any(not file.is_file() or sha256(file) != wanted for file, wanted in inputs.items()):
+    if any(not file.is_file() or known_sha256(file) != wanted for file, wanted in inputs.items()):
         return False
-    source = values.get("source", BUILT_IN)
-    if not os.path.isabs(source):
-        return True
-    try:
-        found, _ = find_inputs(source)
-    except NoDocuments:
-        return False
-    return all(item.path in inputs for item in found)  # a file put into the corpus folder since then is a change too
+    return same_files(values.get("source", BUILT_IN), inputs)
 
 
-# ---- does it all still belong together? ----
+# ---- does it all still fit together? ----
 
 
 def verify(run: str) -> list[tuple[str, bool, str]]:
-    """Return for each room of a run its notebook, whether it is as it should be, and that in words.
+    """Return (notebook, fits, words) for each room of a run; side doors only where they have been made.
 
     Every file is hashed again: what a room wrote, and what it was made from, in the rooms before it and outside.
     """
     hashes: dict[Path, str] = {}
     rows = []
-    for stage, (notebook, _) in paths.STAGES.items():
-        folder = paths.room(run, stage)
-        if not (folder / MANIFEST).is_file():
-            rows.append((notebook, not needed(run, stage), NOT_MADE))
+    for stage in paths.NOTEBOOKS:
+        notebook = paths.notebook(stage).stem
+        if not (paths.room(run, stage) / MANIFEST).is_file():
+            if stage in paths.STAGES:
+                rows.append((notebook, not _is_read(run, stage), NOT_MADE))
             continue
         try:
             manifest = read_manifest(run, stage)
         except RoomError as error:
             rows.append((notebook, False, str(error)))
             continue
-        problems = [f"{name} since {notebook} wrote it" for name in differing(run, manifest["outputs"], hashes)]
-        problems += [f"{name} since {notebook} read it" for name in differing(run, manifest["inputs"], hashes)]
-        problems += figures_changed(run, stage)
+        problems = [f"{what} since {notebook} wrote it" for what in _changed_files(run, manifest["outputs"], hashes)]
+        problems += [f"{what} since {notebook} read it" for what in _changed_files(run, manifest["inputs"], hashes)]
+        problems += _changed_figures(run, stage)
         if problems:
             more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
             rows.append((notebook, False, f"{'; '.join(problems[:3])}{more}: {run_again(stage, run)}"))
@@ -262,53 +256,53 @@ def verify(run: str) -> list[tuple[str, bool, str]]:
     return rows
 
 
-def needed(run: str, stage: str) -> bool:
-    """Tell whether a room that is there was made from files of this one."""
-    rooms = [paths.room(run, other) / MANIFEST for other in paths.STAGES]
-    start = f'"{paths.STAGES[stage][1]}/'
-    return any(start in manifest.read_text("utf-8", "replace") for manifest in rooms if manifest.is_file())
+def _is_read(run: str, stage: str) -> bool:
+    """Return whether a room of the run was made from files of this one."""
+    manifests = [paths.room(run, other) / MANIFEST for other in paths.NOTEBOOKS]
+    start = f'"{paths.room(run, stage).name}/'
+    return any(start in manifest.read_text("utf-8", "replace") for manifest in manifests if manifest.is_file())
 
 
-def differing(run: str, names: dict[str, str], hashes: dict[Path, str]) -> list[str]:
-    """Return which of these files (path -> sha256) are missing or have changed; `hashes` remembers what was read."""
-    found = []
+def _changed_files(run: str, names: dict[str, str], hashes: dict[Path, str]) -> list[str]:
+    """Return which of these files (path -> SHA-256) are missing or have changed; `hashes` keeps what was hashed."""
+    changes = []
     for name, wanted in names.items():
         file = paths.run_dir(run) / name
         if not file.is_file():
-            found.append(f"{name} is missing")
+            changes.append(f"{name} is missing")
             continue
         if file not in hashes:
             hashes[file] = sha256(file)
         if hashes[file] != wanted:
-            found.append(f"{name} has changed")
-    return found
+            changes.append(f"{name} has changed")
+    return changes
 
 
-def figures_changed(run: str, stage: str) -> list[str]:
-    """Return which figures of earlier rooms are not those that this stage found when it ran (see `remember`)."""
-    if not executed_copy(run, stage).is_file():
-        return []  # it was run by hand, in a notebook of its own
-    then = nbformat.read(executed_copy(run, stage), as_version=4).metadata.get("read", {})
-    found = []
+def _changed_figures(run: str, stage: str) -> list[str]:
+    """Return which figures of earlier rooms are no longer those that this stage read when it ran (see `remember`)."""
+    if not paths.executed_copy(run, stage).is_file():
+        return []  # it was run by hand, in Jupyter
+    then = nbformat.read(paths.executed_copy(run, stage), as_version=4).metadata.get("read", {})
+    changes = []
     for earlier, figures in then.items():
         try:
             now = read_manifest(run, earlier)["result"]
         except RoomError:
-            continue  # the line of that room says it
+            continue  # that room's own line says so
         names = [name for name in {**figures, **now} if figures.get(name) != now.get(name)]
         if names:
-            told = ", ".join(f"{name} {figures.get(name)} -> {now.get(name)}" for name in names[:3])
-            found.append(f"{paths.STAGES[earlier][0]} has found other figures since ({told})")
-    return found
+            differences = ", ".join(f"{name} {figures.get(name)} -> {now.get(name)}" for name in names[:3])
+            changes.append(f"{paths.notebook(earlier).stem} has found other figures since ({differences})")
+    return changes
 
 
-def print_verdict(run: str) -> int:
-    """Print a line a room, and return the exit code: 0 if all belong together, 1 if not."""
+def _print_verdict(run: str) -> int:
+    """Print one line per room, and return the exit code: 0 if all fit together, 1 if not."""
     rows = verify(run)
-    for notebook, fine, words in rows:
-        word = "NO" if not fine else "-" if words == NOT_MADE else "fits"
+    for notebook, fits, words in rows:
+        word = "NO" if not fits else "-" if words == NOT_MADE else "fits"
         print(f"{notebook:14}{word:6}{words}", flush=True)
-    off = sum(not fine for _, fine, _ in rows)
+    off = sum(not fits for _, fits, _ in rows)
     print(f"{off} of {len(rows)} rooms don't fit: mend them from the top" if off else "all belong together", flush=True)
     return 1 if off else 0
 
@@ -316,14 +310,15 @@ def print_verdict(run: str) -> int:
 # ---- running ----
 
 
-def first_line(source: str) -> str:
+def _first_line(source: str) -> str:
+    """Return a cell's first line of code, or its first comment if it has none."""
     lines = [line.strip() for line in source.splitlines() if line.strip()]
     return next((line for line in lines if not line.startswith("#")), lines[0] if lines else "")
 
 
-def execute(run: str, stage: str, values: dict) -> None:
+def execute(run: str, stage: str, values: dict[str, Any]) -> None:
     """Execute a notebook with its parameters into the run's folder; raise StageFailed if a cell fails."""
-    notebook, target = paths.notebook(stage), executed_copy(run, stage)
+    notebook, target = paths.notebook(stage), paths.executed_copy(run, stage)
     target.parent.mkdir(parents=True, exist_ok=True)
     defaults = notebook_parameters(stage)
     changed = {name: value for name, value in values.items() if name == "run" or value != defaults[name]}
@@ -334,20 +329,19 @@ def execute(run: str, stage: str, values: dict) -> None:
         )  # fmt: skip
     except PapermillExecutionError as error:
         problem = f"{error.ename}: {error.evalue}"
-        where = f"cell [{error.exec_count}]: {first_line(error.source)}"
+        where = f"cell [{error.exec_count}]: {_first_line(error.source)}"
     except DeadKernelError:
-        problem = "the kernel died without a word: most often the machine ran out of memory"
+        problem = "the kernel died without a message: most often the machine ran out of memory"
         where = "the last cell that has a number"
     else:
         return
     raise StageFailed(f"  {'where':10}{notebook.name}, {where}\n  {'error':10}{problem}\n  {'copy':10}{target}")
 
 
-def run_stages(run: str, values: dict[str, dict], force: bool) -> None:
-    """Run the planned stages in order, a line each, and write the report; raise StageFailed at the first error."""
+def run_stages(run: str, values: dict[str, dict[str, Any]], force: bool) -> None:
+    """Run the planned stages in order, print a line for each, and write the report; StageFailed at the first error."""
     for stage in values:
-        name = paths.STAGES[stage][0]
-        print(f"{name:14}", end="", flush=True)
+        print(f"{paths.notebook(stage).stem:14}", end="", flush=True)
         if not force and finished_unchanged(run, stage, values[stage]):
             print("unchanged since it finished: skipped (--force runs it)", flush=True)
             continue
@@ -369,8 +363,8 @@ def run_stages(run: str, values: dict[str, dict], force: bool) -> None:
 def refresh(stages: list[str]) -> None:
     """Execute the notebooks at their defaults and write them back with outputs that can be compared and committed.
 
-    The run itself goes to a temporary folder unless RUNS_DIR names one: outputs must not depend
-    on what an earlier run left behind.
+    The run itself goes to a temporary folder unless RUNS_DIR names one: outputs must not depend on an earlier run. A
+    later notebook alone needs RUNS_DIR with the rooms that it reads.
     """
     with tempfile.TemporaryDirectory() as folder:
         os.environ.setdefault("RUNS_DIR", folder)
@@ -387,7 +381,7 @@ def refresh(stages: list[str]) -> None:
             try:
                 client.execute()
             except CellExecutionError as error:
-                raise StageFailed(f"  {path.name} is left as it was\n{error}") from None
+                raise StageFailed(f"  {path.name} is unchanged\n{error}") from None
             notebook.metadata = before  # no widget state, no version of the Python that happened to run it
             for cell in notebook.cells:
                 if cell.cell_type == "code":
@@ -396,14 +390,20 @@ def refresh(stages: list[str]) -> None:
             print(f"{duration(time.monotonic() - begin):>12}", flush=True)
 
 
+def _require_run(run: str) -> None:
+    if not paths.run_dir(run).is_dir():
+        raise Refused(f"there is no run '{run}' in {paths.runs_dir()}")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Read the command line, run, and return the exit code: 0 done, 1 a notebook failed, 2 refused, 130 stopped."""
     parser = argparse.ArgumentParser(
         prog="python -m helpers.run", description="Run the notebooks in order and write runs/<name>/report.html.",
-        epilog="`verify` instead checks that all files of a run still belong together; `refresh [stages…]` writes "
-        "fresh outputs into notebooks/ itself.",
+        epilog="Instead of stages: `verify` checks that all files of a run still fit together; `refresh [stages…]` "
+        "writes fresh outputs into notebooks/ itself.",
     )  # fmt: skip
-    parser.add_argument("stages", nargs="*", help=f"{' '.join(paths.STAGES)}; all six if none is named")
+    parser.add_argument("stages", nargs="*", help=f"{' '.join(paths.STAGES)}; all six if none is named. Optional "
+                        f"notebooks, on the rooms of a run that exists: {' '.join(paths.SIDE_DOORS)}")  # fmt: skip
     parser.add_argument("--run", default="sample", metavar="NAME", help="name of the run: the folder under runs/")
     parser.add_argument(
         "--corpus", metavar="PATH", help="a text file, a folder, a pattern, an address; see notebook 01"
@@ -414,20 +414,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--force", action="store_true", help="run a stage even if nothing changed since it finished")
     asked = parser.parse_intermixed_args(arguments)
 
-    # the notebooks read it: a dashboard prints lines instead of drawing widgets nobody can see
+    # the notebooks read it: without a browser a dashboard prints lines instead of drawing widgets
     os.environ["HEADLESS"] = "1"
     os.environ["TQDM_DISABLE"] = "1"
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # for the kernels; the Makefile says why
     try:
         if asked.stages == ["verify"]:
-            if not paths.run_dir(asked.run).is_dir():
-                raise Refused(f"there is no run '{asked.run}' in {paths.runs_dir()}")
-            return print_verdict(asked.run)
+            _require_run(asked.run)
+            return _print_verdict(asked.run)
         if asked.stages[:1] == ["refresh"]:
             refresh(choose_stages(asked.stages[1:]))
         else:
             stages = choose_stages(asked.stages)
             values = plan(stages, asked.run, asked.corpus, asked.preset, asked.settings)
+            if not set(stages) & set(paths.STAGES):
+                _require_run(asked.run)
             run_stages(asked.run, values, asked.force)
     except Refused as error:
         print(f"nothing was run: {error}", file=sys.stderr)
@@ -436,7 +437,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("stopped; the same command goes on with the stage that was interrupted", file=sys.stderr)
+        print("stopped; the same command continues with the stage that was interrupted", file=sys.stderr)
         return 130
     return 0
 

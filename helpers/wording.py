@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterable
 
-from helpers.paths import STAGES
+from helpers.paths import NOTEBOOKS
 
 
 def duration(seconds: float) -> str:
@@ -25,4 +25,4 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def run_again(stage: str, run: str = "") -> str:
     """Return what mends a missing or outdated room: the notebook of its stage, and the command."""
     command = f"python -m helpers.run {stage}" + (f" --run {run}" if run else "")
-    return f"run notebook {STAGES[stage][0]} again, or: {command}"
+    return f"run notebook {NOTEBOOKS[stage][0]} again, or: {command}"

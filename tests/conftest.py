@@ -1,6 +1,7 @@
 """What every test module gets without asking: a runs folder of its own, so that no test sees the user's runs."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -46,3 +47,22 @@ def run(tmp_path, monkeypatch):
 
     monkeypatch.setenv("RUNS_DIR", str(tmp_path))
     return models.make_run()
+
+
+@pytest.fixture
+def house(tmp_path, monkeypatch):
+    """Make a repository of stand-in notebooks, and work in a folder that is not it."""
+    from house import make_house
+
+    from helpers import paths
+
+    root = tmp_path / "house"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setenv("RUNS_DIR", str(tmp_path / "runs"))
+    monkeypatch.setenv("HEADLESS", "")  # helpers.run.main sets these: they are restored afterwards
+    monkeypatch.setenv("TQDM_DISABLE", "")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+    monkeypatch.setattr(paths, "repo_root", lambda: root)
+    make_house(root)
+    return root

@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 
 from helpers.tokens.windows import Windows
 from helpers.train import checkpoint, trainer
-from helpers.train.job import leave_group
+from helpers.train.distributed import leave_group, world
 
 FULL = os.environ.get("FAULTS") == "full"  # `make test-faults`: the counts that were promised
 _SERVER = multiprocessing.get_context("forkserver")
@@ -82,7 +82,7 @@ def run(function, *args, world: int = 1, timeout: float = 60, env: dict | None =
     return Children(function, *args, world=world, env=env).results(timeout)
 
 
-def _child(rank: int, world: int, notes: str, env: dict, function, args: tuple) -> None:
+def _child(rank: int, size: int, notes: str, env: dict, function, args: tuple) -> None:
     with open(Path(notes, f"{rank}.err"), "wb", buffering=0) as errors:
         os.dup2(errors.fileno(), 2)
         os.dup2(errors.fileno(), 1)
@@ -90,9 +90,9 @@ def _child(rank: int, world: int, notes: str, env: dict, function, args: tuple) 
         os.environ.update(env)
         torch.set_num_threads(1)
         trainer.matmul_rate = lambda *_: 1e12  # it only fills a column of the log, and takes seconds in fp16
-        if world > 1 and "WORLD_SIZE" not in env:  # with it, the function makes its group itself
-            dist.init_process_group("gloo", init_method=f"file://{notes}/store", rank=rank, world_size=world)
-        elif world > 1:
+        if size > 1 and "WORLD_SIZE" not in env:  # with it, the function makes its group itself
+            dist.init_process_group("gloo", init_method=f"file://{notes}/store", rank=rank, world_size=size)
+        elif size > 1:
             os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
         try:
             answer = function(*args)
@@ -120,7 +120,7 @@ class Seen(Windows):
 
 
 # checkpoints often, three epochs; `identity` as a run with rooms has it
-DEFAULTS = models.DEFAULTS | dict(epochs=3, gradient_accumulation=1, checkpoint_step=2, identity="a")
+DEFAULTS = dict(epochs=3, gradient_accumulation=1, checkpoint_step=2, identity="a")
 
 
 def model_of(seed: int = 0, dtype: str = "float32", dropout: float = 0.1, **shape):
@@ -135,8 +135,8 @@ def fit(folder, shape=None, *, model=None, stop_after=0, stop=None, keep=2, size
     """
     folder = Path(folder)
     folder.mkdir(exist_ok=True)
-    train, val = Seen(models.Numbers(size), 8, 8, 3), Windows(models.Numbers(50), 8, 4, 3, once=True)
-    rank, _ = trainer.world()
+    train = Seen(models.Numbers(size), 8, 8, 3)
+    rank, _ = world()
     train.note = folder / f"seen-{rank}.jsonl"
     asked = []
 
@@ -148,7 +148,7 @@ def fit(folder, shape=None, *, model=None, stop_after=0, stop=None, keep=2, size
     model = model or model_of(**(shape or {}))
     with open(train.note, "a", encoding="ascii") as file:
         file.write("null\n")  # a session begins
-    return trainer.fit(model, train, val, folder, models.TOK, **(DEFAULTS | changes), stop=stop_now)
+    return models.fit(folder, model, train=train, **(DEFAULTS | changes), stop=stop_now)
 
 
 def job(folder, shape: dict, changes: dict) -> dict:

@@ -7,14 +7,18 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from helpers import paths
+from helpers.generate.batch import banned, window_start
 from helpers.manifest import write_manifest
 from helpers.tokens.shards import write_shards
 from helpers.tokens.windows import Windows, count_windows
-from helpers.train import trainer
 from helpers.train.model import build_model, make_config
+from helpers.train.settings import TrainSettings
+from helpers.train.trainer import Trainer
 from helpers.vocab import tokenizer
 
-TOK = tokenizer.build({"浇水": 3, "今天": 2}, "今天浇水很热。")
+PLANTS = "绿萝怎么浇水？看土，干透了再浇。龟背竹喜欢散射光，冬天少浇水。"  # a text that `plants_tokenizer` can write
+N_CTX = 24  # positions of `plants_model`
+TOK = tokenizer.build_words({"浇水": 3, "今天": 2}, "今天浇水很热。")
 CPU = torch.device("cpu")
 
 
@@ -39,16 +43,32 @@ def tiny(seed: int = 0, dtype=torch.float32, architecture: str = "gpt2", **chang
 DEFAULTS = dict(
     epochs=2, max_minutes=0.0, batch_size=4, gradient_accumulation=2, optimizer="adamw", lr=1e-2, beta2=0.95, eps=1e-8,
     warmup_steps=2, schedule="cosine", final_lr_fraction=0.1, weight_decay=0.1, max_grad_norm=1.0, precision="fp32",
-    compile=False, parallel="ddp", device=CPU, seed=0, log_step=1, eval_step=0, sample_step=0, checkpoint_step=0,
-    chars_per_token={"train": 1.5, "val": 1.5},
+    compile=False, parallel="ddp", device="cpu", seed=0, log_step=1, eval_step=0, sample_step=0, checkpoint_step=0,
+)  # fmt: skip
+SHAPE = dict(
+    architecture="gpt2", n_embd=16, n_layer=2, n_head=2, n_kv_head=0, dropout=0.0, pretrained_model="",
+    n_experts=4, experts_per_token=1, aux_loss_coef=5e-4,
 )  # fmt: skip
 
 
-def fit(folder, model=None, size: int = 200, **changes):
-    """Train on `size` numbers, 25 windows of 8 for every 200."""
-    folder.mkdir(exist_ok=True)
-    windows = Windows(Numbers(size), 8, 8, 3), Windows(Numbers(50), 8, 4, 3, once=True)
-    return trainer.fit(model or tiny(), *windows, folder, TOK, **(DEFAULTS | changes))
+def make_trainer(folder, model=None, size: int = 200, *, train=None, identity="", stop=lambda: False, **changes):
+    """Return a Trainer of `size` numbers, 25 windows of 8 for every 200, or of the windows `train`."""
+    return Trainer(
+        model or tiny(),
+        train or Windows(Numbers(size), 8, 8, 3),
+        Windows(Numbers(50), 8, 4, 3, once=True),
+        TrainSettings(**(DEFAULTS | changes)),
+        folder,
+        TOK,
+        chars_per_token={"train": 1.5, "val": 1.5},
+        identity=identity,
+        stop=stop,
+    )
+
+
+def fit(folder, model=None, size: int = 200, **changes) -> dict:
+    """Train and return the run's figures; the arguments are those of `make_trainer`."""
+    return make_trainer(folder, model, size, **changes).run()
 
 
 def rows(folder, event: str) -> list[dict]:
@@ -73,14 +93,33 @@ def make_run() -> str:
     return "t"
 
 
-def parameters(run: str, **changes) -> dict:
-    """Return notebook 04's parameters at this scale."""
-    fixed = {name: value for name, value in DEFAULTS.items() if name not in ("device", "chars_per_token")}
-    shape = dict(architecture="gpt2", n_embd=16, n_layer=2, n_head=2, n_kv_head=0, dropout=0.0, pretrained_model="")
-    shape |= dict(n_experts=4, experts_per_token=1, aux_loss_coef=5e-4)
-    return dict(run=run, device="cpu", devices=1, restarts=0, resume=True) | fixed | shape | changes
+def settings(run: str, **changes) -> TrainSettings:
+    """Return the settings of a run at this scale."""
+    return TrainSettings(**(dict(run=run, restarts=0) | DEFAULTS | SHAPE | changes))
 
 
 def weights(run: str) -> dict:
     """Return the parameters of a run's final model."""
     return dict(AutoModelForCausalLM.from_pretrained(paths.room(run, "train") / "final_model").named_parameters())
+
+
+def plants_tokenizer():
+    return tokenizer.build_words({"绿萝": 5, "浇水": 4, "怎么": 3, "龟背竹": 2, "散射光": 2}, set(PLANTS))
+
+
+def plants_model(architecture: str, tok):
+    """Return a random model whose distributions are far from uniform, so that a wrong mask or position shows."""
+    cfg = make_config(architecture, tok, n_ctx=N_CTX, n_embd=32, n_layer=2, n_head=4, n_kv_head=2)
+    cfg.vocab_size += 8  # as in models whose table is rounded up: ids without a token
+    net = build_model(cfg, seed=0).eval()
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight.mul_(4 if weight.dim() > 1 else 1)
+    return net.requires_grad_(False)
+
+
+@torch.inference_mode()
+def naive_logits(net, tok, ids: list[int]) -> torch.Tensor:
+    """Return the logits (1, V) after the ids that the model sees: no cache, no batch, no padding."""
+    window = torch.tensor([ids[window_start(len(ids), net.config.max_position_embeddings) :]])
+    return net(input_ids=window, use_cache=False).logits[:, -1].masked_fill(banned(net, tok), -torch.inf)

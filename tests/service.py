@@ -4,12 +4,15 @@ import asyncio
 import contextlib
 import json
 import threading
+import time
 from concurrent.futures import Future
+from dataclasses import fields
 from functools import cache
 
 import aiohttp
 import aiohttp.web
 import torch
+from models import PLANTS
 
 from helpers import paths
 from helpers.generate.settings import Chunk, Sample, TokenLogprob
@@ -17,16 +20,18 @@ from helpers.manifest import write_manifest
 from helpers.serve import server
 from helpers.serve.app import make_app
 from helpers.serve.engine import Engine, QueueFull
+from helpers.serve.limits import Limits
 from helpers.train.model import build_model, make_config
 from helpers.vocab import tokenizer
 
 JSON = {"Content-Type": "application/json"}
-TEXT = "绿萝怎么浇水？看土，干透了再浇。龟背竹喜欢散射光，冬天少浇水。"
 
 
 @cache
 def tiny_tokenizer():
-    return tokenizer.build({"绿萝": 5, "浇水": 4, "怎么": 3, "龟背竹": 2, "散射光": 2}, set(TEXT + "你好春天第份"))
+    return tokenizer.build_words(
+        {"绿萝": 5, "浇水": 4, "怎么": 3, "龟背竹": 2, "散射光": 2}, set(PLANTS + "你好春天第份")
+    )
 
 
 @cache
@@ -42,7 +47,7 @@ def tiny_model():
 
 @contextlib.contextmanager
 def tiny_engine(**limits):
-    engine = Engine(tiny_model(), tiny_tokenizer(), **limits).start()
+    engine = Engine(tiny_model(), tiny_tokenizer(), Limits(**limits)).start()
     try:
         yield engine
     finally:
@@ -65,7 +70,7 @@ class FakeEngine:
         self.held, self.room, self.max_rows, self.error = held, room, max_rows, error
         self.tokenizer, self.on_first_token, self.alive = tiny_tokenizer(), None, True
         self.tokens = 0
-        self.asked, self.futures, self.listeners = [], [], []
+        self.asked, self.encoded, self.futures, self.listeners = [], [], [], []
 
     @property
     def waiting(self):
@@ -77,18 +82,19 @@ class FakeEngine:
     def full(self):
         return len(self.futures) >= self.room
 
-    def submit(self, prompt, settings, samples=1, *, listener=None):
+    def submit(self, prompt, settings, samples=1, *, ids=None, listener=None):
         if self.full:
             raise QueueFull
         self.asked.append((prompt, settings, samples))
+        self.encoded.append(ids)
         self.futures.append(Future())
         self.listeners.append(listener)
         if not self.held:
             self.release()
         return self.futures[-1]
 
-    def tell(self, request, sample, text, reason=None):
-        """Let one sample of a held request have a piece of text."""
+    def write(self, request, sample, text, reason=None):
+        """Let one sample of a held request grow by a chunk of text."""
         choices = tuple(TokenLogprob(0, letter, -0.5, 1, ((letter, -0.5),)) for letter in text)
         settings = self.asked[request][1]
         self.listeners[request](Chunk(sample, text, choices if settings.logprobs is not None else (), reason))
@@ -102,14 +108,20 @@ class FakeEngine:
                 self.tokens += samples
                 if self.listeners[number]:
                     for sample in range(samples):
-                        self.tell(number, sample, f"，第{sample}份", "end")
+                        self.write(number, sample, f"，第{sample}份", "end")
                 future.set_result([Sample(f"{prompt}，第{n}份", True, [5, 6, 7], "end") for n in range(samples)])
 
 
+def app_with(engine, **options):
+    """Return an application with these limits and other options of `make_app`."""
+    limits = {limit.name: options.pop(limit.name) for limit in fields(Limits) if limit.name in options}
+    return make_app(engine, Limits(**limits), **options)
+
+
 @contextlib.asynccontextmanager
-async def serving(engine, **limits):
+async def serving(engine, **options):
     """Serve an engine, or an application that is made already; give a client's session."""
-    app = engine if isinstance(engine, aiohttp.web.Application) else make_app(engine, **limits)
+    app = engine if isinstance(engine, aiohttp.web.Application) else app_with(engine, **options)
     runner, address = await server.start(app)
     try:
         async with aiohttp.ClientSession(address, timeout=aiohttp.ClientTimeout(20)) as session:
@@ -118,11 +130,11 @@ async def serving(engine, **limits):
         await server.stop(runner)
 
 
-def fetch(method, path, engine=None, limits=None, **request):
+def fetch(method, path, engine=None, options=None, **request):
     """Start a server, send one request, stop the server; return (status, headers, body as JSON)."""
 
     async def once():
-        async with serving(engine or FakeEngine(), **limits or {}) as session:
+        async with serving(engine or FakeEngine(), **options or {}) as session:
             async with session.request(method, path, **request) as response:
                 body = await response.read()
                 return response.status, response.headers, json.loads(body) if body else None
@@ -137,14 +149,30 @@ def post(body, path="/generate", **kwargs):
     return status, answer
 
 
-async def until(condition, seconds=5.0):
+async def until(condition, seconds=30.0):
+    """Wait until a condition is true; the time is for a busy machine."""
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.005)
 
 
+def wait_until(condition, seconds=30.0):
+    """Do the same in a test without an event loop."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.002)
+
+
+def events_of(data):
+    """Return the events of a stream; the last one is [DONE]."""
+    *events, done, rest = data.decode().split("\n\n")
+    assert done == "data: [DONE]" and rest == ""
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
 @contextlib.contextmanager
-def in_thread(engine, **limits):
+def in_thread(engine, **options):
     """Serve in a thread of its own, for clients that block; yield the address."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
@@ -154,7 +182,7 @@ def in_thread(engine, **limits):
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result(30)
 
     async def begin():
-        return await server.start(make_app(engine, **limits))
+        return await server.start(app_with(engine, **options))
 
     try:
         runner, address = run(begin())
@@ -172,3 +200,42 @@ def in_thread(engine, **limits):
 async def tasks():
     """Return the tasks of the running loop, apart from this one."""
     return asyncio.all_tasks() - {asyncio.current_task()}
+
+
+# ---- bare connections ----
+
+
+class Wire:
+    """A bare connection to a server."""
+
+    def __init__(self, reader, writer):
+        self.reader, self.writer = reader, writer
+
+    @classmethod
+    async def open(cls, session, data=b""):
+        reader, writer = await asyncio.open_connection("127.0.0.1", session._base_url.port)
+        writer.write(data)
+        return cls(reader, writer)
+
+    async def all(self, seconds=10):
+        """Return everything that comes until the server closes."""
+        try:
+            return await asyncio.wait_for(self.reader.read(), seconds)
+        except ConnectionResetError:
+            return b""
+        finally:
+            self.writer.close()
+
+
+HEAD = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n"
+
+
+async def drip(wire, data):
+    """Send a byte every now and then, for as long as it is taken."""
+    try:
+        for byte in data:
+            wire.writer.write(bytes([byte]))
+            await wire.writer.drain()
+            await asyncio.sleep(0.1)
+    except ConnectionError:
+        pass

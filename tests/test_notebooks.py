@@ -13,7 +13,9 @@ import pytest
 from helpers import paths
 from helpers.corpus import built_in
 from helpers.manifest import open_room, read_manifest
+from helpers.run import verify
 
+pytestmark = pytest.mark.slow
 # what a room says of itself, for the rooms after it and for the report
 RESULT = {
     "corpus": {"documents", "characters", "dropped", "val_documents", "val_characters", "source"},
@@ -22,6 +24,7 @@ RESULT = {
     "train": {"steps", "seconds", "tokens_per_second", "val_loss", "val_bits_per_char", "accuracy"},
     "generate": {"longest_copy", "copied_share", "samples"},
     "serve": {"latency_ms_p50", "first_token_ms_p50"},
+    "tournament": {"best"} | {f"{kind}_bits_per_char" for kind in ("characters", "words", "bpe", "bytes")},
 }
 PLAIN_LOAD = """
 import sys
@@ -45,7 +48,7 @@ def course(runs: Path, *arguments: str, cwd: Path) -> str:
 
 
 def skipped(printed: str) -> list[bool]:
-    """Tell of each stage's line whether it says the stage was skipped; the last line is the report's."""
+    """Return for each stage whether its line says that it was skipped; the last line is the report's."""
     return ["skipped" in line for line in printed.splitlines()[:-1]]
 
 
@@ -69,7 +72,7 @@ def run(request, tmp_path_factory):
 
 def test_every_notebook_runs_to_its_end_without_an_error_or_a_warning(run):
     for stage in paths.STAGES:
-        book = nbformat.read(paths.run_dir(run) / "notebooks" / paths.notebook(stage).name, as_version=4)
+        book = nbformat.read(paths.executed_copy(run, stage), as_version=4)
         code = [cell for cell in book.cells if cell.cell_type == "code"]
         assert all(cell.execution_count for cell in code)
         outputs = [output for cell in code for output in cell.outputs]
@@ -115,3 +118,18 @@ def test_a_change_runs_the_rooms_that_it_reaches_and_no_other(run):
     runs = paths.runs_dir()
     printed = course(runs, "--run", run, "-p", "max_new_tokens", "9", cwd=runs.parent)
     assert skipped(printed) == [True, True, True, True, False, True]
+
+
+@pytest.mark.parametrize("side_door", paths.SIDE_DOORS)
+def test_a_side_door_runs_on_the_rooms_of_the_run(run, side_door):
+    """By papermill, as the six: `make run` leaves it out, and what it writes changes nothing for the stages."""
+    runs = paths.runs_dir()
+    for again in (False, True):
+        assert skipped(course(runs, side_door, "--run", run, cwd=runs.parent)) == [again]
+    manifest = open_room(run, side_door)
+    assert set(manifest["result"]) >= RESULT[side_door] and manifest["inputs"] and manifest["outputs"]
+    book = nbformat.read(paths.executed_copy(run, side_door), as_version=4)
+    outputs = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+    assert f"id='{side_door}'" in (paths.run_dir(run) / "report.html").read_text("utf-8")
+    assert all(passed for _, passed, _ in verify(run))

@@ -26,8 +26,9 @@ from helpers.manifest import notebook_parameters, write_manifest
 from helpers.tokens.shards import dtype_for, write_shards
 from helpers.tokens.windows import IGNORE, TokenStream
 from helpers.train import job, plan
+from helpers.train.settings import TrainSettings
 from helpers.vocab import tokenizer
-from helpers.vocab.words import characters, choose_words, count_words
+from helpers.vocab.words import choose_words, count_characters, count_words
 
 PRESETS = sorted(file.stem for file in (paths.repo_root() / "presets").glob("*.yaml"))
 FRESH = [name for name in PRESETS if name != "poems"]
@@ -110,11 +111,11 @@ def train_preset(preset: str, tmp_path, pretrained: str = "", **changes) -> tupl
     assert report.documents > 30
 
     if pretrained:
-        tok = tokenizer.pretrained(pretrained)
+        tok = tokenizer.load_pretrained(pretrained)
     else:
         with parallel.executor(1) as pool:
             counts = count_words(read_texts("t", "train"), pool, segmenter=in_pairs)
-        tok = tokenizer.build(choose_words(counts, 100), characters(counts))
+        tok = tokenizer.build_words(choose_words(counts, 100), count_characters(counts))
     tok.save_pretrained(paths.room("t", "vocab"))
 
     part = sections["tokenize"]
@@ -133,9 +134,10 @@ def train_preset(preset: str, tmp_path, pretrained: str = "", **changes) -> tupl
     if sections["train"].get("n_kv_head"):
         small["n_kv_head"] = 1
     given = notebook_parameters("train") | sections["train"] | small | {"run": "t"}
-    planned = plan.plan(given)
-    job.prepare(given)
-    job.run_job(given)
+    settings = TrainSettings.from_parameters(given)
+    planned = plan.plan(settings)
+    job.prepare(settings)
+    job.run_job(settings)
     lines = (paths.room("t", "train") / "metrics.jsonl").read_text("utf-8").splitlines()
     return given, planned | result, [json.loads(line) for line in lines]
 
@@ -176,7 +178,7 @@ def check_final_model(text: str) -> torch.nn.Module:
     """Check that the final folder is a plain one in which the tokenizer is still the run's; return the model."""
     folder = paths.room("t", "train") / "final_model"
     model, tok = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    assert tok(text)["input_ids"] == tokenizer.encode(tokenizer.load(paths.room("t", "vocab")), text)
+    assert tok(text)["input_ids"] == tokenizer.encode(tokenizer.load_tokenizer(paths.room("t", "vocab")), text)
     assert len(tok) == model.config.vocab_size
     return model
 
@@ -251,7 +253,7 @@ def test_the_poems_go_on_from_pretrained_weights_in_their_own_vocabulary(checkpo
     moved = [(a - b).norm() / b.norm() for a, b in zip(after.parameters(), before.parameters(), strict=True) if b.any()]
     assert 0 < max(moved) and min(moved) < 0.9  # it went on from there: fresh weights would be √2 away
 
-    tok = tokenizer.load(paths.room("t", "vocab"))
+    tok = tokenizer.load_tokenizer(paths.room("t", "vocab"))
     ids = TokenStream("t", "train", planned["dtype"]).read(0, 10**9).tolist()
     if checkpoint is bert_checkpoint:
         assert (tok.pad_token_id, tok.unk_token_id, tok.bos_token_id, tok.eos_token_id) == (0, 100, 101, 102)

@@ -1,78 +1,21 @@
 """The runner, on stand-in notebooks that take a second: what it refuses, runs, skips, and says when a cell fails."""
 
-import json
 import os
 import re
+import shutil
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from house import make_house
+from nbformat.v4 import new_notebook
 
-from helpers import manifest as manifest
-from helpers import paths, report
-from helpers import run as run
+from helpers import paths, run
+from helpers.corpus.download import CORPORA
 from helpers.manifest import MANIFEST, read_manifest, write_manifest
-from helpers.run import WIDGET_VIEW, Refused, choose_stages, clock, executed_copy, main, remember
-
-CORPUS = """
-from pathlib import Path
-from helpers import paths
-folder = paths.room(run, "corpus"); folder.mkdir(parents=True, exist_ok=True)
-files = [] if source == "sample" else [Path(source)] if Path(source).is_file() else sorted(Path(source).glob("*.txt"))
-text = "".join(file.read_text("utf-8") for file in files) or "花\\n"
-(folder / "train-00000.jsonl").write_text(text[:size], "utf-8")
-values = {"run": run, "source": source, "size": size, "ratio": ratio, "deep": deep, "words": words, "limit": limit}
-_ = write_manifest(run, "corpus", parameters=values, inputs=files, outputs=[folder / "train-00000.jsonl"],
-                         result={"documents": len(text), "characters": 12345, "deep": deep})
-print(sorted(values))
-"""
-VOCAB = """
-from helpers import paths
-open_room(run, "corpus")
-folder = paths.room(run, "vocab"); folder.mkdir(parents=True, exist_ok=True)
-(folder / "vocab_user.txt").write_text("花\\n", "utf-8")
-_ = write_manifest(run, "vocab", parameters={"run": run, "size": size},
-                         inputs=[paths.room(run, "corpus") / "train-00000.jsonl"],
-                         outputs=[folder / "vocab_user.txt"], result={"vocab_size": size})
-"""
-EMPTY = '# parameters\nrun: str = "sample"  # name of the run\n'
-HOUSE = {
-    "corpus": (
-        EMPTY + 'source: str = "sample"\nsize: int = 100\nratio: float = 0.5\ndeep: bool = False\n'
-        "words: list = []\nlimit: int | None = None",
-        CORPUS,
-    ),
-    "vocab": (EMPTY + "size: int = 50", VOCAB),
-    "train": (EMPTY + "epochs: int = 1\nlr: float = 1.0e-3", "# divide\nx = 1\nx / 0"),
-    "serve": (EMPTY, "import os\nos._exit(9)"),
-}
-
-
-@pytest.fixture
-def house(tmp_path, monkeypatch):
-    """Make a repository of stand-in notebooks, and run from a folder that is not it."""
-    root = tmp_path / "house"
-    for folder in ("notebooks", "presets"):
-        (root / folder).mkdir(parents=True)
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    monkeypatch.setenv("RUNS_DIR", str(tmp_path / "runs"))
-    monkeypatch.setenv("HEADLESS", "")  # main() sets it: put it back afterwards
-    monkeypatch.setenv("TQDM_DISABLE", "")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
-    monkeypatch.setattr(paths, "repo_root", lambda: root)
-    for stage in paths.STAGES:
-        parameters, code = HOUSE.get(stage, (EMPTY, "pass"))
-        cells = [
-            new_markdown_cell(f"# {stage} 一步 $x$ [docs](https://example.org)"),
-            new_code_cell(parameters, metadata={"tags": ["parameters"]}),
-            new_code_cell(code.strip()),
-        ]
-        nbformat.write(new_notebook(cells=cells), paths.notebook(stage))
-    return root
+from helpers.paths import executed_copy
+from helpers.run import WIDGET_VIEW, Refused, choose_stages, main, remember
 
 
 def preset(house, text):
@@ -96,6 +39,13 @@ def test_stages_run_in_the_order_of_the_course_and_all_of_them_by_default():
     assert choose_stages([]) == list(paths.STAGES)
 
 
+@pytest.mark.parametrize("word", ["tournament", "deeper/tournament", "deeper/tournament.ipynb"])
+def test_a_side_door_runs_only_when_it_is_named_and_after_the_stages(word):
+    assert choose_stages([word]) == ["tournament"]
+    assert choose_stages([word, "vocab"]) == ["vocab", "tournament"]
+    assert "tournament" not in choose_stages([])
+
+
 def test_a_misspelt_stage_is_refused_with_the_closest_one():
     with pytest.raises(Refused, match="no stage is called 'trian'; did you mean 'train'?"):
         choose_stages(["trian"])
@@ -109,6 +59,8 @@ def test_later_sources_of_a_value_win(house):
         "run": "r", "source": "sample", "size": 9, "ratio": 2.0, "deep": False, "words": [], "limit": None,
     }  # fmt: skip
     assert plan(preset="small")["vocab"] == {"run": "r", "size": 8}
+    preset(house, "tournament:\n  seconds: 3\n")
+    assert plan(["tournament"], preset="small", seconds="2") == {"tournament": {"run": "r", "seconds": 2.0}}
 
 
 def test_words_of_the_command_line_take_the_type_of_the_default(house):
@@ -142,10 +94,11 @@ def test_an_unknown_name_or_a_wrong_type_is_refused(house, settings, words):
         ("train:\n  epochs: 2.0", "epochs is 2.0, float"),
         ("train:\n  epoch: 2", "did you mean 'epochs'"),
         ("training:\n  epochs: 2", "did you mean 'train'"),
+        ("tournament:\n  second: 2", "did you mean 'seconds'"),
         ("corpus:\n  source: 12", "put it in quotes"),
         ("corpus:\n  run: a", "with --run"),
         ("train: 3", "expected lines like"),
-        ("- train", "one section a stage"),
+        ("- train", "one section per stage"),
         ("train: {", "not readable YAML"),
     ],
 )
@@ -158,7 +111,7 @@ def test_a_preset_is_checked_whole_before_anything_runs(house, text, words):
 
 def test_a_preset_is_found_by_name_or_by_path(house, tmp_path):
     preset(house, "vocab:\n  size: 8\n")
-    elsewhere = tmp_path / "mine.yaml"
+    elsewhere = tmp_path / "another.yaml"
     elsewhere.write_text("vocab:\n  size: 9\n", "utf-8")
     assert plan(["vocab"], preset="small")["vocab"]["size"] == 8
     assert plan(["vocab"], preset=str(elsewhere))["vocab"]["size"] == 9
@@ -176,7 +129,9 @@ def test_a_relative_corpus_is_the_callers_and_must_exist(house):
 def test_what_is_refused_leaves_no_trace(house, capsys):
     assert main(["--run", "r", "-p", "sise", "3"]) == 2
     assert main(["--run", "../r"]) == 2
-    assert "nothing was run" in capsys.readouterr().err
+    assert main(["tournament", "--run", "r"]) == 2
+    errors = capsys.readouterr().err
+    assert errors.count("nothing was run") == 3 and "there is no run 'r'" in errors
     assert not paths.runs_dir().exists()
 
 
@@ -187,33 +142,92 @@ def executed(stage):
     return nbformat.read(executed_copy("r", stage), as_version=4)
 
 
-def test_two_stages_run_then_rest_until_something_changes(house, capsys):
-    Path("c").mkdir()
-    Path("c/一.txt").write_text("明月几时有", "utf-8")
-    command = ["corpus", "vocab", "--run", "r", "--corpus", "c"]
+TWO = ["corpus", "vocab", "--run", "r", "--corpus", "c"]
 
-    def skipped(*more):
-        assert main([*command, *more]) == 0
+
+@pytest.fixture(scope="module")
+def two_stages(tmp_path_factory):
+    """Run two stages on a folder of one file; return the folder of it all, and a copy of its state."""
+    folder = tmp_path_factory.mktemp("two") / "state"
+    (folder / "c").mkdir(parents=True)
+    (folder / "c" / "一.txt").write_text("明月几时有", "utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("RUNS_DIR", folder / "runs"), ("PYTHONPATH", Path(__file__).parent.parent)):
+            patch.setenv(name, str(value))
+        for name in ("HEADLESS", "TQDM_DISABLE"):
+            patch.setenv(name, "")
+        patch.setattr(paths, "repo_root", lambda: folder / "house")
+        patch.chdir(folder)
+        make_house(folder / "house")
+        assert main(TWO) == 0
+        shutil.copytree(folder, folder.parent / "finished")
+        yield folder, folder.parent / "finished"
+
+
+@pytest.fixture
+def skipped(two_stages, capsys):
+    """A function that runs the two stages again, and returns for each whether it was skipped; both have finished."""
+    folder, finished = two_stages
+    for name in ("c", "house", "runs"):
+        shutil.rmtree(folder / name)
+        shutil.copytree(finished / name, folder / name)
+
+    def run_again(*more):
+        capsys.readouterr()
+        assert main([*TWO, *more]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert [line.split()[0] for line in lines] == ["01_corpus", "02_vocab", "report"]
         return ["skipped" in line for line in lines[:2]]
 
-    assert skipped() == [False, False]
-    assert read_manifest("r", "corpus")["parameters"]["source"] == str(Path("c").resolve())
-    assert os.environ["HEADLESS"] == "1"
-    assert executed("corpus").metadata.papermill.parameters == {"run": "r", "source": str(Path("c").resolve())}
+    return run_again
+
+
+@pytest.mark.slow
+def test_two_finished_stages_are_skipped(skipped):
+    source = str(Path("c").resolve())
+    assert read_manifest("r", "corpus")["parameters"]["source"] == source
+    assert executed("corpus").metadata.papermill.parameters == {"run": "r", "source": source}
     assert skipped() == [True, True]
+    assert os.environ["HEADLESS"] == "1"
+
+
+@pytest.mark.slow
+def test_force_runs_them_again(skipped):
     assert skipped("--force") == [False, False]
-    assert skipped("-p", "ratio", "0.25") == [False, True]  # the same corpus came out: what stands on it still holds
-    assert skipped() == [False, True]
-    assert skipped("-p", "deep", "true") == [False, False]  # the same files, but the room says something else of them
+
+
+@pytest.mark.slow
+def test_a_parameter_that_changes_no_file_and_no_figure_runs_its_own_stage_only(skipped):
+    assert skipped("-p", "ratio", "0.25") == [False, True]
+    assert skipped() == [False, True]  # back to the default
+
+
+@pytest.mark.slow
+def test_other_figures_of_the_same_files_run_the_next_stage(skipped):
+    assert skipped("-p", "deep", "true") == [False, False]
     assert skipped() == [False, False]
+
+
+@pytest.mark.slow
+def test_a_changed_source_file_runs_both(skipped):
     Path("c/一.txt").write_text("明月几时有?", "utf-8")
     assert skipped() == [False, False]
-    Path("c/二.txt").write_text("把酒问青天", "utf-8")  # a new file, not a changed one
+
+
+@pytest.mark.slow
+def test_a_new_source_file_runs_both(skipped):
+    Path("c/二.txt").write_text("把酒问青天", "utf-8")
     assert skipped() == [False, False]
+
+
+@pytest.mark.slow
+def test_a_missing_output_runs_its_stage(skipped):
     (paths.room("r", "vocab") / "vocab_user.txt").unlink()
     assert skipped() == [True, False]
+
+
+@pytest.mark.slow
+def test_a_changed_notebook_runs_its_stage(skipped):
     book = nbformat.read(paths.notebook("vocab"), as_version=4)
     book.cells[2].source += "\nx = 1"
     nbformat.write(book, paths.notebook("vocab"))
@@ -221,6 +235,24 @@ def test_two_stages_run_then_rest_until_something_changes(house, capsys):
     assert skipped() == [True, True]
 
 
+@pytest.mark.slow
+def test_a_side_door_runs_on_the_rooms_of_a_run_and_is_skipped_and_verified_like_a_stage(skipped, capsys):
+    for words in ("bits per character 3.25", "skipped"):
+        assert main(["tournament", "--run", "r"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split()[0] for line in lines] == ["tournament", "report"] and words in lines[0]
+    assert executed("tournament").metadata.papermill.parameters == {"run": "r"}
+    page = (paths.run_dir("r") / "report.html").read_text("utf-8")
+    assert "<a href='#tournament'>tournament</a>" in page and "id='tournament'" in page
+    assert skipped() == [True, True]
+    assert main(["verify", "--run", "r"]) == 0
+    assert "tournament    fits  1 files as written, 1 files as read" in capsys.readouterr().out
+    (paths.room("r", "vocab") / "vocab_user.txt").write_text("另\n", "utf-8")
+    assert main(["verify", "--run", "r"]) == 1
+    assert "since tournament read it: run notebook deeper/tournament again" in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_a_kernel_is_of_this_very_interpreter(house):
     book = nbformat.read(paths.notebook("generate"), as_version=4)
     book.metadata["kernelspec"] = {"name": "some-other", "display_name": "x", "language": "python"}
@@ -230,7 +262,8 @@ def test_a_kernel_is_of_this_very_interpreter(house):
     assert executed("generate").cells[-1].outputs[0].text.strip() == sys.executable
 
 
-def test_a_failing_cell_is_told_in_four_lines(house, capsys):
+@pytest.mark.slow
+def test_a_failing_cell_is_reported_in_four_lines(house, capsys):
     assert main(["train", "generate", "--run", "r"]) == 1
     out, err = capsys.readouterr()
     assert "failed after" in out and "05_generate" not in out
@@ -239,11 +272,13 @@ def test_a_failing_cell_is_told_in_four_lines(house, capsys):
     assert any(output.output_type == "error" for output in executed("train").cells[-1].outputs)
 
 
-def test_a_kernel_that_dies_is_told_too(house, capsys):
+@pytest.mark.slow
+def test_a_kernel_that_dies_is_reported_too(house, capsys):
     assert main(["serve", "--run", "r"]) == 1
     assert "the kernel died" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_refresh_writes_clean_outputs_in_place(house, monkeypatch):
     monkeypatch.delenv("RUNS_DIR")
     book = nbformat.read(paths.notebook("corpus"), as_version=4)
@@ -261,61 +296,14 @@ def test_refresh_writes_clean_outputs_in_place(house, monkeypatch):
     monkeypatch.delenv("RUNS_DIR")
 
 
+@pytest.mark.slow
 def test_refresh_leaves_a_failing_notebook_as_it_was(house, capsys):
     before = paths.notebook("train").read_bytes()
     assert main(["refresh", "04"]) == 1
     assert "ZeroDivisionError" in capsys.readouterr().err and paths.notebook("train").read_bytes() == before
 
 
-@pytest.mark.parametrize("seconds, words", [(6.6, "7 s"), (245, "4 min 05 s"), (3720, "1 h 02 min")])
-def test_durations_read_like_speech(seconds, words):
-    assert clock(seconds) == words
-
-
-# ---- the report ----
-
-
-class Outside(HTMLParser):
-    """Collect what a page would have to fetch."""
-
-    def __init__(self):
-        super().__init__()
-        self.fetched, self.tags = [], set()
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.add(tag)
-        for name, value in attributes:
-            if name in ("src", "srcset", "data") or (tag == "link" and name == "href"):
-                self.fetched += [] if value.startswith("data:") else [value]
-
-
-def test_the_report_is_one_page_that_fetches_nothing(house):
-    samples = paths.room("r", "generate") / "samples.jsonl"
-    samples.parent.mkdir(parents=True)
-    samples.write_text(json.dumps({"text": "床前<b>明月光"}, ensure_ascii=False) + "\n", "utf-8")
-    book = nbformat.read(paths.notebook("vocab"), as_version=4)
-    book.cells[2].source += (
-        "\nfrom IPython.display import HTML, IFrame, Image, display"
-        "\ndisplay(HTML('<b>月</b>'), IFrame('http://127.0.0.1:5005', 9, 9), Image(bytes(range(9)), format='png'))"
-    )
-    nbformat.write(book, paths.notebook("vocab"))
-    assert main(["corpus", "vocab", "--run", "r"]) == 0
-    page = (paths.run_dir("r") / "report.html").read_text("utf-8")
-    outside = Outside()
-    outside.feed(page)
-    assert outside.fetched == [] and "iframe" not in outside.tags and "script" not in outside.tags
-    assert "床前&lt;b&gt;明月光" in page and "<b>月</b>" in page and "data:image/png;base64" in page
-    assert "characters 12,345" in page and page.count("<details") == 6 and "vocab 一步" in page
-
-
-def test_figures_that_a_stage_did_not_find_are_left_out(monkeypatch):
-    monkeypatch.setattr(
-        manifest, "read_manifest", lambda run, stage: {"result": {"steps": 900, "val_bits_per_char": 0.5}}
-    )
-    assert report.one_line("r", "train") == "steps 900 · validation, bits per character 0.500"
-
-
-# ---- does it all still belong together? ----
+# ---- does it all still fit together? ----
 
 
 def write_room(stage, name, text, inputs, **result):
@@ -400,6 +388,6 @@ def test_a_run_that_is_not_there_cannot_be_verified(house, capsys):
 
 
 def test_what_is_on_the_net_is_no_path(house):
-    for source in ("https://example.org/a.jsonl.gz", "hf:owner/name", *list(run.fetching.CORPORA)[:1]):
+    for source in ("https://example.org/a.jsonl.gz", "hf:owner/name", *list(CORPORA)[:1]):
         assert plan(corpus=source)["corpus"]["source"] == source
     assert plan(corpus="books/*.txt")["corpus"]["source"] == str(Path.cwd() / "books/*.txt")

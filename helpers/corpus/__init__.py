@@ -2,12 +2,12 @@
 
 In the order in which a text passes through them:
 
-    download    a public corpus, an address or a data set of the Hub, downloaded with resume
+    download    download a public corpus, an address or a data set of the Hub; resume a broken download
     inputs      which files and members of archives there are, and which kinds are read
     archives    zip, tar, gz, zst as streams
     find        the files that a corpus is made from
     encodings   charset detection and strict decoding
-    mojibake    text that was decoded with the wrong charset: signs and repair
+    mojibake    text that was decoded with the wrong charset: its signs, and its repair
     formats     txt, JSON, JSONL, CSV, parquet become raw documents
     cleaning    the cleaning rules, each with a name
     dedup       near duplicates by MinHash

@@ -1,4 +1,7 @@
-"""Archives and packed files as streams of bytes: zip, tar, gz, zst; read in place, with limits against bombs."""
+"""Archives and packed files as streams of bytes: zip, tar, gz, zst.
+
+They are read in place, never unpacked to the disk, with limits against "bombs": small files that unpack to very much.
+"""
 
 import contextlib
 import functools
@@ -14,70 +17,61 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from helpers.corpus import encodings
-from helpers.corpus.encodings import BadFile, Source
+from helpers.corpus.encodings import BadFile, ByteSource
 from helpers.corpus.inputs import ARCHIVES, KINDS, Input, is_ignored, kind_of
 
-# what is packed may unpack to very much: a "bomb"
 MEMBERS = 1_000_000  # of one archive
 UNPACKED = 2**36  # bytes of one packed file or member
-RATIO = 200  # bytes unpacked for each packed one; text has about 4
-SMALL = 2**26  # up to so many bytes anything goes
+RATIO = 200  # bytes unpacked per packed byte; text has about 4
+SMALL = 2**26  # up to so many unpacked bytes any ratio is accepted
 
 
-def list_archive(item: Input, others: Counter) -> list[Input]:
+def list_archive(item: Input, left_out: Counter) -> list[Input]:
     """Return the members of an archive that can be read; count the others by reason. Raises BadFile if it is broken."""
     inputs = []
-    found = _zip_members if kind_of(item.path.name)[0] == ".zip" else _tar_members
-    for number, (name, start, stop, size, why) in enumerate(found(item)):
+    members = _zip_members if kind_of(item.path.name)[0] == ".zip" else _tar_members
+    for number, (name, start, stop, size, reason) in enumerate(members(item)):
         if number == MEMBERS:
             raise BadFile(f"more than {MEMBERS:,} members: unpack it yourself, and give the folder")
         parts = name.replace("\\", "/").split("/")
         kind = kind_of(parts[-1])[0]
         if ".." in parts or not parts[0] or re.match("[A-Za-z]:", name):
-            others["members with a path that leads out of their archive"] += 1
+            left_out["members with a path that leads out of their archive"] += 1
         elif any(is_ignored(part) for part in parts if part != "."):
             continue
-        elif why or kind in ARCHIVES:
-            others[why or "archives inside an archive"] += 1
+        elif reason or kind in ARCHIVES:
+            left_out[reason or "archives inside an archive"] += 1
         elif kind not in KINDS:
-            others[kind or "(none)"] += 1
+            left_out[kind or "(none)"] += 1
         else:
-            inputs.append(replace(item, source=f"{item.source}/{name}", member=name, start=start, stop=stop, size=size))
+            inputs.append(replace(item, name=f"{item.name}/{name}", member=name, start=start, stop=stop, size=size))
     return inputs
 
 
-def _zip_members(item: Input) -> Iterator[tuple]:
-    """Yield (name, place, 0, packed size, why it cannot be read) of each file in a .zip."""
-    infos = list(_open_zip(item.path, item.path.stat().st_mtime_ns)[1].values())
+def _decode_name(raw: bytes, otherwise: str) -> str:
+    """Return a member's name that does not say its encoding: UTF-8, or GBK as a Chinese Windows writes it."""
+    return next((raw.decode(codec) for codec in ("utf-8", "gb18030") if encodings.fits(raw, codec)), otherwise)
+
+
+def _zip_members(item: Input) -> Iterator[tuple[str, int, int, int, str]]:
+    """Yield (name, offset, 0, packed size, why it cannot be read) of each file in a .zip."""
+    infos = _open_zip(item.path, item.path.stat().st_mtime_ns)[1].values()
     total = sum(info.file_size for info in infos)
     if total > max(SMALL, RATIO * item.size):
         raise BadFile(f"it would unpack to {total:,} bytes, more than {RATIO} times its size: a bomb?")
-    names = _old_names([_old_name(info) for info in infos])
     for info in infos:
         if info.is_dir():
             continue
         mode = info.external_attr >> 16 if info.create_system == 3 else 0  # 3: written on Unix
-        why = "links and devices in an archive" if stat.S_IFMT(mode) not in (0, stat.S_IFREG) else ""
-        why = "encrypted members" if info.flag_bits & 0x1 else why
-        yield names.get(_old_name(info), info.filename), info.header_offset, 0, info.compress_size, why
-
-
-def _old_name(info: zipfile.ZipInfo) -> bytes:
-    """Return the bytes of a name that does not say it is UTF-8; b"" where it does."""
-    return b"" if info.flag_bits & 0x800 else info.filename.encode("cp437")
-
-
-def _old_names(raw: list[bytes]) -> dict[bytes, str]:
-    """Decode the names of a .zip that does not say their encoding: on a Chinese Windows that was GBK."""
-    raw = [name for name in raw if not name.isascii()]
-    try:
-        codec = encodings.find_encoding(lambda: io.BytesIO(b"\n".join(raw))).name
-        return {name: name.decode(codec) for name in raw}
-    except (BadFile, UnicodeDecodeError):
-        return {}
+        reason = "links and devices in an archive" if stat.S_IFMT(mode) not in (0, stat.S_IFREG) else ""
+        reason = "encrypted members" if info.flag_bits & 0x1 else reason
+        name = info.filename
+        if not info.flag_bits & 0x800:  # it does not say that it is UTF-8, and `zipfile` takes it for cp437
+            name = _decode_name(name.encode("cp437"), name)
+        yield name, info.header_offset, 0, info.compress_size, reason
 
 
 @contextlib.contextmanager
@@ -93,115 +87,133 @@ def _or_bad(what: str) -> Iterator[None]:
 
 @functools.lru_cache(maxsize=1)
 def _open_zip(path: Path, changed: int) -> tuple[zipfile.ZipFile, dict[int, zipfile.ZipInfo]]:
-    """Return an open .zip and its members by place; kept for the next member, as its directory may be long."""
+    """Return an open .zip and its members by offset; kept for the next member, as its directory may be long."""
     with _or_bad("this .zip cannot be opened"):
         archive = zipfile.ZipFile(path)
     return archive, {info.header_offset: info for info in archive.infolist()}
 
 
-def _tar_members(item: Input) -> Iterator[tuple]:
+def _tar_members(item: Input) -> Iterator[tuple[str, int, int, int, str]]:
     """Yield (name, first byte, byte after the last, size, why it cannot be read) of each member of a .tar, .tar.gz."""
     packed = kind_of(item.path.name)[0] != ".tar"
     with _unpacked(open(item.path, "rb"), ".gz" if packed else "") as stream:
         try:
             with tarfile.open(fileobj=stream, mode="r|" if packed else "r:") as archive:
                 while info := archive.next():
-                    archive.members = []  # it would keep them all
-                    why = "" if info.isreg() and not info.issparse() else "links and devices in an archive"
+                    archive.members = []  # type: ignore[attr-defined]  # it would keep them all
+                    reason = "" if info.isreg() and not info.issparse() else "links and devices in an archive"
                     if info.size > UNPACKED:
                         raise BadFile(f"its member {info.name} has {info.size:,} bytes: more than {UNPACKED:,}")
                     if not info.isdir():
-                        yield _tar_name(info), info.offset_data, info.offset_data + info.size, info.size, why
+                        name = _decode_name(info.name.encode("utf-8", "surrogateescape"), ascii(info.name))
+                        yield name, info.offset_data, info.offset_data + info.size, info.size, reason
         except (tarfile.TarError, EOFError) as error:
             raise BadFile(f"this archive is broken: {error}") from None
 
 
-def _tar_name(info: tarfile.TarInfo) -> str:
-    """Return a member's name as text: where it is not UTF-8 it is likely GBK."""
-    raw = info.name.encode("utf-8", "surrogateescape")
-    return next((raw.decode(codec) for codec in ("utf-8", "gb18030") if encodings.fits(raw, codec)), ascii(info.name))
+class _Stream(io.RawIOBase):
+    """A stream that counts the bytes it gives, and closes the files it reads from."""
 
-
-class _Unpacked(io.RawIOBase):
-    """What comes out of a packed stream, as long as it is whole and no bomb."""
-
-    def __init__(self, inner: BinaryIO, packed: BinaryIO, size: int = 0):
-        self.inner, self.packed, self.size, self.count = inner, packed, size, 0
+    def __init__(self, *files: BinaryIO):
+        self.files, self.count = files, 0
 
     def readable(self) -> bool:
         return True
 
+    def tell(self) -> int:
+        return self.count
+
+    def close(self) -> None:
+        for file in self.files:
+            file.close()
+        super().close()
+
+
+class _Unpacked(_Stream):
+    """The content of a packed stream. Raises BadFile where it is damaged, cut off or a bomb."""
+
+    def __init__(self, inner: BinaryIO, packed: BinaryIO, size: int = 0):
+        super().__init__(inner, packed)
+        self.size = size  # packed bytes (0: as many as were read until now)
+
     def readinto(self, buffer) -> int:
+        inner, packed = self.files
         try:
-            data = self.inner.read(len(buffer))
+            data = inner.read(len(buffer))
         except (EOFError, OSError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
             raise BadFile(f"damaged or cut off: unpacking stops after {self.count:,} bytes of text ({error})") from None
         self.count += len(data)
-        if self.count > max(SMALL, RATIO * (self.size or self.packed.tell())):
+        if self.count > max(SMALL, RATIO * (self.size or packed.tell())):
             raise BadFile(f"it unpacks to more than {RATIO} times its size, {self.count:,} bytes until now: a bomb?")
         if self.count > UNPACKED:
             raise BadFile(f"it unpacks to more than {UNPACKED:,} bytes: cut it into several files")
         buffer[: len(data)] = data
         return len(data)
 
-    def tell(self) -> int:
-        return self.count
 
-    def close(self) -> None:
-        self.inner.close()
-        self.packed.close()
-        super().close()
+class _Window(_Stream):
+    """A member of a .tar: the bytes of a file from `start` to before `stop`."""
+
+    def __init__(self, file: BinaryIO, start: int, stop: int):
+        super().__init__(file)
+        self.size = stop - start
+        file.seek(start)
+
+    def readinto(self, buffer) -> int:
+        data = self.files[0].read(min(len(buffer), self.size - self.count))
+        buffer[: len(data)] = data
+        self.count += len(data)
+        return len(data)
 
 
 class _Zst:
-    """A .zst as a stream. Takes little at a time, for 1 KB may become 32 MB; tells a file that is cut off."""
+    """The content of a .zst. Unlike the library's own reader, it raises EOFError for a file that is cut off."""
 
     def __init__(self, packed: BinaryIO):
-        try:
-            import zstandard
-        except ImportError:
-            raise BadFile('reading .zst needs a library: pip install -e ".[text]"') from None
-        self.packed, self.error, self.unpacker = packed, zstandard.ZstdError, zstandard.ZstdDecompressor()
-        self.frame, self.rest, self.ready, self.at = None, b"", b"", 0
+        self.blocks: Iterator[bytes] = _zst_blocks(packed)
+        self.ready = memoryview(b"")
 
-    def read(self, size: int) -> bytes:
-        while self.at == len(self.ready):
-            data = self.rest or self.packed.read(1024)
-            if not data:
-                if self.frame:
-                    raise EOFError("the last frame has no end")
-                return b""
-            self.frame = self.frame or self.unpacker.decompressobj()
-            try:
-                self.ready, self.at = self.frame.decompress(data), 0
-            except self.error as error:
-                raise EOFError(str(error)) from None
-            self.rest = self.frame.unused_data if self.frame.eof else b""
-            self.frame = None if self.frame.eof else self.frame
-        self.at += size
-        return self.ready[self.at - size : self.at] if self.at <= len(self.ready) else self._last(size)
-
-    def _last(self, size: int) -> bytes:
-        data = self.ready[self.at - size :]
-        self.at = len(self.ready)
+    def read(self, size: int) -> memoryview:
+        while not self.ready and (block := next(self.blocks, None)) is not None:
+            self.ready = memoryview(block)
+        data, self.ready = self.ready[:size], self.ready[size:]
         return data
 
     def close(self) -> None:
-        self.ready = b""
+        self.blocks, self.ready = iter(()), memoryview(b"")
+
+
+def _zst_blocks(packed: BinaryIO) -> Iterator[bytes]:
+    """Yield what a .zst unpacks to, taking 1 KB at a time: that may become 32 MB."""
+    try:
+        import zstandard
+    except ImportError:
+        raise BadFile('reading .zst needs a library: pip install -e ".[text]"') from None
+    frame, data = None, b""
+    while data or (data := packed.read(1024)):
+        frame = frame or zstandard.ZstdDecompressor().decompressobj()
+        try:
+            yield frame.decompress(data)
+        except zstandard.ZstdError as error:
+            raise EOFError(str(error)) from None
+        data, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+    if frame:
+        raise EOFError("the last frame has no end")
 
 
 def _unpacked(stream: BinaryIO, packing: str) -> BinaryIO:
     if not packing:
         return stream
     inner = gzip.GzipFile(fileobj=stream) if packing == ".gz" else _Zst(stream)
-    return io.BufferedReader(_Unpacked(inner, stream), encodings.BLOCK_BYTES)
+    return io.BufferedReader(_Unpacked(cast(BinaryIO, inner), stream), encodings.BLOCK_BYTES)
 
 
-class _Tape:
-    """A .tar.gz or .tgz whose members are read in order, without starting again for each."""
+class _TarGzReader:
+    """A .tar.gz or .tgz whose members are read in order, without unpacking from the start for each."""
 
     def __init__(self, path: Path):
-        self.path, self.stream, self.at = path, None, 0
+        self.path, self.at = path, 0
+        self.stream: BinaryIO | None = None
 
     def read(self, start: int, stop: int) -> Iterator[bytes]:
         if self.stream is None or start < self.at:
@@ -213,36 +225,12 @@ class _Tape:
 
 
 @functools.lru_cache(maxsize=1)
-def _tape(path: Path, changed: int) -> _Tape:
-    return _Tape(path)
+def _tar_gz_reader(path: Path, changed: int) -> _TarGzReader:
+    return _TarGzReader(path)
 
 
-class _Window(io.RawIOBase):
-    """A member of a .tar: the bytes of a file from one place to another."""
-
-    def __init__(self, file: BinaryIO, start: int, stop: int):
-        self.file, self.left, self.count = file, stop - start, 0
-        file.seek(start)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer) -> int:
-        count = self.file.readinto(memoryview(buffer)[: self.left])
-        self.left -= count
-        self.count += count
-        return count
-
-    def tell(self) -> int:
-        return self.count
-
-    def close(self) -> None:
-        self.file.close()
-        super().close()
-
-
-def open_source(item: Input, stack: contextlib.ExitStack) -> Source:
-    """Return the file, or a function that opens the stream of its text, as often as one likes."""
+def open_bytes(item: Input, stack: contextlib.ExitStack) -> ByteSource:
+    """Return the file, or a function that opens its unpacked stream, any number of times until `stack` closes."""
     packing = kind_of(item.member or item.path.name)[1]
     if packing and not item.member:
         return lambda: _unpacked(open(item.path, "rb"), packing)
@@ -256,17 +244,16 @@ def open_source(item: Input, stack: contextlib.ExitStack) -> Source:
     if archive == ".zip":
         return lambda: _unpacked(_zip_stream(item, changed), packing)
     if archive == ".tar":
-        window = functools.partial(_Window, start=item.start, stop=item.stop)
-        return lambda: _unpacked(io.BufferedReader(window(open(item.path, "rb"))), packing)
-    path = spool(_tape(item.path, changed).read(item.start, item.stop), stack)
+        return lambda: _unpacked(io.BufferedReader(_Window(open(item.path, "rb"), item.start, item.stop)), packing)
+    path = spool(_tar_gz_reader(item.path, changed).read(item.start, item.stop), stack)
     return lambda: _unpacked(open(path, "rb"), packing)
 
 
 def _zip_stream(item: Input, changed: int) -> BinaryIO:
-    archive, places = _open_zip(item.path, changed)
-    info = places[item.start]
+    archive, members = _open_zip(item.path, changed)
+    info = members[item.start]
     with _or_bad("this member cannot be read"):
-        inner = archive.open(info)
+        inner = cast(BinaryIO, archive.open(info))
     return io.BufferedReader(_Unpacked(inner, inner, info.compress_size or 1), encodings.BLOCK_BYTES)
 
 

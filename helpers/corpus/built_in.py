@@ -1,10 +1,9 @@
 """The built-in corpus: hand-written facts on house plants, and a grammar that turns them into documents.
 
-data/plants.csv holds the facts, data/grammar.yaml the wording. A document is a question line and an answer
-line, sometimes followed by a second question and answer. Every document carries its exact probability, so the
-entropy of the corpus, the floor under any model's loss, is known; and an answer can be marked by the facts.
-
-Knows nothing of corpus files, tokens or models.
+data/plants.csv holds the facts, data/grammar.yaml the wording. A document is a question line and an answer line,
+sometimes followed by a second question and answer. Every document carries its exact probability, so the entropy of the
+corpus, the floor under any model's loss, is known; and an answer can be marked by the facts. Knows nothing of corpus
+files, tokens or models.
 """
 
 import csv
@@ -24,22 +23,26 @@ from helpers import paths
 DEFAULT = 21_000  # documents in the default corpus
 SECOND = 0.25  # share of documents with a second question
 HELD_OUT = 0.32  # share of (plant, topic) pairs that lose one of their situations: 8 % of the combinations
-WITNESSES = 3  # so many other plants of the same value must still show what a held-out situation leads to
+WITNESSES = 3  # other plants of the same value that must still show what a held-out situation leads to
 
 
 @dataclass(frozen=True)
 class Document:
+    """A text, and how much it says."""
+
     text: str
     bits: float  # -log2 of its probability under the grammar, the end of the document included
 
 
 @dataclass(frozen=True)
 class Question:
+    """One question of the examination, and what it is about."""
+
     prompt: str  # the question line and "\n"
     plant: str
     topic: str
     situation: str
-    held_out: bool
+    held_out: bool  # whether its combination is held out of the corpus
 
 
 class Combination(NamedTuple):
@@ -55,10 +58,10 @@ class _State(NamedTuple):
 
     topic: str
     value: str
-    situation: str  # "" in a second question: it tells no situation
+    situation: str  # "" in a second question, which has none
 
 
-# --- the facts, and what follows from them ------------------------------------------------------------------------
+# ---- the facts, and what follows from them ----
 
 
 @cache
@@ -131,7 +134,7 @@ def seen_situations(plant: str, topic: str) -> tuple[str, ...]:
     return tuple(s for s in situations(topic) if Combination(plant, topic, s) not in held_out())
 
 
-# --- the grammar: a slot is a tuple of (probability, parts), a part is a text or again a slot ---------------------
+# ---- the grammar: a slot is a tuple of (probability, parts), a part is a text or again a slot ----
 
 
 def _alternatives(slot: str, state: _State) -> list[tuple[str, float]]:
@@ -155,12 +158,7 @@ def _slot(name: str, state: _State) -> tuple:
         pieces = re.split(r"(\{\w+\})", template)
         parts = [_slot(p[1:-1], state) if p[:1] == "{" and p != "{plant}" else p for p in pieces if p]
         alternatives.append((probability, tuple(parts)))
-    return _once(tuple(alternatives))
-
-
-@cache
-def _once(slot: tuple) -> tuple:
-    return slot  # equal slots of different states become one object, which a parse tries only once
+    return tuple(alternatives)
 
 
 def _write(slot: tuple, rng: random.Random, out: list[str]) -> float:
@@ -180,7 +178,7 @@ def _write(slot: tuple, rng: random.Random, out: list[str]) -> float:
 
 
 def _wording(name: str, plant: str, topic: str, situation: str, rng: random.Random) -> tuple[str, float]:
-    out = []
+    out: list[str] = []
     bits = _write(_slot(name, _State(topic, value(plant, topic), situation)), rng, out)
     return "".join(out).replace("{plant}", plant), bits
 
@@ -205,12 +203,12 @@ def draw(rng: random.Random) -> Document:
 def documents(n: int = DEFAULT, seed: int = 0) -> Iterator[Document]:
     """Yield `n` distinct documents, the same for the same seed on every machine.
 
-    They are drawn independently, and a text that came before is skipped. The likeliest texts repeat, so skipping
-    lifts the mean of `bits` above the grammar's entropy; hardly: of 21,000 draws about one is a repeat, which is
-    less than 0.01 % of the floor.
+    They are drawn independently, and a text that came before is skipped. The likeliest texts repeat, so skipping lifts
+    the mean of `bits` above the grammar's entropy, but hardly: about one of 21,000 draws is a repeat, which is less
+    than 0.01 % of the floor.
     """
     rng = random.Random(seed)
-    seen = set()
+    seen: set[str] = set()
     while len(seen) < n:
         document = draw(rng)
         if document.text not in seen:
@@ -218,94 +216,7 @@ def documents(n: int = DEFAULT, seed: int = 0) -> Iterator[Document]:
             yield document
 
 
-# --- the exact probability of a text ------------------------------------------------------------------------------
-
-
-class _Parse:
-    """A text, and where in it which slots end: {end: (derivations, probability)} for each slot and start."""
-
-    def __init__(self, text: str):
-        self.text = text
-        self.furthest = 0
-        self._known = {}
-
-    def ends(self, slot: tuple, start: int) -> dict[int, tuple[int, float]]:
-        key = id(slot), start
-        if key not in self._known:
-            found = {}
-            for probability, parts in slot:
-                for end, (count, p) in self._sequence(parts, start).items():
-                    _add(found, end, count, p * probability)
-            self._known[key] = found
-        return self._known[key]
-
-    def _sequence(self, parts: tuple, start: int) -> dict[int, tuple[int, float]]:
-        reached = {start: (1, 1.0)}
-        for part in parts:
-            following = {}
-            for at, (count, p) in reached.items():
-                if isinstance(part, str):
-                    if self.text.startswith(part, at):
-                        _add(following, at + len(part), count, p)
-                else:
-                    for end, (more, q) in self.ends(part, at).items():
-                        _add(following, end, count * more, p * q)
-            reached = following
-            self.furthest = max(self.furthest, *reached, 0)
-        return reached
-
-
-def _add(found: dict, end: int, count: int, probability: float) -> None:
-    before = found.get(end, (0, 0.0))
-    found[end] = before[0] + count, before[1] + probability
-
-
-def _readings(parse: _Parse, plant: str) -> Iterator[tuple[Combination, int, float]]:
-    """Yield (combination, derivations, probability of its wording) for what the text can be about."""
-    for topic in topics():
-        others = [t for t in topics() if t != topic]
-        for situation in situations(topic):
-            combination = Combination(plant, topic, situation)
-            first = _slot("first", _State(topic, value(plant, topic), situation))
-            for end, (count, p) in parse.ends(first, 0).items():
-                if end == len(parse.text):
-                    yield combination, count, p * (1 - SECOND)
-                for other in others if parse.text.startswith("\n", end) else ():
-                    second = _slot("second", _State(other, value(plant, other), ""))
-                    more, q = parse.ends(second, end + 1).get(len(parse.text), (0, 0.0))
-                    if more:
-                        yield combination, count * more, p * q * SECOND / len(others)
-
-
-def derive(text: str) -> tuple[int, float]:
-    """Return in how many ways the grammar derives a text (1: it is unambiguous), and its probability.
-
-    Raises ValueError, with the reason and the place, for a text that `documents` can't yield, one about a
-    held-out combination included.
-    """
-    plant = next((name for name in facts() if name in text), None)
-    if plant is None or "{" in text:
-        raise ValueError("the text names no plant of data/plants.csv" if plant is None else "no document has '{'")
-    parse = _Parse(text.replace(plant, "{plant}"))
-    readings = list(_readings(parse, plant))
-    if not readings:
-        read = parse.text[: parse.furthest].replace("{plant}", plant)
-        rest = text[len(read) :]
-        raise ValueError(f"character {len(read)}: after '{read[-12:]}' no document goes on with '{rest[:12]}'")
-    shown = [r for r in readings if r[0] not in held_out()]
-    if not shown:
-        raise ValueError(f"{readings[0][0]} is held out of the corpus")
-    count = sum(count for _, count, _ in shown)
-    probability = sum(p / len(seen_situations(plant, c.topic)) for c, _, p in shown)
-    return count, probability / (len(facts()) * len(topics()))
-
-
-def bits(text: str) -> float:
-    """Return -log2 of a text's probability under the grammar, from the text alone; ValueError as in `derive`."""
-    return -math.log2(derive(text)[1])
-
-
-# --- the examination ----------------------------------------------------------------------------------------------
+# ---- the examination ----
 
 
 def examination(seed: int, n: int) -> list[Question]:

@@ -1,6 +1,7 @@
-"""Named rules that take the dirt out of a text, each counted; filters; and the cut of a text that is too long.
+"""Cleaning rules that remove dirt from a text, each with a name and a count; filters; and cutting long texts.
 
-Knows texts only: no file, no encoding, no corpus.
+To add a rule, add a line to RULES, or to OPTIONAL if it is off by default. Knows texts only: no file, no encoding, no
+corpus.
 """
 
 import datetime
@@ -41,7 +42,7 @@ def _tag(match: re.Match) -> str:
 
 _BLOCK_TAGS = re.compile(rf"{_TAG.format(_BLOCK)}(?:\s*{_TAG.format(_BLOCK)})*\s*", re.I)
 
-# name, what is looked for, what stands there afterwards. Run in this order, again until nothing changes.
+# name, what is looked for, its replacement. Run in this order, again until nothing changes.
 # A pattern starts with the characters it looks for and looks behind afterwards: `re` then skips the rest of the text
 RULES: tuple[tuple[str, re.Pattern, str | Callable], ...] = (
     ("line ends", re.compile("[\r\v\f\x85\u2028\u2029](?:(?<=\r)\n)?"), "\n"),
@@ -65,14 +66,14 @@ RULES: tuple[tuple[str, re.Pattern, str | Callable], ...] = (
 )
 
 _SPACING = RULES[-4:]
-# every character that one of the other rules starts with: most texts hold none, and are spared those rules
+# every character that one of the other rules starts with: most texts have none, and skip those rules
 _SUSPECT = re.compile(
     "[\x00-\x08\x0b-\x1f&<\x7f-\xa0\xad\u1680\u180e\u2000-\u200f\u2028-\u202f\u205f-\u206f"
     "\ue000-\uf8ff\ufeff\ufff9-\uffff\U000f0000-\U0010ffff]"
 )
 
 
-# ---------------------------------------------------------------- rules that are off unless asked for
+# ---- rules that are off unless asked for ----
 
 
 def _narrow(match: re.Match) -> str:
@@ -118,7 +119,7 @@ OPTIONAL_RULES = tuple(dict.fromkeys([*(name for name, *_ in OPTIONAL), *_SCRIPT
 
 @functools.cache
 def choose(rules: str = "") -> frozenset[str]:
-    """Return the names of the rules that are on: the default ones, changed as told ("+personal data, -HTML tags").
+    """Return the names of the rules that are on: the default ones, changed by `rules` ("+personal data, -HTML tags").
 
     Raises ValueError for a name that no rule has.
     """
@@ -136,7 +137,7 @@ def choose(rules: str = "") -> frozenset[str]:
 
 @functools.cache
 def _plan(on: frozenset[str]) -> list[tuple]:
-    """Return the rules that are on: those for a text with a suspicious character, those asked for, those of spacing."""
+    """Return the rules that are on: for texts with a suspicious character, optional ones, those of spacing."""
     return [tuple(rule for rule in rules if rule[0] in on) for rules in (RULES[:-4], OPTIONAL, _SPACING)]
 
 
@@ -149,19 +150,19 @@ def _converter(config: str):
     return OpenCC(config)
 
 
-# ---------------------------------------------------------------- cleaning one text
+# ---- cleaning one text ----
 
-EXAMPLES = 3  # of each rule, so many are kept
+EXAMPLES = 3  # kept of each rule
 
 
 def clean(
     text: str, counts: Counter | None = None, on: frozenset[str] | None = None, examples: dict | None = None
 ) -> str:
-    """Return the text without dirt; what each rule changed is added to `counts` (rule -> places).
+    """Return the text without dirt; add to `counts` what each rule changed (rule -> places).
 
     Conservative: what might be meant stays (`a < b`, `A & B`, `<think>`, emoji). Cleaning twice changes nothing more,
-    and decent text comes back as it was. A document's blank first and last lines go too. `on` names the rules that
-    work (see `choose`); `examples` gets a few pairs (before, after) a rule.
+    and decent text comes back as it was. Blank lines at the start and the end go too. `on` names the rules that are on
+    (see `choose`); `examples` gets a few pairs (before, after) per rule.
     """
     on = choose() if on is None else on
     counts = Counter() if counts is None else counts
@@ -173,7 +174,7 @@ def clean(
             text = _apply(suspect, text, counts, examples)
         if asked:
             text = _apply(asked, text, counts, examples)
-        if wrapped:  # before the indentation goes, which tells where a paragraph starts
+        if wrapped:  # before the indentation goes, which shows where a paragraph starts
             text, wrapped = _unwrap(text, counts, examples), False
         text = _apply(spacing, text, counts, examples)
         if "NFC" in on and not unicodedata.is_normalized("NFC", text):
@@ -227,7 +228,7 @@ def _show_match(examples: dict | None, name: str, text: str, match: re.Match, ne
 
 
 def visible(text: str) -> str:
-    """Return a text in which what one cannot see is written out: a zero-width space as \\u200b, a newline as \\n."""
+    """Return a text with invisible characters written out: a zero-width space as \\u200b, a newline as \\n."""
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
     )
@@ -241,9 +242,9 @@ def _compose(text: str) -> tuple[str, int]:
 
 
 def needs_nothing(texts: list[str], on: frozenset[str]) -> bool:
-    """Tell whether `clean` would return each of these texts as it is: one look at all of them is cheaper than many.
+    """Return whether `clean` would return each of these texts as it is; checking them together is cheaper.
 
-    It may say no where it would be yes, never the other way round.
+    It may be False for texts that need nothing, but is never True for one that needs cleaning.
     """
     if on & set(OPTIONAL_RULES):
         return False
@@ -257,7 +258,7 @@ def needs_nothing(texts: list[str], on: frozenset[str]) -> bool:
     return not any(not text or text[0] == "\n" or text[-1] == "\n" for text in texts)
 
 
-# ---------------------------------------------------------------- hard wraps
+# ---- hard wraps ----
 
 _WRAP_COLUMNS = 40  # lines of prose are cut at 20 Chinese characters or more; verse is shorter
 _CLOSED = re.compile("[。！？!?；;…：:][”’」』）)]*$")
@@ -270,7 +271,7 @@ _OPEN_END = re.compile("\n(?:(?<=[^。！？!?；;…：:”’」』）)\\s]\n)
 
 
 def _may_be_wrapped(text: str) -> bool:
-    """Spare most texts the closer look: with few lines, or with lines that end where a sentence does."""
+    """Return False, quickly, for texts with few lines, or with lines that end where a sentence does: most texts."""
     return text.count("\n") >= 4 and len(text) >= 4 * _WRAP_COLUMNS // 2 and len(_OPEN_END.findall(text)) >= 3
 
 
@@ -292,11 +293,14 @@ def unwrap(text: str) -> tuple[str, int]:
     common = Counter(width for width in widths if width >= _WRAP_COLUMNS).most_common(1)
     if not common:
         return text, 0
+    # 1. the evidence
     least, most = common[0][0] - 4, common[0][0] + 4  # a comma that must not start a line hangs over
     written = [width for width in widths if width]
     full = [line for line, width in zip(lines, widths, strict=True) if least <= width <= most]
     open_ends = [line for line in full if not _CLOSED.search(line)]
     chinese = sum("\u2e80" <= line[-1] <= "\uffef" or line[-1] in "“”‘’—…" for line in full)
+    # shares tried on a novel wrapped at 66 columns: 86 % of its lines are full, 0.9 % are longer, 87 % of the full
+    # ones stop in a sentence. No line of 西游记 or of 21,000 Song ci is joined
     if (
         len(full) < max(4, 0.5 * len(written))
         or sum(width > most for width in written) > 0.02 * len(written)
@@ -305,6 +309,7 @@ def unwrap(text: str) -> tuple[str, int]:
         or chinese < 0.8 * len(full)
     ):
         return text, 0
+    # 2. join
     indents = any(line[:1] in (" ", "\t", "\u3000") for line in lines if line)
     joined, places = [lines[0]], 0
     for before, width, line in zip(lines, widths, lines[1:], strict=False):
@@ -312,7 +317,7 @@ def unwrap(text: str) -> tuple[str, int]:
         if ends or not line or _NEW_PARAGRAPH.match(line):
             joined.append(line)
         else:
-            # two words of letters need a blank between them, a number in two pieces does not
+            # two words of letters need a space between them, a number in two pieces does not
             words = before[-1].isascii() and line[0].isascii() and not (before[-1].isdigit() and line[0].isdigit())
             joined[-1] += " " + line if words else line
             places += 1
@@ -328,7 +333,7 @@ def _unwrap(text: str, counts: Counter, examples: dict | None) -> str:
     return joined
 
 
-# ---------------------------------------------------------------- lines that repeat from text to text
+# ---- lines that repeat from text to text ----
 
 REPEATS = 3  # places from which such a line is dirt
 _ADDRESS = re.compile(r"https?://|www\.|[A-Za-z0-9-]\.(?:com|net|org|cn|cc|info|xyz)(?![A-Za-z0-9])", re.I)
@@ -337,7 +342,7 @@ _MARK = re.compile(
     r"[-=_~*─━═—·/.页0-9](?:(?<=[-=_~*─━═—·]{5})|(?<=://)|(?<=[wW]{3}\.)|(?<=\.)(?=(?:com|net|org|cn|cc|info|xyz)\b)"
     r"|(?<=[0-9 ]页)|(?<=[Pp]age [0-9])|(?<=PAGE [0-9])|(?<=[0-9 ][-—])(?=[ \t]*\n))"
 )
-_LONGEST = 200  # characters of a line of advertisement
+_LONGEST = 200  # characters of a line that can be an advertisement
 _RULER = re.compile(
     r"[-=_~*─━═—·\s]*(?:(?:第 ?\d+ ?页(?:[ ,，/]*共 ?\d+ ?页)?|page ?\d+(?: ?of ?\d+)?)[-=_~*─━═—·\s]*|"
     r"[-—] ?\d+ ?[-—]|[-=_~*─━═—·]{5}[-=_~*─━═—·\s]*)",
@@ -346,7 +351,7 @@ _RULER = re.compile(
 
 
 def _shape(line: str) -> str:
-    """Return what a line of advertisement or a page ruler is counted as (its numbers are 0), or "" for any other."""
+    """Return what an advertisement or page ruler is counted as: its line with 0 for numbers; "" for other lines."""
     line = line.strip()
     if 3 <= len(line) <= _LONGEST and (_RULER.fullmatch(line) or _ADDRESS.search(line)):
         return re.sub(r"\d+", "0", re.sub(r"([-=_~*─━═—·])\1+", r"\1", line))
@@ -365,10 +370,10 @@ def _marked(text: str) -> list[tuple[int, int]]:
 
 
 def repeated_lines(text: str) -> frozenset[str]:
-    """Return the shapes of lines that stand in this text at least REPEATS times, and look like dirt.
+    """Return the shapes of lines that occur in this text at least REPEATS times, and look like dirt.
 
-    They hold a web address, or are rulers and page numbers and nothing else. A refrain, a speaker, a chapter's heading
-    may repeat as often as they like. The text is that of many documents.
+    They have a web address, or are rulers and page numbers and nothing else. A refrain, a speaker, a chapter's heading
+    may repeat any number of times. The text is that of many documents.
     """
     counts = Counter(_shape(text[start:stop]) for start, stop in _marked(text))
     return frozenset(shape for shape, places in counts.items() if shape and places >= REPEATS)
@@ -389,7 +394,7 @@ def without_lines(text: str, shapes: frozenset[str], counts: Counter, examples: 
     return "".join([*kept, text[done:]])
 
 
-# ---------------------------------------------------------------- filters
+# ---- filters ----
 
 _HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 _SIGNS = re.compile(r"[^\w\s，。、！？；：“”‘’（）《》…—,.!?;:'\"()-]|[\d_]")
@@ -397,10 +402,10 @@ _NGRAM = 10  # characters
 
 
 def unfit(text: str, min_chinese: float = 0.0, max_symbols: float = 1.0, max_repetition: float = 1.0) -> str:
-    """Return why a document does not belong into the corpus, in words, or "".
+    """Return why a document does not belong in the corpus, in words, or "".
 
-    Shares of its characters, blanks not counted: Chinese ones, below `min_chinese`; digits and signs that are no
-    punctuation, above `max_symbols`. `max_repetition` is the largest share of stretches of 10 characters that stand
+    Shares of its characters, spaces not counted: Chinese ones, below `min_chinese`; digits and signs that are no
+    punctuation, above `max_symbols`. `max_repetition` is the largest share of stretches of 10 characters that occur
     in it a second time (Rae et al. 2021, Gopher, appendix A, measure the same in words).
     """
     if min_chinese > 0 or max_symbols < 1:
@@ -416,18 +421,18 @@ def unfit(text: str, min_chinese: float = 0.0, max_symbols: float = 1.0, max_rep
     return ""
 
 
-# ---------------------------------------------------------------- cutting
+# ---- cutting ----
 
 
 _SENTENCE_END = re.compile("[。！？!?；;…][”’」』）)]*|[.](?=\\s)")
 
 
 def cut(text: str, max_length: int) -> list[str]:
-    """Cut a long text into parts of at most `max_length` characters: at line ends, else sentence ends, else anywhere.
+    """Cut a long text into pieces of at most `max_length` characters: at line ends, else sentence ends, else anywhere.
 
-    Nothing is lost: the parts joined are the text.
+    Nothing is lost: the pieces joined are the text.
     """
-    parts, start = [], 0
+    pieces, start = [], 0
     while (rest := len(text) - start) > max_length:
         aim = max_length if rest >= 2 * max_length else (rest + 1) // 2  # halves, not a whole and a crumb
         window = text[start + aim // 2 : start + aim]
@@ -435,6 +440,6 @@ def cut(text: str, max_length: int) -> list[str]:
         if not at:
             ends = [match.end() for match in _SENTENCE_END.finditer(window)]
             at = ends[-1] if ends else len(window)
-        parts.append(text[start : start + aim // 2 + at])
+        pieces.append(text[start : start + aim // 2 + at])
         start += aim // 2 + at
-    return [*parts, text[start:]]
+    return [*pieces, text[start:]]

@@ -1,4 +1,4 @@
-"""Texts that are nearly the same: MinHash signatures, and clusters of documents whose signatures agree.
+"""Near duplicates: MinHash signatures of texts, and clusters of documents whose signatures agree.
 
 Knows texts and arrays of numbers: not where documents come from, nor what is done with their copies.
 """
@@ -9,63 +9,70 @@ from pathlib import Path
 import numpy as np
 from rensa import RMinHash
 
-SHINGLE = 5  # characters that stand side by side
+SHINGLE = 5  # neighbouring characters
 PERMUTATIONS = 128  # numbers in a signature: an estimate of the similarity is off by 0.09 at most, 19 times in 20
 _SEED = 42
-_CERTAIN = 0.99  # how surely two texts at the very threshold are compared
+_CERTAIN = 0.99  # how surely two texts whose similarity is the threshold are compared
 _PAIRS_AT_ONCE = 2**15
 
 
 def shingles(text: str) -> set[str]:
-    """Return the stretches of 5 characters of a text; a shorter text is one stretch."""
+    """Return the shingles of a text: its stretches of 5 characters; a shorter text is one."""
     return {text[at : at + SHINGLE] for at in range(max(1, len(text) - SHINGLE + 1))}
 
 
 def similarity(a: str, b: str) -> float:
-    """Return the exact Jaccard similarity of two texts: shingles that both have, as a part of all they have."""
-    ours, theirs = shingles(a), shingles(b)
-    return len(ours & theirs) / len(ours | theirs)
+    """Return the exact Jaccard similarity of two texts: the share of their shingles that both have."""
+    first, second = shingles(a), shingles(b)
+    return len(first & second) / len(first | second)
 
 
 def signatures(texts: Sequence[str]) -> np.ndarray:
     """Return the MinHash signature of each text, (texts, 128) uint32.
 
-    The part of numbers in which two signatures agree estimates the Jaccard similarity of the texts (Broder 1997).
+    The share of numbers in which two signatures agree estimates the Jaccard similarity of the texts (Broder 1997).
     """
-    found = RMinHash.digests_from_token_sets([list(shingles(text)) for text in texts], PERMUTATIONS, _SEED)
-    return np.array(found, np.uint32).reshape(len(texts), PERMUTATIONS)
+    digests = RMinHash.digests_from_token_sets([list(shingles(text)) for text in texts], PERMUTATIONS, _SEED)
+    return np.array(digests, np.uint32).reshape(len(texts), PERMUTATIONS)
 
 
 def rows_per_band(threshold: float) -> int:
-    """Return into how long bands a signature is cut: as long as two texts at the threshold surely share a band."""
+    """Return the length of the bands of a signature: the longest with which two texts at the threshold share a band.
+
+    Two texts of similarity s share a band of n numbers with probability s ** n; of 128 // n bands they miss all with
+    probability (1 - s ** n) ** (128 // n).
+    """
     lengths = range(1, PERMUTATIONS + 1)
     return max(n for n in lengths if n == 1 or (1 - threshold**n) ** (PERMUTATIONS // n) <= 1 - _CERTAIN)
 
 
 def clusters(files: Sequence[Path], threshold: float, keep: np.ndarray) -> np.ndarray:
-    """Return for each document the number of the first one in its cluster of near duplicates (its own, if it is alone).
+    """Return for each document the number of the first one in its cluster of near duplicates (its own, if alone).
 
-    `files` hold the signatures, one array after the other (.npy); documents where `keep` is false stand alone. Texts
+    `files` hold the signatures, one array after the other (.npy); documents where `keep` is false stay alone. Texts
     are compared when a band of their signatures agrees (locality-sensitive hashing; Leskovec, Rajaraman and Ullman,
-    Mining of Massive Datasets, chapter 3), and joined from an estimated similarity of `threshold` on; clusters are
-    what is joined directly or through others. In memory stands one band of all documents, not their signatures.
+    Mining of Massive Datasets, chapter 3), and joined from an estimated similarity of `threshold` on; a cluster is
+    what is joined directly or through others (union-find). Memory holds one band of all documents, not all signatures.
     """
     starts = np.cumsum([0] + [len(np.load(file, mmap_mode="r")) for file in files])
     parent = np.arange(starts[-1])
     kept = np.flatnonzero(keep)
     rows = rows_per_band(threshold)
     for band in range(PERMUTATIONS // rows):
+        # 1. documents whose band is equal are pairs to compare
         columns = slice(band * rows, (band + 1) * rows)
         keys = np.concatenate([_hash(np.load(file, mmap_mode="r")[:, columns]) for file in files])[kept]
         order = np.argsort(keys, kind="stable")
         pairs = _candidates(kept[order], keys[order])
+        # 2. join those whose whole signatures agree well enough
         for at in range(0, len(pairs), _PAIRS_AT_ONCE):
-            some = pairs[at : at + _PAIRS_AT_ONCE]
-            some = some[parent[some[:, 0]] != parent[some[:, 1]]]
-            ours, theirs = (_gather(files, starts, side) for side in some.T)
-            for a, b in some[(ours == theirs).mean(axis=1) >= threshold]:
+            batch = pairs[at : at + _PAIRS_AT_ONCE]
+            batch = batch[parent[batch[:, 0]] != parent[batch[:, 1]]]
+            left, right = (_gather(files, starts, side) for side in batch.T)
+            for a, b in batch[(left == right).mean(axis=1) >= threshold]:
                 a, b = sorted((_root(parent, a), _root(parent, b)))
                 parent[b] = a
+        # 3. each document points at the first of its cluster
         while not np.array_equal(parent, parent[parent]):
             parent = parent[parent]
     return parent
@@ -80,16 +87,17 @@ def _candidates(documents: np.ndarray, keys: np.ndarray) -> np.ndarray:
     before = np.r_[documents[:1], documents[:-1]]
     other = first != documents
     pairs = ((first, other), (before, other & (first != before)))
-    return np.concatenate([np.stack([ours[which], documents[which]], axis=1) for ours, which in pairs])
+    return np.concatenate([np.stack([partner[which], documents[which]], axis=1) for partner, which in pairs])
 
 
 def _gather(files: Sequence[Path], starts: np.ndarray, documents: np.ndarray) -> np.ndarray:
-    found = np.empty((len(documents), PERMUTATIONS), np.uint32)
-    where = np.searchsorted(starts, documents, side="right") - 1
-    for number in np.unique(where):
-        here = where == number
-        found[here] = np.load(files[number], mmap_mode="r")[documents[here] - starts[number]]
-    return found
+    """Return the signatures of some documents, (documents, 128), from the files that hold them."""
+    gathered = np.empty((len(documents), PERMUTATIONS), np.uint32)
+    owners = np.searchsorted(starts, documents, side="right") - 1
+    for number in np.unique(owners):
+        rows = owners == number
+        gathered[rows] = np.load(files[number], mmap_mode="r")[documents[rows] - starts[number]]
+    return gathered
 
 
 def _root(parent: np.ndarray, document: int) -> int:
@@ -100,7 +108,7 @@ def _root(parent: np.ndarray, document: int) -> int:
 
 
 def _hash(columns: np.ndarray) -> np.ndarray:
-    """Return one number for each row of a band."""
+    """Return one number per row of a band; 0x9E37… is 2^64 divided by the golden ratio (Fibonacci hashing, Knuth)."""
     mixed = np.zeros(len(columns), np.uint64)
     for column in columns.T:
         mixed = (mixed ^ column) * np.uint64(0x9E3779B97F4A7C15)

@@ -1,9 +1,9 @@
-"""Text from the net to a local folder: public corpora by name, any http(s) address, data sets of the Hugging Face Hub.
+"""Download text to a local folder: public corpora by name, http(s) addresses, data sets of the Hugging Face Hub.
 
-What was fetched, from where and under which licence stands in fetched.json beside it. Knows nothing of documents.
+A broken download is resumed. What was downloaded, from where and under which licence is in fetched.json beside it.
+Knows nothing of documents.
 """
 
-import contextlib
 import hashlib
 import json
 import os
@@ -12,39 +12,37 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import httpx
 from tqdm.auto import tqdm
 
-from helpers import files as files
 from helpers.corpus.inputs import EXTENSIONS
-from helpers.files import write_text
+from helpers.files import atomic_write, sha256, write_text
 
 FETCHED = "fetched.json"
 MAX_BYTES = 20 * 2**30  # of one file
 MAX_ROWS = 1_000_000  # of one data set of the Hub
 REDIRECTS = 5
 ATTEMPTS = 6  # in a row without progress
-WAIT = 0.5  # seconds before the second attempt, doubled for each more
+WAIT = 0.5  # seconds before the second attempt, doubled for each further one
 STALL = 30.0  # seconds in which at least PACE bytes must come
-PACE = 1024
-_BLOCK = 2**16
+PACE = 1024  # bytes
 
 
 class FetchError(RuntimeError):
-    """Something could not be fetched; the message says what, why, and what may help."""
+    """A download failed for good; the message says what, why, and what may help."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A public corpus: what it is, its licence, its files with their SHA-256 (None: not known before), its text_key."""
+    """A public corpus that is known by name."""
 
-    what: str
+    what: str  # in words
     licence: str
-    home: str
-    files: tuple[tuple[str, str | None], ...]
-    text_key: str = "text"
+    home: str  # address of its page
+    files: tuple[tuple[str, str | None], ...]  # address and SHA-256 of each (None: not known before)
+    text_key: str = "text"  # where the text is; see `formats.ReadOptions`
 
 
 _POETRY = "https://raw.githubusercontent.com/chinese-poetry/chinese-poetry"
@@ -85,21 +83,21 @@ CORPORA: dict[str, Corpus] = {
 }
 
 
-def fetch(source: str, folder: Path, *, max_bytes: int = MAX_BYTES, max_rows: int = MAX_ROWS) -> Path | str:
-    """Return where the text of a source lies on this machine, after fetching what is not there yet.
+def fetch(source: str, folder: Path) -> Path | str:
+    """Return where the text of a source is on this machine, after downloading what is not there yet.
 
-    `source` is a name in CORPORA, an http(s) address, or "hf:owner/name" or "hf:owner/name:split" (default: train); all
-    else is taken for a path, and returned as it is. Files go to `folder`; a broken download is resumed, also by a later
-    call. `max_bytes` limits each file, `max_rows` a data set of the Hub. Raises FetchError.
+    `source` is a name in CORPORA, an http(s) address, or "hf:owner/name" or "hf:owner/name:split" (default: train);
+    anything else is a path, and returned as it is. Files go to `folder`; a broken download is resumed, also by a later
+    call. MAX_BYTES limits each file, MAX_ROWS a data set of the Hub. Raises FetchError.
     """
     if source in CORPORA:
         corpus = CORPORA[source]
-        return _fetch_files(source, corpus.files, folder / source, folder, max_bytes, corpus)
+        return _fetch_files(source, corpus.files, folder / source, folder, corpus)
     if re.match("https?://", source, re.I):
-        place = folder / f"{urlsplit(source).hostname or 'net'}-{hashlib.sha256(source.encode()).hexdigest()[:10]}"
-        return _fetch_files(source, ((source, None),), place, folder, max_bytes)
+        target = folder / f"{urlsplit(source).hostname or 'net'}-{hashlib.sha256(source.encode()).hexdigest()[:10]}"
+        return _fetch_files(source, ((source, None),), target, folder)
     if source.startswith("hf:"):
-        return _fetch_hub(source, folder, max_bytes, max_rows)
+        return _fetch_hub(source, folder)
     if re.match(r"[a-z][a-z0-9+.-]+://", source, re.I):
         raise FetchError(f"{source}: only http:// and https:// addresses are fetched")
     return source
@@ -118,29 +116,30 @@ def _record(folder: Path, source: str, entry: dict) -> None:
     write_text(folder / FETCHED, json.dumps(fetched, ensure_ascii=False, indent=1, sort_keys=True) + "\n")
 
 
-def _fetch_files(
-    source: str, files: tuple, place: Path, folder: Path, max_bytes: int, corpus: Corpus | None = None
-) -> Path:
-    """Fetch the files of one source into `place`; return the folder, or for one address the file."""
+def _fetch_files(source: str, files: tuple, target: Path, folder: Path, corpus: Corpus | None = None) -> Path:
+    """Download the files of one source into `target`; return this folder, or for one address the file."""
     entry = read_fetched(folder).get(source, {})
     known = {file["url"]: (name, file) for name, file in entry.get("files", {}).items()}
     licence = corpus.licence if corpus else f"not known: ask those who run {urlsplit(source).hostname}"
-    entry = {"what": corpus.what if corpus else source, "licence": licence, "files": entry.get("files", {})}
-    entry["home"] = corpus.home if corpus else source
+    what, home = (corpus.what, corpus.home) if corpus else (source, source)
+    entry = {"what": what, "licence": licence, "home": home, "files": entry.get("files", {})}
     missing = [
-        (url, sha256)
-        for url, sha256 in files
+        (url, digest)
+        for url, digest in files
         if url not in known or not _is_there(folder / known[url][0], known[url][1]["bytes"])
     ]
     if missing:
-        place.mkdir(parents=True, exist_ok=True)
-        with httpx.Client(timeout=httpx.Timeout(STALL, connect=10.0)) as client:
-            for url, sha256 in tqdm(missing, desc=f"fetching {source[:40]}", disable=_quiet() or len(missing) == 1):
-                path, file = _fetch_file(client, url, sha256, place, max_bytes)
+        target.mkdir(parents=True, exist_ok=True)
+        with httpx.Client(
+            timeout=httpx.Timeout(STALL, connect=10.0), follow_redirects=True, max_redirects=REDIRECTS,
+            event_hooks={"response": [_check_redirect]},
+        ) as client:  # fmt: skip
+            for url, digest in tqdm(missing, desc=f"fetching {source[:40]}", disable=_quiet() or len(missing) == 1):
+                path, file = _fetch_file(client, url, digest, target)
                 entry["files"][path.relative_to(folder).as_posix()] = file
-                _record(folder, source, entry)  # after each: what is there is not fetched again
+                _record(folder, source, entry)  # after each: what is there is not downloaded again
     if corpus:
-        return place
+        return target
     return folder / next(name for name, file in entry["files"].items() if file["url"] == source)
 
 
@@ -152,24 +151,24 @@ def _quiet() -> bool:
     return bool(os.environ.get("HEADLESS"))
 
 
-# ---------------------------------------------------------------- one file
+# ---- one file ----
 
 
-def _fetch_file(client: httpx.Client, url: str, sha256: str | None, place: Path, max_bytes: int) -> tuple[Path, dict]:
-    """Fetch one file whole, check it, and put it in its place at once; return its path and what to record of it."""
+def _fetch_file(client: httpx.Client, url: str, digest: str | None, target: Path) -> tuple[Path, dict]:
+    """Download one file whole, check it, and give it its name; return its path and what to record of it."""
     key = hashlib.sha256(url.encode()).hexdigest()[:10]
-    download = _Download(client, url, place / f".{key}.part", max_bytes)
+    download = _Download(client, url, target / f".{key}.part")
     headers = download.run()
-    found = files.sha256(download.part)
-    if sha256 and found != sha256:
+    actual = sha256(download.part)
+    if digest and actual != digest:
         download.forget()
-        raise FetchError(f"{url} is not the file that is expected: SHA-256 {found}, not {sha256}. Nothing was kept")
-    path = place / _name(url, headers, download.part)
+        raise FetchError(f"{url} is not the file that is expected: SHA-256 {actual}, not {digest}. Nothing was kept")
+    path = target / _name(url, headers, download.part)
     os.replace(download.part, path)
     download.forget()
     size = path.stat().st_size
     fetched = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    return path, {"url": url, "bytes": size, "sha256": found, "etag": headers.get("etag", ""), "fetched": fetched}
+    return path, {"url": url, "bytes": size, "sha256": actual, "etag": headers.get("etag", ""), "fetched": fetched}
 
 
 _TYPES = {
@@ -185,7 +184,7 @@ _TYPES = {
 
 
 def _name(url: str, headers: dict, part: Path) -> str:
-    """Return a file name from the address, with an extension that `sources` knows, if the server tells the kind."""
+    """Return a file name from the address, with an extension that can be read, if the server says the kind."""
     name = re.sub(r"[^\w.-]+", "_", unquote(urlsplit(url).path).rpartition("/")[2]).lstrip(".")[-100:] or "file"
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if not name.lower().endswith(EXTENSIONS):
@@ -197,19 +196,28 @@ def _name(url: str, headers: dict, part: Path) -> str:
     return f"{name}.gz" if packed and not name.lower().endswith((".gz", ".tgz")) else name
 
 
+def _check_redirect(answer: httpx.Response) -> None:
+    """Refuse what httpx would follow too: a redirect from https to http, or to what is no file of the net."""
+    if answer.is_redirect:
+        location = answer.headers.get("location", "")
+        target = answer.url.join(location)
+        if target.scheme not in ("http", "https") or (answer.url.scheme, target.scheme) == ("https", "http"):
+            raise FetchError(f"{answer.url} redirects to {location[:200]}, which is not a safe address for a file")
+
+
 class _Broken(Exception):
-    """A fault that another attempt may mend."""
+    """An attempt failed; another one may succeed."""
 
 
 class _Download:
-    """One file on its way: the part that is there, and what the server said of the whole (.info, for a later call)."""
+    """One resumable download: the bytes that are there (.part), and which version of the file they are of (.info)."""
 
-    def __init__(self, client: httpx.Client, url: str, part: Path, max_bytes: int):
-        self.client, self.url, self.part, self.max_bytes = client, url, part, max_bytes
+    def __init__(self, client: httpx.Client, url: str, part: Path):
+        self.client, self.url, self.part = client, url, part
         self.info = part.with_suffix(".info")
 
     def run(self) -> dict:
-        """Fetch until the file is whole, going on where the connection broke; return the server's headers."""
+        """Download until the file is whole, resuming where the connection broke; return the server's headers."""
         failures = 0
         while True:
             before = self._there()
@@ -217,6 +225,9 @@ class _Download:
                 return self._attempt()
             except httpx.InvalidURL as error:
                 raise FetchError(f"{self.url} is no address: {error}") from None
+            except httpx.TooManyRedirects as error:
+                last = error.request.url
+                raise FetchError(f"{self.url} redirects more than {REDIRECTS} times, at last to {last}") from None
             except (httpx.TransportError, _Broken) as error:
                 failures = 1 if self._there() >= before + 2**20 else failures + 1
                 if failures >= ATTEMPTS:
@@ -239,11 +250,16 @@ class _Download:
         have, version = self._there(), self._version()
         if have and version:
             asked |= {"Range": f"bytes={have}-", "If-Range": version}
-        with self._open(asked) as answer:
-            start, total = self._place(answer, have)
-            if total is not None and total > self.max_bytes:
+        with self.client.stream("GET", self.url, headers=asked) as answer:
+            if answer.status_code >= 500 or answer.status_code in (408, 429):
+                raise _Broken(f"the server answers {answer.status_code} {answer.reason_phrase}")
+            if answer.status_code not in (200, 206, 416):
+                status = f"{answer.status_code} {answer.reason_phrase}"
+                raise FetchError(f"{self.url}: the server answers {status}. Is the address right?")
+            start, total = self._range(answer, have)
+            if total is not None and total > MAX_BYTES:
                 self.forget()
-                raise FetchError(f"{self.url} has {total:,} bytes, more than max_bytes ({self.max_bytes:,})")
+                raise FetchError(f"{self.url} has {total:,} bytes, more than the limit of {MAX_BYTES:,}")
             validators = [answer.headers.get("etag", ""), answer.headers.get("last-modified", "")]
             strong = [validator for validator in validators if validator and not validator.startswith("W/")]
             write_text(self.info, json.dumps({"url": self.url, "version": strong[0] if strong else ""}))
@@ -252,36 +268,15 @@ class _Download:
             return dict(answer.headers)
 
     def _version(self) -> str:
-        """Return what names the version of the part that is there; "" where nothing does, or for another address."""
+        """Return the ETag or date of the version of which a part is there; "" if there is none, or of another file."""
         try:
             info = json.loads(self.info.read_text("utf-8"))
         except (FileNotFoundError, ValueError):
             return ""
         return info["version"] if info["url"] == self.url else ""
 
-    @contextlib.contextmanager
-    def _open(self, asked: dict) -> Iterator[httpx.Response]:
-        """Ask for the file, following redirects to http(s) addresses, a few; raise FetchError for what stays wrong."""
-        url = self.url
-        for _ in range(REDIRECTS + 1):
-            with self.client.stream("GET", url, headers=asked) as answer:
-                if not answer.is_redirect:
-                    if answer.status_code >= 500 or answer.status_code in (408, 429):
-                        raise _Broken(f"the server answers {answer.status_code} {answer.reason_phrase}")
-                    if answer.status_code not in (200, 206, 416):
-                        said = f"{answer.status_code} {answer.reason_phrase}"
-                        raise FetchError(f"{url}: the server answers {said}. Is the address right?")
-                    yield answer
-                    return
-                target = urljoin(url, answer.headers.get("location", ""))
-            schemes = urlsplit(url).scheme, urlsplit(target).scheme
-            if schemes[1] not in ("http", "https") or schemes == ("https", "http"):
-                raise FetchError(f"{url} redirects to {target[:200]}, which is not a safe address for a file")
-            url = target
-        raise FetchError(f"{self.url} redirects more than {REDIRECTS} times, at last to {url[:200]}")
-
-    def _place(self, answer: httpx.Response, have: int) -> tuple[int, int | None]:
-        """Return the byte that the answer starts with, and the length of the whole (None: not told)."""
+    def _range(self, answer: httpx.Response, have: int) -> tuple[int, int | None]:
+        """Return the byte that the answer starts with, and the length of the whole (None: unknown)."""
         parts = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)", answer.headers.get("content-range", ""))
         if answer.status_code == 416:
             if parts and parts[2] == str(have):
@@ -308,10 +303,10 @@ class _Download:
                 file.write(block)
                 size += len(block)
                 bar.update(len(block))
-                if size > self.max_bytes:
+                if size > MAX_BYTES:
                     file.close()
                     self.forget()
-                    raise FetchError(f"{self.url} has more than max_bytes ({self.max_bytes:,}): nothing was kept")
+                    raise FetchError(f"{self.url} has more than the limit of {MAX_BYTES:,}: nothing was kept")
                 if (now := time.monotonic()) - mark > STALL:
                     if size - marked < PACE:
                         raise _Broken(f"less than {PACE:,} bytes came in {STALL:g} seconds")
@@ -322,11 +317,11 @@ class _Download:
             raise _Broken(f"{size:,} bytes came of {total:,}")
 
 
-# ---------------------------------------------------------------- the Hugging Face Hub
+# ---- the Hugging Face Hub ----
 
 
-def _fetch_hub(source: str, folder: Path, max_bytes: int, max_rows: int) -> Path:
-    """Write the first rows of a data set of the Hub as JSON lines; no code of the data set is run."""
+def _fetch_hub(source: str, folder: Path) -> Path:
+    """Write the first rows of a data set of the Hub as JSON lines; its own code is not run."""
     parts = re.fullmatch(r"hf:([\w-][\w.-]*/[\w-][\w.-]*)(?::([\w.-]+))?", source)
     if not parts:
         raise FetchError(f"'{source}': give hf:owner/name or hf:owner/name:split")
@@ -335,7 +330,7 @@ def _fetch_hub(source: str, folder: Path, max_bytes: int, max_rows: int) -> Path
     name, split = parts[1], parts[2] or "train"
     path = folder / "hf" / f"{name.replace('/', '--')}.{split}.jsonl"
     file = read_fetched(folder).get(source, {}).get("files", {}).get(path.relative_to(folder).as_posix())
-    if file and file["rows_limit"] == max_rows and _is_there(path, file["bytes"]):
+    if file and file["rows_limit"] == MAX_ROWS and _is_there(path, file["bytes"]):
         return path
     try:
         import datasets
@@ -345,20 +340,18 @@ def _fetch_hub(source: str, folder: Path, max_bytes: int, max_rows: int) -> Path
         rows = datasets.load_dataset(name, split=split, streaming=True)
     except (OSError, ValueError, RuntimeError) as error:
         raise FetchError(f"{source}: {str(error)[:500]}") from None
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part, count, size, left_out = path.with_suffix(".part"), 0, 0, set()
-    with open(part, "wb") as out, tqdm(desc=source[:40], unit=" rows", disable=_quiet()) as bar:
+    count, size, left_out = 0, 0, set()
+    with atomic_write(path) as out, tqdm(desc=source[:40], unit=" rows", disable=_quiet()) as bar:
         for row in _rows(source, rows):
-            if count == max_rows or size > max_bytes:
+            if count == MAX_ROWS or size > MAX_BYTES:
                 break
             plain = {key: value for key, value in row.items() if _is_plain(value)}
             left_out |= row.keys() - plain.keys()
             size += out.write(json.dumps(plain, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n")
             count += 1
             bar.update()
-    os.replace(part, path)
-    file = {"url": f"https://huggingface.co/datasets/{name}", "bytes": size, "sha256": files.sha256(path)}
-    file |= {"rows": count, "rows_limit": max_rows, "columns_left_out": sorted(left_out)}
+    file = {"url": f"https://huggingface.co/datasets/{name}", "bytes": size, "sha256": sha256(path)}
+    file |= {"rows": count, "rows_limit": MAX_ROWS, "columns_left_out": sorted(left_out)}
     licence = getattr(getattr(rows, "info", None), "license", "") or "not known: see its page"
     entry = {"what": f"{name}, split {split}", "licence": licence, "home": file["url"]}
     _record(folder, source, entry | {"files": {path.relative_to(folder).as_posix(): file}})
@@ -373,7 +366,7 @@ def _rows(source: str, rows) -> Iterator[dict]:
 
 
 def _is_plain(value) -> bool:
-    """Tell whether JSON can hold a value: text, numbers, and lists and objects of them."""
+    """Return whether JSON can hold a value: text, numbers, and lists and objects of them."""
     if isinstance(value, list):
         return all(map(_is_plain, value))
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Bytes of unknown encoding become text, strictly: which encoding, how sure, where it changes; mojibake and its repair.
+"""Charset detection and strict decoding: which encoding (编码) a file has, how sure that is, where it changes.
 
 Knows bytes and characters: where the bytes come from, and what a document is, is not decided here.
 """
@@ -13,12 +13,12 @@ from typing import BinaryIO
 import charset_normalizer
 
 BLOCK_BYTES = 2**20  # read at a time
-SAMPLE_BYTES = 2**16  # looked at for a guess; what is guessed is then tried on every byte
-LINE_BYTES = 2**26  # of a file whose encoding changes, lines are held whole: the longest
-CHANGES = 1000  # of encoding in one file; more, and it is a heap of lines from anywhere
-CERTAIN = 0.995
+SAMPLE_BYTES = 2**16  # looked at for a guess; the guess is then tried on every byte
+LINE_BYTES = 2**26  # the longest line of a file whose encoding changes; its lines are held whole
+CHANGES = 1000  # changes of encoding in one file; with more it is a heap of lines from anywhere
+CERTAIN = 0.995  # confidence that need not be shown
 
-Source = Path | Callable[[], BinaryIO]  # a file, or a function that opens its stream of bytes from the start
+ByteSource = Path | Callable[[], BinaryIO]  # a file, or a function that opens its stream of bytes from the start
 
 
 class BadFile(ValueError):
@@ -27,35 +27,33 @@ class BadFile(ValueError):
 
 @dataclass(frozen=True)
 class Encoding:
-    """How to read a stream: codec, bytes of byte order mark to skip, and what more there is to know.
+    """How to read a stream of bytes."""
 
-    `size` is the length in bytes of all of it and `cut` that of a last character that is not whole; `confidence` is
-    between 0 and 1. `parts` is empty but for a file that changes its encoding: (first byte, line, codec) each.
-    """
-
-    name: str
-    bom: int = 0
-    size: int = 0
-    cut: int = 0
-    confidence: float = 1.0
-    parts: tuple[tuple[int, int, str], ...] = ()
+    name: str  # the codec, as Python calls it
+    bom: int = 0  # bytes of byte order mark to skip
+    size: int = 0  # bytes of all of it
+    truncated: int = 0  # bytes of a last character that is not whole
+    confidence: float = 1.0  # between 0 and 1
+    sections: tuple[tuple[int, int, str], ...] = ()  # of a file that changes its encoding: (first byte, line, codec)
     hint: str = ""  # what else the bytes might be
 
     def __str__(self) -> str:
-        if self.parts:
-            return " + ".join(dict.fromkeys(_shown(name) for _, _, name in self.parts))
+        if self.sections:
+            return " + ".join(dict.fromkeys(_shown(name) for _, _, name in self.sections))
         sure = "" if self.confidence >= CERTAIN else f" ({self.confidence:.0%})"
         return f"{_shown(self.name)} with BOM" if self.bom else f"{_shown(self.name)}{sure}"
 
     def notes(self) -> list[str]:
         """Return in words what a reader of this file should know; usually nothing."""
         notes = [self.hint] if self.hint else []
-        if self.parts:
-            changes = [f"{_shown(name)} from byte {at:,} (line {line:,})" for at, line, name in self.parts[1:4]]
-            more = f" and {len(self.parts) - 4:,} times more" if len(self.parts) > 4 else ""
-            notes.append(f"changes its encoding: {_shown(self.parts[0][2])}, {', '.join(changes)}{more}; all was read")
-        if self.cut:
-            notes.append(f"the last character, at byte {self.size - self.cut:,}, is cut in the middle: left out")
+        if self.sections:
+            changes = [f"{_shown(name)} from byte {at:,} (line {line:,})" for at, line, name in self.sections[1:4]]
+            more = f" and {len(self.sections) - 4:,} times more" if len(self.sections) > 4 else ""
+            notes.append(
+                f"changes its encoding: {_shown(self.sections[0][2])}, {', '.join(changes)}{more}; all was read"
+            )
+        if self.truncated:
+            notes.append(f"the last character, at byte {self.size - self.truncated:,}, is cut in the middle: left out")
         return notes
 
 
@@ -73,7 +71,8 @@ _BOMS = (  # UTF-32 before UTF-16: its mark starts with the other's
 _CONTROL = bytes({*range(32), 127} - set(b"\t\n\v\f\r\x1b"))
 _PLAIN = re.compile("[\t\n\r -~\u2010-\u2026\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]")
 _FREQUENT = re.compile("[\n ，。、]")
-# about a third of any Chinese text, old or new, simplified or traditional, is made of these
+# a third to a half of any Chinese text, old or new, simplified or traditional, is made of these (Song ci 33 %, 西游记
+# 49 %); of the same bytes read as Big5 less than 1 %
 EVERYDAY = re.compile(
     "[，。、：；？！“”「」《》（）的一是不了在人有我他这個个们中来上大为和国地到以说时要就出会可也你对生能而子那得于着下自之"
     "年过发后作里用道行所然家种事成方多经么去法学如都同现当没动面起看定天分还进好小部其些主样理心她本前开但因只从想实日"
@@ -83,12 +82,12 @@ _ABROAD = ("cp932", "euc_jp", "cp949", "cp1252")  # Japanese, Korean, Western
 _SIGNS = ("，".encode(), "。".encode(), "的".encode())  # very rare as bytes of GB18030 or Big5
 
 
-def find_encoding(source: Source) -> Encoding:
+def find_encoding(source: ByteSource) -> Encoding:
     """Find a text's encoding by decoding all of it strictly; memory stays at one block.
 
     Tried in turn: a byte order mark, UTF-16 without one where that is evident, UTF-8, then GB18030 (which contains GBK
     and GB2312) or Big5, whichever gives the more everyday characters. Where no single one fits, the text is cut at
-    line ends into parts that fit one each. A last character cut in the middle is allowed. Raises BadFile for bytes
+    line ends into sections that fit one each. A last character cut in the middle is allowed. Raises BadFile for bytes
     that fit none.
     """
     with _open(source) as stream:
@@ -105,7 +104,7 @@ def find_encoding(source: Source) -> Encoding:
     return _find(source, Encoding("utf-8"))
 
 
-def _find(source: Source, first: Encoding) -> Encoding:
+def _find(source: ByteSource, first: Encoding) -> Encoding:
     """Return the encoding that fits: the first, or if that is UTF-8 another, or both by turns."""
     fault, found = _decode(source, first)
     if fault is None:
@@ -120,11 +119,11 @@ def _find(source: Source, first: Encoding) -> Encoding:
     return _several(source, first, _second(sample))
 
 
-def _open(source: Source) -> BinaryIO:
+def _open(source: ByteSource) -> BinaryIO:
     return open(source, "rb") if isinstance(source, Path) else source()
 
 
-def _decode(source: Source, encoding: Encoding) -> tuple[int | None, Encoding]:
+def _decode(source: ByteSource, encoding: Encoding) -> tuple[int | None, Encoding]:
     """Decode all of it strictly; return the first byte that does not fit (or None), and the encoding completed."""
     decoder = codecs.getincrementaldecoder(encoding.name)()
     with _open(source) as stream:
@@ -136,10 +135,10 @@ def _decode(source: Source, encoding: Encoding) -> tuple[int | None, Encoding]:
             except UnicodeDecodeError as error:
                 return at + error.start - waiting, encoding
             at += len(block)
-    return None, replace(encoding, size=at, cut=len(decoder.getstate()[0]))
+    return None, replace(encoding, size=at, truncated=len(decoder.getstate()[0]))
 
 
-def _where(source: Source, at: int, name: str) -> str:
+def _where(source: ByteSource, at: int, name: str) -> str:
     line, left = 1, at
     with _open(source) as stream:
         while left and (block := stream.read(min(BLOCK_BYTES, left))):
@@ -150,15 +149,16 @@ def _where(source: Source, at: int, name: str) -> str:
 
 
 def _evidently(head: bytes, name: str) -> bool:
-    """Tell whether bytes are UTF-16: nearly all of it everyday characters, blanks or commas among them.
+    """Return whether bytes are UTF-16: nearly all of it common characters, with line ends or punctuation among them.
 
-    ASCII read as UTF-16 looks like rare Chinese, but it cannot hold a blank, a line end or a Chinese comma.
+    ASCII read as UTF-16 looks like rare Chinese, but it cannot hold a space, a line end or a Chinese comma. Tried on
+    西游记, the Song ci and English: UTF-16 has 99.9 % and 14 % or more of these, other bytes 60 % or less and 0 %.
     """
     text = head[: len(head) // 2 * 2].decode(name, "replace")
     return len(_PLAIN.findall(text)) > 0.95 * len(text) and len(_FREQUENT.findall(text)) > 0.005 * len(text)
 
 
-def _sample(source: Source) -> bytes:
+def _sample(source: ByteSource) -> bytes:
     """Return the lines, or the starts of long ones, that are not UTF-8: at most SAMPLE_BYTES of them."""
     taken = bytearray()
     with _open(source) as stream:
@@ -169,7 +169,7 @@ def _sample(source: Source) -> bytes:
 
 
 def fits(data: bytes, name: str) -> bool:
-    """Tell whether bytes are a text in this encoding, perhaps with a last character that is not whole."""
+    """Return whether bytes are a text in this encoding, perhaps with a last character that is not whole."""
     try:
         codecs.getincrementaldecoder(name)().decode(data)
     except UnicodeDecodeError:
@@ -182,7 +182,7 @@ def _everyday(data: bytes, name: str) -> int:
 
 
 def _guesses(sample: bytes) -> list[Encoding]:
-    """Return the encodings of two bytes a character that fit a sample, the likeliest first, with confidence.
+    """Return the two-byte encodings that fit a sample, the likeliest first, with confidence.
 
     The right one gives everyday characters, a wrong one gives rare ones: each everyday character more makes it about
     ten times as likely.
@@ -194,7 +194,7 @@ def _guesses(sample: bytes) -> list[Encoding]:
     if "cp950" not in names and fits(sample, "big5hkscs"):
         names.append("big5hkscs")
     hits = {name: _everyday(sample, name) for name in names}
-    names.sort(key=hits.get, reverse=True)
+    names.sort(key=hits.__getitem__, reverse=True)
     if names and _everyday(sample, "utf-8") > hits[names[0]]:
         return []  # UTF-8 with a fault in it
     guesses = []
@@ -202,6 +202,7 @@ def _guesses(sample: bytes) -> list[Encoding]:
         ahead = hits[name] - max((hits[other] for other in names if other != name), default=-3)
         odds = 10.0 ** max(-9, min(9, ahead))
         guesses.append(Encoding(name, confidence=odds / (1 + odds)))
+    # Chinese has 33 % or more of everyday characters, Japanese and Korean bytes read as GB18030 have none (tried)
     if guesses and hits[names[0]] < 0.02 * sum(map(len, runs)) / 2:
         guesses[0] = replace(guesses[0], **_doubt(sample, names[0]))
     return guesses
@@ -209,14 +210,20 @@ def _guesses(sample: bytes) -> list[Encoding]:
 
 def _doubt(sample: bytes, name: str) -> dict:
     """Ask charset-normalizer about bytes that fit an encoding but give no everyday text."""
-    best = charset_normalizer.from_bytes(sample, cp_isolation=[name, *_ABROAD]).best()
-    if best is None or best.encoding == name:
+    other = _abroad(sample, name)
+    if not other:
         return {"confidence": 0.6, "hint": f"few everyday characters in it: is it really {_shown(name)}?"}
-    return {"confidence": 0.3, "hint": f"perhaps it is {best.encoding}, not {_shown(name)}: save it as UTF-8"}
+    return {"confidence": 0.3, "hint": f"perhaps it is {other}, not {_shown(name)}: save it as UTF-8"}
 
 
-def _has_utf8(source: Source) -> bool:
-    """Tell whether some line is surely UTF-8, in a text that also fits GB18030 or Big5."""
+def _abroad(data: bytes, *names: str) -> str:
+    """Return the encoding of another language that charset-normalizer prefers to the ones named, or ""."""
+    best = charset_normalizer.from_bytes(data, cp_isolation=[*names, *_ABROAD]).best()
+    return "" if best is None or best.encoding in names else best.encoding
+
+
+def _has_utf8(source: ByteSource) -> bool:
+    """Return whether some line is surely UTF-8, in a text that also fits GB18030 or Big5."""
     with _open(source) as stream:
         while block := stream.readlines(BLOCK_BYTES):
             data = b"".join(block)
@@ -229,42 +236,44 @@ def _surely_utf8(line: bytes) -> bool:
     return len(line) - len(line.translate(None, bytes(range(128, 256)))) > 8 and fits(line, "utf-8")
 
 
-def _several(source: Source, first: Encoding, other: str) -> Encoding:
-    """Return the parts of a text in UTF-8 and one other encoding, cut at line ends, or raise BadFile."""
-    parts = [(first.bom, 1, "utf-8")]
+def _several(source: ByteSource, first: Encoding, other: str) -> Encoding:
+    """Return the sections of a text in UTF-8 and one other encoding, cut at line ends, or raise BadFile."""
+    sections = [(first.bom, 1, "utf-8")]
     position, number, last = first.bom, 1, b""
     with _open(source) as stream:
         stream.read(first.bom)
         while line := stream.readline(LINE_BYTES):
-            at, name = _part(line, parts[-1][2], other)
+            now = sections[-1][2]
+            at, name = _change(line, now, other)
             if at < 0:
-                now = parts[-1][2]
-                less = other if now == "utf-8" else "utf-8"
                 fault = _where(source, position + _fits_to(line, now), _shown(now))
-                hint = _perhaps(line) if number == 1 else ""
-                raise BadFile(f"{fault}, and its line is not {_shown(less)} either{hint}. {_ADVICE}")
-            if name != parts[-1][2]:
+                other_language = _abroad(line) if number == 1 else ""
+                hint = f" (perhaps it is {other_language}, which is not read here)" if other_language else ""
+                tried = _shown(other if now == "utf-8" else "utf-8")
+                raise BadFile(f"{fault}, and its line is not {tried} either{hint}. {_ADVICE}")
+            if name != now:
                 start = position + at
-                if start == parts[-1][0]:
-                    parts.pop()  # it would be empty
-                parts.append((start, number, name))
-            if len(parts) > CHANGES:
+                if start == sections[-1][0]:
+                    sections.pop()  # it would be empty
+                sections.append((start, number, name))
+            if len(sections) > CHANGES:
                 raise BadFile(f"its encoding changes more than {CHANGES:,} times, utf-8 and {_shown(other)}. {_ADVICE}")
             position += len(line)
             number += 1
             last = line
-    decoder = codecs.getincrementaldecoder(parts[-1][2])()
-    decoder.decode(last[max(0, len(last) - (position - parts[-1][0])) :])
-    end = {"size": position, "cut": len(decoder.getstate()[0])}
-    if len(parts) == 1:
-        return Encoding(parts[0][2], first.bom, **end)
-    return Encoding("utf-8", first.bom, parts=tuple(parts), **end)
+    start, _, name = sections[-1]
+    decoder = codecs.getincrementaldecoder(name)()
+    decoder.decode(last[max(0, len(last) - (position - start)) :])
+    truncated = len(decoder.getstate()[0])
+    if len(sections) == 1:
+        return Encoding(name, first.bom, position, truncated)
+    return Encoding("utf-8", first.bom, position, truncated, sections=tuple(sections))
 
 
 _ADVICE = "It is damaged: save it as UTF-8 in an editor that shows the whole text rightly"
 
 
-def _part(line: bytes, now: str, other: str) -> tuple[int, str]:
+def _change(line: bytes, now: str, other: str) -> tuple[int, str]:
     """Return where in a line the encoding that it ends with starts, and that encoding; (-1, "") if none fits."""
     if line.isascii():
         return 0, now
@@ -286,7 +295,7 @@ def _part(line: bytes, now: str, other: str) -> tuple[int, str]:
 
 
 def _fits_line(line: bytes, name: str) -> bool:
-    """Tell whether a line fits; only one without an end, the last of its file, may end inside a character."""
+    """Return whether a line fits; only one without an end, the last of its file, may end inside a character."""
     if not line.endswith(b"\n"):
         return fits(line, name)
     try:
@@ -312,24 +321,19 @@ def _second(sample: bytes) -> str:
     return max(names, key=lambda name: sum(_everyday(line, name) for line in lines if fits(line, name)))
 
 
-def _perhaps(line: bytes) -> str:
-    best = charset_normalizer.from_bytes(line, cp_isolation=list(_ABROAD)).best()
-    return f" (perhaps it is {best.encoding}, which is not read here)" if best else ""
-
-
-def blocks(source: Source, encoding: Encoding, start: int = 0, stop: int = 0, cell: int = 0) -> Iterator[str]:
+def blocks(source: ByteSource, encoding: Encoding, start: int = 0, stop: int = 0, cell: int = 0) -> Iterator[str]:
     """Yield a text in pieces as they come from the disk, from byte `start` to before `stop` (0: the end).
 
-    Both must be ends of lines. A cut last character is left out. With `cell`, an empty piece marks the places that
-    `line_end` finds for the multiples of so many bytes; else no piece is empty.
+    Both must be ends of lines. A truncated last character is left out. With `cell`, an empty piece marks the line ends
+    that `line_end` returns for the multiples of so many bytes; else no piece is empty.
     """
-    parts = encoding.parts or ((encoding.bom, 1, encoding.name),)
-    ends = [at for at, _, _ in parts[1:]] + [stop or 2**63]
+    sections = encoding.sections or ((encoding.bom, 1, encoding.name),)
+    ends = [at for at, _, _ in sections[1:]] + [stop or 2**63]
     with _open(source) as stream:
-        position = max(start, parts[0][0])
+        position = max(start, sections[0][0])
         _skip(stream, position)
         mark = (position // cell + 1) * cell if cell else 2**63
-        for (_, _, name), end in zip(parts, ends, strict=True):
+        for (_, _, name), end in zip(sections, ends, strict=True):
             decoder, wide, ended = codecs.getincrementaldecoder(name)(), "\n".encode(name), False
             while position < end:
                 block = stream.read(min(BLOCK_BYTES, end - position, mark - position))
@@ -350,7 +354,7 @@ def blocks(source: Source, encoding: Encoding, start: int = 0, stop: int = 0, ce
                         yield ""
 
 
-def line_end(source: Source, encoding: Encoding, at: int, limit: int) -> int:
+def line_end(source: ByteSource, encoding: Encoding, at: int, limit: int) -> int:
     """Return the end of the line that byte `at` is in, `at` itself if a line ends there; 0 if it is `limit` away."""
     wide = "\n".encode(encoding.name)
     with _open(source) as stream:
@@ -361,7 +365,7 @@ def line_end(source: Source, encoding: Encoding, at: int, limit: int) -> int:
     return at + len(rest) if _ends_line(rest, wide) else 0
 
 
-def blank_line(source: Source, encoding: Encoding, at: int) -> int:
+def blank_line(source: ByteSource, encoding: Encoding, at: int) -> int:
     """Return the end of the first blank line that is at byte `at` or after; 0 if there is none."""
     wide, blank = "\n".encode(encoding.name), b"|".join(mark.encode(encoding.name) for mark in " \t\r")
     gap = re.compile(wide + b"(?:" + blank + b")*" + wide)
@@ -379,12 +383,12 @@ def blank_line(source: Source, encoding: Encoding, at: int) -> int:
 
 
 def _ends_line(block: bytes, wide: bytes) -> bool:
-    """Tell whether whole characters end in a line end, which in UTF-16 and UTF-32 is 2 or 4 bytes `wide`."""
+    """Return whether whole characters end in a line end, which in UTF-16 and UTF-32 is 2 or 4 bytes `wide`."""
     return block.endswith(wide) and len(block) % len(wide) == 0
 
 
 def _rest_of_line(stream: BinaryIO, wide: bytes, limit: int) -> bytes:
-    """Read to the next line end, or so many bytes; the stream stands between two characters."""
+    """Read to the next line end, or `limit` bytes; the stream's position is between two characters."""
     rest = b""
     while len(rest) < limit and not _ends_line(rest, wide):
         line = stream.readline(limit - len(rest))

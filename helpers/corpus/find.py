@@ -1,10 +1,13 @@
-"""Find the files that a corpus is made from: a file, a folder, a pattern, an archive, or what is downloaded first."""
+"""Find the files that a corpus is made from: a file, a folder, a pattern, an archive, or what is downloaded first.
+
+This is the door to room 01 for the runner: what it must know of a corpus without reading one.
+"""
 
 import fnmatch
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 
 from helpers import paths
@@ -12,80 +15,118 @@ from helpers.corpus import download
 from helpers.corpus.archives import list_archive
 from helpers.corpus.encodings import BadFile
 from helpers.corpus.inputs import ARCHIVES, KINDS, PACKED, Input, NoDocuments, is_ignored, kind_of
+from helpers.wording import did_you_mean
+
+BUILT_IN = "sample"  # the source that is no file: the course's own corpus
+
+
+def resolve_source(source: str) -> str:
+    """Return a corpus path as an absolute path, because a kernel may work in another folder.
+
+    What names no file here stays: "sample", an address, "hf:owner/name", a corpus known by its name. Raises
+    NoDocuments for a path that does not exist.
+    """
+    if source == BUILT_IN or source in download.CORPORA or source.startswith("hf:") or "://" in source:
+        return source
+    path = Path(os.path.abspath(Path(source).expanduser()))
+    if not path.exists() and not any(sign in source for sign in "*?["):
+        raise NoDocuments(f"{path} does not exist{did_you_mean(source, [BUILT_IN, *download.CORPORA])}")
+    return str(path)
+
+
+def same_files(source: str, known: Container[Path]) -> bool:
+    """Return whether no file was put into a corpus folder or pattern beside the known ones; `source` is resolved."""
+    if not os.path.isabs(source):
+        return True
+    try:
+        inputs, _ = find_inputs(source)
+    except NoDocuments:
+        return False
+    return all(item.path in known for item in inputs)
+
+
+def find_corpus(source: str) -> tuple[list[Input], Counter]:
+    """Return what a corpus is made from, and the files of other kinds by extension; download it first if need be.
+
+    A relative path starts at the repository root; downloads are kept in runs/fetched, for every run. Raises
+    NoDocuments where there is nothing to read.
+    """
+    place = download.fetch(source, paths.runs_dir() / "fetched")
+    return find_inputs(str(place), paths.repo_root())
 
 
 def find_inputs(source: str, root: Path | None = None) -> tuple[list[Input], Counter]:
     """Return what there is to read, sorted by name, and what is left out, by extension or reason.
 
     `source` is a file, a folder (with its folders), a glob ("books/*.txt", "**/*.jsonl.gz") or an archive; a relative
-    one starts at `root` (default: the working folder). An archive's members follow each other in its own order; one
-    that cannot be opened stands for itself, and `read` says why. Raises NoDocuments where there is nothing to read.
+    one starts at `root` (default: the working folder). An archive's members follow each other in its own order; a
+    broken archive is one Input, and `formats.read` then raises. Raises NoDocuments where there is nothing to read.
     """
-    place, others = (root or Path()) / Path(source).expanduser(), Counter()
+    path = (root or Path()) / Path(source).expanduser()
+    left_out: Counter = Counter()
     kinds = f"{', '.join(KINDS)}, each also {' or '.join(PACKED)}, {', '.join(ARCHIVES)}"
-    if place.is_file():
-        base, names = place.parent, [(place.name, place.stat().st_size)]
-        if kind_of(place.name)[0] not in KINDS + ARCHIVES:
-            raise NoDocuments(f"{place} is not one of {kinds}: save it as one of these")
-    elif place.is_dir():
-        base, names = place, sorted(_walk(place, None, others))
+    # 1. the files, by name
+    if path.is_file():
+        base, files = path.parent, [(path.name, path.stat().st_size)]
+        if kind_of(path.name)[0] not in KINDS + ARCHIVES:
+            raise NoDocuments(f"{path} is not one of {kinds}: save it as one of these")
+    elif path.is_dir():
+        base, files = path, sorted(_walk(path, None, left_out))
     elif re.search(r"[*?\[]", source):
-        base, pattern = _glob(place)
-        found = _walk(base, pattern, others)
-        names = sorted((name, size) for name, size in found if _matches(tuple(name.split("/")), pattern))
-        if not names:
-            raise NoDocuments(f"no file is named like {place}: '*' stands for any part of a name, '**' for any folders")
+        base, pattern = _split_glob(path)
+        every = _walk(base, pattern, left_out)
+        files = sorted((name, size) for name, size in every if _matches(tuple(name.split("/")), pattern))
+        if not files:
+            raise NoDocuments(f"no file is named like {path}: '*' stands for any part of a name, '**' for any folders")
     else:
-        raise NoDocuments(f"{place} does not exist: give 'sample', a file or a folder ({kinds})")
+        raise NoDocuments(f"{path} does not exist: give '{BUILT_IN}', a file or a folder ({kinds})")
+    # 2. those of a kind that is read, and the members of archives
     inputs = []
-    for name, size in names:
+    for name, size in files:
         kind = kind_of(name)[0]
         # a name that is not UTF-8 on disk becomes readable text
         item = Input(base / name, os.fsencode(name).decode("utf-8", "replace"), size=size)
         if kind in KINDS:
             inputs.append(item)
         elif kind in ARCHIVES:
-            inputs += _members(item, others)
+            inputs += _members(item, left_out)
         else:
-            others[kind or "(none)"] += 1
+            left_out[kind or "(none)"] += 1
     if not inputs:
-        there = ", ".join(f"{n} {kind}" for kind, n in others.most_common(5)) or "no file at all"
-        raise NoDocuments(f"no file of the kinds {kinds} in {place} or its folders; there: {there}")
-    return inputs, others
+        others = ", ".join(f"{n} {kind}" for kind, n in left_out.most_common(5)) or "no file at all"
+        raise NoDocuments(f"no file of the kinds {kinds} in {path} or its folders; there: {others}")
+    return inputs, left_out
 
 
-def _walk(base: Path, pattern: Sequence[str] | None, others: Counter) -> Iterator[tuple[str, int]]:
+def _walk(base: Path, pattern: Sequence[str] | None, left_out: Counter) -> Iterator[tuple[str, int]]:
     """Yield the files under a folder with their sizes; links to folders are not followed, so there is no circle."""
-    deep = len(pattern) - 1 if pattern and "**" not in pattern else 10**6
-    folders = [("", 0)]
-    while folders:
-        folder, depth = folders.pop()
-        try:
-            entries = list(os.scandir(base / folder))
-        except PermissionError:
-            others["folders that may not be opened"] += 1
-            continue
-        for entry in entries:
-            name = f"{folder}{entry.name}"
-            if is_ignored(entry.name):
-                continue
-            if entry.is_file():
-                yield name, entry.stat().st_size
-            elif depth < deep and entry.is_dir(follow_symlinks=False):
-                folders.append((f"{name}/", depth + 1))
+
+    def on_error(error: OSError) -> None:
+        if not isinstance(error, PermissionError):
+            raise error
+        left_out["folders that may not be opened"] += 1
+
+    deepest = len(pattern) - 1 if pattern and "**" not in pattern else 10**6
+    for folder, folders, files in os.walk(base, onerror=on_error):
+        inner = Path(folder).relative_to(base)
+        folders[:] = [name for name in folders if len(inner.parts) < deepest and not is_ignored(name)]
+        for name in files:
+            if not is_ignored(name) and (path := Path(folder, name)).is_file():
+                yield (inner / name).as_posix(), path.stat().st_size
 
 
-def _glob(place: Path) -> tuple[Path, tuple[str, ...]]:
+def _split_glob(path: Path) -> tuple[Path, tuple[str, ...]]:
     """Return the folder before a glob's first wildcard, and the parts from there on."""
-    parts = place.parts
+    parts = path.parts
     first = next(i for i, part in enumerate(parts) if re.search(r"[*?\[]", part))
     base = Path(*parts[:first])
     if not base.is_dir():
-        raise NoDocuments(f"{base} is not a folder: nothing can be named like {place}")
+        raise NoDocuments(f"{base} is not a folder: nothing can be named like {path}")
     return base, parts[first:]
 
 
 def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Return whether a path matches a glob, part by part; "**" stands for any number of folders."""
     if not pattern or not parts:
         return not pattern and not parts
     if pattern[0] == "**":
@@ -93,29 +134,12 @@ def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
     return fnmatch.fnmatch(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
 
 
-def _members(item: Input, others: Counter) -> list[Input]:
+def _members(item: Input, left_out: Counter) -> list[Input]:
     """Return the members of an archive, or the archive itself if it is broken."""
     counts: Counter = Counter()
     try:
         inputs = list_archive(item, counts)
     except BadFile:
         return [item]
-    others.update(counts)
+    left_out.update(counts)
     return inputs
-
-
-def find_corpus(source: str) -> tuple[list[Input], Counter]:
-    """Return what a corpus is made from, and the files of other kinds by extension; fetch what is on the net first.
-
-    A relative path starts at the repository root; what is fetched is kept in runs/fetched, for every run. Raises
-    NoDocuments where there is nothing to read.
-    """
-    found = download.fetch(source, paths.runs_dir() / "fetched")
-    return find_inputs(str(found), paths.repo_root())
-
-
-def input_files(source: str) -> list[Path]:
-    """Return the files a corpus is made from, for the manifest; the built-in corpus is made from the table in data/."""
-    if source == "sample":
-        return sorted(file for file in (paths.repo_root() / "data").iterdir() if file.is_file())
-    return list(dict.fromkeys(item.path for item in find_corpus(source)[0]))

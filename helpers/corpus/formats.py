@@ -1,6 +1,6 @@
-"""Files of many kinds become raw documents: text, JSON, tables; a piece at a time.
+"""File formats become raw documents, a piece at a time: txt, JSON, JSON lines, CSV, TSV, Parquet.
 
-Knows what a document is. Where bytes come from is known to `sources`, how they become characters to `encodings`; what
+Knows what a document is. Where bytes come from is known to `archives`, how they become characters to `encodings`; what
 is kept of a document, and how it is cleaned, is not decided here.
 """
 
@@ -16,35 +16,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from helpers.corpus import encodings, mojibake
-from helpers.corpus.archives import list_archive, open_source, spool
-from helpers.corpus.encodings import BadFile, Encoding, Source
-from helpers.corpus.find import find_inputs
-from helpers.corpus.inputs import ARCHIVES, Input, NoDocuments, kind_of
+from helpers.corpus.archives import list_archive, open_bytes, spool
+from helpers.corpus.encodings import BadFile, ByteSource, Encoding
+from helpers.corpus.inputs import ARCHIVES, Input, kind_of
 from helpers.corpus.report import FileReport
 
-__all__ = ["BadFile", "FileReport", "ReadOptions", "Input", "NoDocuments", "find_inputs", "read", "slices"]
-
 MODES = ("auto", "block", "line", "file")
-HOLD = 1_000_000  # characters of one document held at a time; a longer one is cut anyway, at the next line end
+HOLD = 1_000_000  # characters of one document held at a time; a longer one is cut, at the next line end
 CELL = 2**22  # bytes after which a document of mode "file" is cut at a line end, so that workers can share the file
 LINE = 2**26  # characters of a line or a JSON value; a longer one is no text
 FIELD = 2**24  # characters of a field of a .csv: a quotation mark that is never closed takes all that follows
-ROWS = 256  # of a .parquet at a time
-FIRST_FEW = 3  # of many bad lines, so many are described
+ROWS = 256  # read at a time of a .parquet
+FIRST_FEW = 3  # bad lines that are described
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How a file's text becomes documents.
+    """How a file's text becomes documents. Raises ValueError."""
 
-    `document` cuts a .txt: by "block" (between blank lines), "line", "file", or "auto" (block where there is a blank
-    line between text, else file). `text_key` is the key or column of the text in the other formats, or a template over
-    several, "{title}\\n{ask}". `repair` mends mojibake (乱码) where no byte was lost. Raises ValueError.
-    """
-
+    # what is one document of a .txt: a "block" (between blank lines), a "line", the "file"; "auto" means block where
+    # there is a blank line between text, else file
     document: str = "auto"
+    # where the text is in other formats: a key or column, or a template over several, "{title}\n{ask}"
     text_key: str = "text"
-    repair: bool = False
+    repair: bool = False  # mend mojibake (乱码) where no byte was lost
 
     def __post_init__(self):
         if self.document not in MODES:
@@ -52,48 +47,47 @@ class ReadOptions:
         _template(self.text_key)
 
 
-def slices(item: Input, how: ReadOptions, max_bytes: int) -> list[Input]:
+def slices(item: Input, options: ReadOptions, max_bytes: int) -> list[Input]:
     """Cut one large file into inputs of about `max_bytes` that give the same documents, in order; or [item].
 
-    Cut are .txt and .jsonl that are neither packed nor in an archive, with one encoding, at ends of documents: mode
-    "file" where `read` cuts it anyway, at a line end each CELL bytes. Reads the whole file once. Raises BadFile.
+    Only a .txt or .jsonl is cut, if it is neither packed nor in an archive and has one encoding: at ends of documents,
+    in mode "file" at the line ends where `read` cuts it anyway, every CELL bytes. Reads the file once. Raises BadFile.
     """
     kind, packing = kind_of(item.path.name)
     if item.member or packing or kind not in (".txt", ".jsonl") or item.size <= max_bytes:
         return [item]
     encoding = encodings.find_encoding(item.path)
-    mode = _mode(item.path, encoding, how) if kind == ".txt" else ""
+    mode = _mode(item.path, encoding, options) if kind == ".txt" else ""
     item = replace(item, encoding=encoding, mode=mode)
-    if encoding.parts:
+    if encoding.sections:
         return [item]
-    cuts, at = [0], max_bytes
+    starts, at = [0], max_bytes
     while at < item.size:
         if mode == "file":
             at = (at + CELL - 1) // CELL * CELL
-            cut = encodings.line_end(item.path, encoding, at, CELL) if at < item.size else 0
+            end = encodings.line_end(item.path, encoding, at, CELL) if at < item.size else 0
         elif mode == "block":
-            cut = encodings.blank_line(item.path, encoding, at)
+            end = encodings.blank_line(item.path, encoding, at)
         else:
-            cut = encodings.line_end(item.path, encoding, max(4, at // 4 * 4), item.size)
-        if cuts[-1] < cut < item.size:
-            cuts.append(cut)
-        elif not cut and mode != "file":
+            end = encodings.line_end(item.path, encoding, max(4, at // 4 * 4), item.size)
+        if starts[-1] < end < item.size:
+            starts.append(end)
+        elif not end and mode != "file":
             break
-        at = max(at, cut) + max_bytes
-    ends = [*cuts[1:], 0]
+        at = max(at, end) + max_bytes
     return [
         replace(item, start=start, stop=stop, size=(stop or item.size) - start)
-        for start, stop in zip(cuts, ends, strict=True)
+        for start, stop in zip(starts, [*starts[1:], 0], strict=True)
     ]
 
 
-def read(item: Input, how: ReadOptions, report: FileReport) -> Iterator[str]:
+def read(item: Input, options: ReadOptions, report: FileReport) -> Iterator[str]:
     """Yield the raw documents of an input; fill in the report's encoding, mode, notes and what was unreadable.
 
     Memory is bounded by a block of the file and a document. Raises BadFile, OSError.
     """
-    texts = _read(item, how, report)
-    if not how.repair:
+    texts = _read(item, options, report)
+    if not options.repair:
         yield from texts
         return
     for text in texts:
@@ -103,17 +97,17 @@ def read(item: Input, how: ReadOptions, report: FileReport) -> Iterator[str]:
     report.rules += Counter()  # without a zero
 
 
-def _read(item: Input, how: ReadOptions, report: FileReport) -> Iterator[str]:
+def _read(item: Input, options: ReadOptions, report: FileReport) -> Iterator[str]:
     kind = kind_of(item.member or item.path.name)[0]
     if kind in ARCHIVES:
         list_archive(item, Counter())
         raise BadFile("this archive changed while it was read: run this room again")
     report.mode = kind[1:]
     with contextlib.ExitStack() as stack:
-        source = open_source(item, stack)
+        source = open_bytes(item, stack)
         if kind == ".parquet":
             report.encoding = "-"
-            yield from _texts_of(_parquet_rows(source, stack, how), "row", how, report)
+            yield from _texts_of(_parquet_rows(source, stack, options), "row", options, report)
             return
         encoding = item.encoding or encodings.find_encoding(source)
         report.encoding = str(encoding)
@@ -122,17 +116,17 @@ def _read(item: Input, how: ReadOptions, report: FileReport) -> Iterator[str]:
             report.notes += encoding.notes()
         pieces = functools.partial(encodings.blocks, source, encoding, begin, end)
         if kind == ".txt":
-            report.mode = item.mode or _mode(source, encoding, how)
+            report.mode = item.mode or _mode(source, encoding, options)
             text = pieces(CELL if report.mode == "file" else 0)
             yield from split_documents(even(text, report.rules), report.mode)
         elif kind == ".json":
-            yield from _texts_of(_json_items(pieces, encoding, report), "item", how, report)
+            yield from _texts_of(_json_items(pieces, encoding, report), "item", options, report)
         elif kind == ".jsonl":
             where = f"line (from byte {begin:,})" if begin else "line"
-            yield from _texts_of(_json_lines(pieces()), where, how, report)
+            yield from _texts_of(_json_lines(pieces()), where, options, report)
         else:
-            rows = _table_rows(_rows(pieces()), kind, how, report)
-            yield from _texts_of(rows, "row", how, report)
+            rows = _table_rows(_rows(pieces()), kind, options, report)
+            yield from _texts_of(rows, "row", options, report)
 
 
 def even(pieces: Iterable[str], counts: Counter, others: str = "\v\f\x85\u2028\u2029") -> Iterator[str]:
@@ -141,7 +135,7 @@ def even(pieces: Iterable[str], counts: Counter, others: str = "\v\f\x85\u2028\u
     for piece in pieces:
         mark = not piece
         piece = cr + piece
-        cr = "\r" if piece.endswith("\r") else ""  # its \n may stand in the next piece
+        cr = "\r" if piece.endswith("\r") else ""  # its \n may be in the next piece
         piece = piece.removesuffix(cr)
         places = 0
         if "\r" in piece:
@@ -164,9 +158,9 @@ _GAP = re.compile(r"\n(?:[^\S\n]*\n)+")
 
 
 def split_documents(pieces: Iterable[str], mode: str) -> Iterator[str]:
-    """Yield the documents of a text: each `line`, each `block` between blank lines, or the whole `file`.
+    """Yield the documents of a text: each "line", each "block" between blank lines, or the whole "file".
 
-    The text comes in pieces, whose borders do not matter, with \\n as line end; in mode `file` an empty piece ends a
+    The text comes in pieces, whose borders do not matter, with \\n as line end; in mode "file" an empty piece ends a
     document. One longer than HOLD characters is cut at the next line end; a line of twice as many, in its middle.
     """
     rest = ""
@@ -214,7 +208,7 @@ def _held(text: str) -> Iterator[str]:
 
 
 def _hold(text: str) -> tuple[str, str]:
-    """Cut a text behind HOLD characters, at a line end if there is one within as many again."""
+    """Cut a text after HOLD characters, at a line end if there is one within as many again."""
     at = text.find("\n", HOLD, 2 * HOLD)
     if at >= 0:
         return text[:at], text[at + 1 :]
@@ -228,7 +222,7 @@ def _without_blank_start(text: str) -> str:
 
 
 def has_blocks(pieces: Iterable[str]) -> bool:
-    """Tell whether there is a blank line with text before and after it."""
+    """Return whether there is a blank line with text before and after it."""
     seen, blanks = False, ""
     for piece in pieces:
         piece = blanks + piece if seen else piece.lstrip()
@@ -240,21 +234,21 @@ def has_blocks(pieces: Iterable[str]) -> bool:
     return False
 
 
-def _mode(source: Source, encoding: Encoding, how: ReadOptions) -> str:
-    if how.document != "auto":
-        return how.document
+def _mode(source: ByteSource, encoding: Encoding, options: ReadOptions) -> str:
+    if options.document != "auto":
+        return options.document
     return "block" if has_blocks(even(encodings.blocks(source, encoding), Counter())) else "file"
 
 
 def _rows(pieces: Iterable[str]) -> Iterator[str]:
-    """Yield lines without their ends. Raises BadFile for one that is no line any more."""
+    """Yield lines without their ends. Raises BadFile for one of more than LINE characters."""
     held, length = [], 0
     for piece in even(pieces, Counter(), ""):
         first, *more = piece.split("\n")
         held.append(first)
         length += len(first)
         if length > LINE:
-            raise BadFile(f"a line of more than {LINE:,} characters: is it one record a line?")
+            raise BadFile(f"a line of more than {LINE:,} characters: is it one record per line?")
         if more:
             yield "".join(held)
             yield from more[:-1]
@@ -299,11 +293,11 @@ def _json_items(pieces: Callable[[], Iterator[str]], encoding: Encoding, report:
     yield from _json_lines(pieces())
 
 
-_BLANKS = re.compile("[ \t\n\r]*")
+_SOLID = re.compile("[^ \t\n\r]")
 
 
 class _Json:
-    """A parser of JSON values one after the other, that holds one value at a time."""
+    """A streaming parser of JSON values, which holds one value at a time, and can name the line of a fault."""
 
     def __init__(self, pieces: Callable[[], Iterator[str]], encoding: Encoding):
         self.again, self.pieces, self.encoding = pieces, pieces(), encoding
@@ -311,7 +305,7 @@ class _Json:
         self.decode = json.JSONDecoder().raw_decode
 
     def more(self, characters: int = 1) -> bool:
-        """Take so many characters more from the disk; tell whether there were any."""
+        """Read so many characters more; return whether there were any."""
         taken = []
         while characters > 0 and (piece := next(self.pieces, None)) is not None:
             taken.append(piece)
@@ -321,9 +315,10 @@ class _Json:
         return bool(taken)
 
     def next(self) -> str:
-        """Skip blanks; return the character that follows, "" at the end."""
+        """Skip white space; return the character that follows, "" at the end."""
         while True:
-            self.at = _BLANKS.match(self.text, self.at).end()
+            solid = _SOLID.search(self.text, self.at)
+            self.at = solid.start() if solid else len(self.text)
             if self.at < len(self.text) or not self.more():
                 return self.text[self.at : self.at + 1]
 
@@ -366,7 +361,7 @@ class _Json:
                 return
 
     def fail(self, why: str, at: int | None = None) -> None:
-        """Raise BadFile with the place, in characters from the start; its byte is found by reading once more."""
+        """Raise BadFile for a place in characters from the start (default: here); reads again to name its byte."""
         left = self.passed + self.at if at is None else at
         line, column, before = 1, 1, self.encoding.bom
         for piece in self.again():
@@ -385,10 +380,10 @@ def _type(value) -> str:
     return {dict: "object", list: "list", str: "string", type(None): "null", bool: "boolean"}.get(type(value), "number")
 
 
-def _table_rows(rows: Iterator[str], kind: str, how: ReadOptions, report: FileReport) -> Iterator[tuple]:
+def _table_rows(rows: Iterator[str], kind: str, options: ReadOptions, report: FileReport) -> Iterator[tuple]:
     """Yield (number, {column: field}) of a .csv or .tsv, whose first row names the columns."""
     csv.field_size_limit(FIELD)
-    wanted = _template(how.text_key)[0]
+    wanted = _template(options.text_key)[0]
     first = next((row for row in rows if row.strip()), "")
     if not first:
         return
@@ -429,7 +424,7 @@ def _lines_for_csv(rows: Iterator[str]) -> Iterator[str]:
     yield _END
 
 
-def _parquet_rows(source: Source, stack: contextlib.ExitStack, how: ReadOptions) -> Iterator[tuple]:
+def _parquet_rows(source: ByteSource, stack: contextlib.ExitStack, options: ReadOptions) -> Iterator[tuple]:
     """Yield (number, {column: value}) of a .parquet, some rows at a time."""
     try:
         import pyarrow
@@ -439,7 +434,7 @@ def _parquet_rows(source: Source, stack: contextlib.ExitStack, how: ReadOptions)
     if not isinstance(source, Path):  # its directory is at its end
         with source() as stream:
             source = spool(iter(lambda: stream.read(encodings.BLOCK_BYTES), b""), stack)
-    wanted, number = _template(how.text_key)[0], 0
+    wanted, number = _template(options.text_key)[0], 0
     try:
         with parquet.ParquetFile(source, memory_map=False) as file:
             names = file.schema_arrow.names
@@ -470,67 +465,73 @@ def _template(text_key: str) -> tuple[list[str], tuple[tuple[str, str], ...]]:
     for _, name, form, conversion in parsed:
         if name is not None and (not name.strip() or form or conversion or set(name) & set(".[]")):
             raise ValueError(
-                f"text_key '{text_key}': between braces stands the plain name of a column or key, like {{title}}"
+                f"text_key '{text_key}': between braces, write the plain name of a column or key, like {{title}}"
             )
     pieces = tuple((before.replace("\\n", "\n"), name or "") for before, name, _, _ in parsed)
     return list(dict.fromkeys(name for _, name in pieces if name)), pieces
 
 
-def _texts_of(items: Iterable[tuple], unit: str, how: ReadOptions, report: FileReport) -> Iterator[str]:
-    """Yield the text of each value: a string, or what an object has under the key, or what a template makes of it."""
-    wanted, pieces = _template(how.text_key)
-    keys: Counter = Counter()
-    problems, count = [], 0
+class _Unreadable(Exception):
+    """A value has no text; the message says why."""
+
+
+def _texts_of(items: Iterable[tuple], unit: str, options: ReadOptions, report: FileReport) -> Iterator[str]:
+    """Yield the text of each value that has one; count the others, and describe the first few in a note."""
+    wanted, pieces = _template(options.text_key)
+    keys: set[str] = set()
+    problems: list[str] = []
+    count = 0
     for number, item in items:
-        if isinstance(item, str):
-            yield item
+        try:
+            text = _text_of(item, wanted, pieces)
+        except _Unreadable as error:
+            count += 1
+            report.drop("unreadable", 0)
+            if isinstance(item, dict):
+                keys.update(map(str, item))
+            if len(problems) < FIRST_FEW:
+                problems.append(f"{unit} {number:,}: {error}")
             continue
-        text, why = None, ""
-        if not isinstance(item, dict):
-            why = f"not JSON, {item}" if isinstance(item, Exception) else f"a {_type(item)}, not a text"
-        elif not pieces:
-            text = _joined(item.get(wanted[0]))
-            why = f"no string under '{wanted[0]}'"
-        elif not any(name in item for name in wanted):
-            why = f"nothing under '{', '.join(wanted)}'"
+        if text is None:
+            report.drop("empty", 0)
         else:
-            text, why = _fill(item, pieces)
-        if text is not None:
-            if text or not pieces:
-                yield text
-            else:
-                report.drop("empty", 0)
-            continue
-        count += 1
-        report.drop("unreadable", 0)
-        if isinstance(item, dict):
-            keys.update(item.keys())
-        if len(problems) < FIRST_FEW:
-            problems.append(f"{unit} {number:,}: {why}")
+            yield text
     if count:
         more = f", and {count - FIRST_FEW:,} more" if count > FIRST_FEW else ""
         report.notes.append("; ".join(problems) + more)
     if keys:
-        report.notes.append(f"keys there: {', '.join(sorted(map(str, keys))[:8])} (choose one with text_key)")
+        report.notes.append(f"keys there: {', '.join(sorted(keys)[:8])} (choose one with text_key)")
 
 
-def _joined(value) -> str | None:
-    """Return a string, or a list of strings as lines; None for anything else."""
+def _text_of(item, wanted: list[str], pieces: tuple) -> str | None:
+    """Return a string as it is, what an object has under the key, or what a template makes of it.
+
+    None stands for a template whose fields are all empty. Raises _Unreadable.
+    """
+    if isinstance(item, str):
+        return item
+    if isinstance(item, Exception):
+        raise _Unreadable(f"not JSON, {item}")
+    if not isinstance(item, dict):
+        raise _Unreadable(f"a {_type(item)}, not a text")
+    if not pieces:
+        return _field(item.get(wanted[0]), f"no string under '{wanted[0]}'")
+    if not any(name in item for name in wanted):
+        raise _Unreadable(f"nothing under '{', '.join(wanted)}'")
+    fields = []
+    for _, name in pieces:
+        value = item.get(name) if name else None
+        value = "" if value in (None, []) else str(value) if isinstance(value, int | float) else value
+        fields.append(_field(value, f"a {_type(value)} under '{name}', not a text"))
+    if not any(map(str.strip, fields)):
+        return None
+    return "".join(before + field for (before, _), field in zip(pieces, fields, strict=True))
+
+
+def _field(value, problem: str) -> str:
+    """Return a string, or a list of strings as lines; raise _Unreadable with the problem for anything else."""
     if isinstance(value, list) and value and all(isinstance(row, str) for row in value):
         return "\n".join(value)
-    return value if isinstance(value, str) else None
-
-
-def _fill(item: dict, pieces: tuple) -> tuple[str | None, str]:
-    """Return a template's text, "" if all its fields are empty; or None and why there is none."""
-    text, some = [], False
-    for before, name in pieces:
-        value = item.get(name) if name else None
-        if isinstance(value, int | float):
-            value = str(value)
-        field_ = "" if value is None or value == [] else _joined(value)
-        if field_ is None:
-            return None, f"a {_type(value)} under '{name}', not a text"
-        some = some or bool(field_.strip())
-        text += [before, field_]
-    return ("".join(text) if some else ""), ""
+    if not isinstance(value, str):
+        raise _Unreadable(problem)
+    return value

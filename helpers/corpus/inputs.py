@@ -1,4 +1,4 @@
-"""What a corpus is read from: files and members of archives, and which kinds of them are read."""
+"""What a corpus is read from: files, members of archives, slices of large files; and which kinds of them are read."""
 
 import os
 from dataclasses import dataclass
@@ -13,23 +13,23 @@ EXTENSIONS = (*KINDS, *(kind + packed for kind in KINDS for packed in PACKED), *
 
 
 class NoDocuments(ValueError):
-    """Nothing usable was found; the message says what was looked for and where."""
+    """There is nothing usable; the message says what was looked for and where."""
 
 
 @dataclass(frozen=True)
 class Input:
     """One file, one member of an archive, or one slice of a large file.
 
-    In an archive `start` is the place of the member (for .tar also `stop`); a slice goes from byte `start` to `stop`.
+    In an archive `start` is the offset of the member (for .tar also `stop`); a slice goes from byte `start` to `stop`.
     """
 
     path: Path
-    source: str  # its name in the corpus: a/b.txt, or for a member a.zip/b.txt
+    name: str  # its name in the corpus: a/b.txt, or for a member a.zip/b.txt
     member: str = ""  # the archive's member ("": the file itself)
     start: int = 0  # first byte
     stop: int = 0  # byte after the last (0: to the end)
     encoding: Encoding | None = None  # decided once for all slices of a file
-    mode: str = ""  # "auto", decided once for all slices
+    mode: str = ""  # how a .txt is cut into documents; decided once for all slices
     size: int = 0  # bytes on disk, to balance the work
 
 
@@ -45,5 +45,5 @@ def kind_of(name: str) -> tuple[str, str]:
 
 
 def is_ignored(name: str) -> bool:
-    """Tell hidden files, and those that an office program or an operating system leaves behind."""
+    """Return whether a file is hidden, or left behind by an office program or an operating system."""
     return name.startswith((".", "~$")) or name in ("__MACOSX", "Thumbs.db", "desktop.ini")

@@ -1,16 +1,14 @@
-"""The map half of room 01: files, and slices of large ones, become parts: cleaned documents, and an index of them.
+"""The map step of room 01: files, and slices of large ones, become parts of cleaned documents, in parallel.
 
-A part is three files beside each other: the lines of the shards to be; an index of them, a row a document; and, where
-near duplicates are looked for, the signatures. What became of the files is written last: with it a part is finished,
-and a later build that needs the same part finds it by its name. Knows nothing of other parts, nor of the split.
+A part is three files side by side: .lines, the lines of the shards to be; .npy, an index with a row per document; and,
+where near duplicates are looked for, .minhash, their signatures. What became of its files is written last, as .json:
+with it a part is finished, and a later build that needs the same part finds it by its name. Knows nothing of other
+parts, nor of the split.
 """
 
+import contextlib
 import functools
 import hashlib
-import json
-import os
-import uuid
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -26,28 +24,27 @@ from helpers.corpus import cleaning, dedup, formats
 from helpers.corpus.encodings import BadFile
 from helpers.corpus.formats import ReadOptions
 from helpers.corpus.inputs import Input
-from helpers.corpus.mojibake import look
-from helpers.corpus.report import FileReport
-from helpers.files import write_text
+from helpers.corpus.report import FileReport, PartReport
+from helpers.files import atomic_write, fingerprint, stamp, write_text
 
 TASK_BYTES, TASK_FILES = 8 * 2**20, 2000  # small files travel to a worker together, large ones in slices
 BATCH = 1_000_000  # characters that are cleaned together, and among which a line can repeat
-TOGETHER = 50  # documents of a batch with dirt in it that are looked at together
+TOGETHER = 50  # documents that are checked for dirt together
 LOOK = 500_000  # characters of a file, or of each slice of it, that are searched for mojibake
-_ROW = np.dtype([("hash", "<u8", 2), ("place", "<u8"), ("characters", "<u4"), ("bytes", "<u4"), ("file", "<u4")])
+_ROW = np.dtype([("hash", "<u8", 2), ("position", "<f8"), ("characters", "<u4"), ("bytes", "<u4"), ("file", "<u4")])
 
 
 @dataclass(frozen=True)
-class Settings:
+class PartSettings:
     """What the documents of a part depend on, beside its files."""
 
-    how: ReadOptions
-    on: frozenset[str]
-    min_length: int
-    max_length: int
-    limits: tuple[tuple[str, float], ...]  # of cleaning.unfit
-    near: bool
-    seed: int
+    options: ReadOptions
+    rules: frozenset[str]  # names of the cleaning rules that are on
+    min_length: int  # characters
+    max_length: int  # characters
+    limits: tuple[tuple[str, float], ...]  # arguments of cleaning.unfit
+    near: bool  # whether near duplicates will be looked for
+    seed: int  # of the split
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ class Task:
 
     inputs: tuple[Input, ...]
     part: Path  # the name that its files share
-    settings: Settings
+    settings: PartSettings
 
 
 def digest(text: str) -> str:
@@ -64,147 +61,137 @@ def digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def place(key: str, seed: int) -> int:
-    """Return a document's place in the split, below 2^48, from its digest and the seed alone."""
-    return int.from_bytes(hashlib.blake2b(f"{seed} {key}".encode(), digest_size=6).digest())
+def split_position(key: str, seed: int) -> float:
+    """Return a document's position in [0, 1), from its digest and the seed alone: below `val_fraction` is validation.
+
+    A train/validation split by such a hash does not move a document when others come or go.
+    """
+    return int.from_bytes(hashlib.blake2b(f"{seed} {key}".encode(), digest_size=6).digest()) / 2**48
 
 
 def read_index(part: Path) -> np.ndarray:
-    """Return a part's index, a row a document: its hash, place in the split, characters, bytes, and number of file."""
+    """Return a part's index, (documents,): hash, position in the split, characters, bytes, and number of its file."""
     return np.load(part.with_suffix(".npy"))
 
 
-# ---------------------------------------------------------------- which files make which part
+def read_report(part: Path) -> PartReport:
+    """Return what became of the files of a finished part."""
+    return PartReport.from_json(part.with_suffix(".json").read_text("utf-8"))
 
 
-def _cut_large(item: Input, how: ReadOptions, max_bytes: int) -> list[Input] | str:
+# ---- which files make which part ----
+
+
+def _slice_large(item: Input, options: ReadOptions, max_bytes: int) -> list[Input] | str:
     """Return the slices of a large file, or why it cannot be used."""
     try:
-        return formats.slices(item, how, max_bytes)
+        return formats.slices(item, options, max_bytes)
     except (BadFile, OSError) as error:
-        return _why(error)
+        return _reason(error)
 
 
 def make_tasks(
-    inputs: list[Input], bad: dict[str, str], folder: Path, settings: Settings, pool: Executor
+    inputs: list[Input], bad: dict[str, str], folder: Path, settings: PartSettings, pool: Executor
 ) -> list[Task]:
     """Group inputs for the workers, by size alone, so that the number of workers changes nothing.
 
-    What cannot be cut into slices is noted in `bad` (name -> why), and left out.
+    What cannot be sliced is noted in `bad` (name -> why), and left out.
     """
+    # 1. large files become slices
     large = [item for item in inputs if item.size > TASK_BYTES and not item.stop]
-    found = parallel.map_shards(pool, functools.partial(_cut_large, how=settings.how, max_bytes=TASK_BYTES), large)
-    cut = dict(zip(large, found, strict=True))
+    slice_large = functools.partial(_slice_large, options=settings.options, max_bytes=TASK_BYTES)
+    sliced = dict(zip(large, parallel.map_shards(pool, slice_large, large), strict=True))
+    # 2. neighbours become groups of at most TASK_BYTES
     groups: list[list[Input]] = [[]]
     size = 0
     for item in inputs:
-        pieces = cut.get(item, [item])
-        if isinstance(pieces, str):
-            bad[item.source], pieces = pieces, []
-        for piece in pieces:
+        slices = sliced.get(item, [item])
+        if isinstance(slices, str):
+            bad[item.name], slices = slices, []
+        for piece in slices:
             if groups[-1] and (size + piece.size > TASK_BYTES or len(groups[-1]) == TASK_FILES):
                 groups.append([])
                 size = 0
             groups[-1].append(piece)
             size += piece.size
-    groups = [group for group in groups if group]
-    stamps: dict[Path, tuple] = {}
-    return [Task(tuple(group), folder / _fingerprint(group, settings, stamps), settings) for group in groups]
+    # 3. the name of a part: the same for the same files, unchanged, with the same settings and the same code
+    code = [stamp(path) for path in sorted(Path(__file__).parent.glob("*.py"))]
+    how = {**vars(settings), "rules": sorted(settings.rules)}
+    stamps = {path: stamp(path) for path in {item.path for item in inputs}}
+    tasks = []
+    for group in filter(None, groups):
+        name = fingerprint(code, how, [(item, stamps[item.path]) for item in group])
+        tasks.append(Task(tuple(group), folder / name, settings))
+    return tasks
 
 
-def _fingerprint(inputs: list[Input], settings: Settings, stamps: dict[Path, tuple]) -> str:
-    """Return the name of a part: the same for the same files, unchanged, with the same settings and the same code."""
-    code = sorted(Path(__file__).parent.glob("*.py"))
-    for path in [*code, *(item.path for item in inputs)]:
-        if path not in stamps:
-            stat = path.stat()
-            stamps[path] = (stat.st_size, stat.st_mtime_ns)
-    told = [{**vars(settings), "on": sorted(settings.on)}, [stamps[path] for path in code]]
-    told += [(item, stamps[item.path]) for item in inputs]
-    return hashlib.blake2b(repr(told).encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
+# ---- one part ----
 
 
-# ---------------------------------------------------------------- one part
-
-
-class Writer:
-    """Writes the files of one part under names nobody else uses, and gives them their real names at the end."""
+class PartWriter:
+    """Writes the files of one part; use it with `with`, which leaves nothing behind of a part that was not finished."""
 
     def __init__(self, part: Path, seed: int, near: bool):
         self.part, self.seed, self.near = part, seed, near
-        self.name = f".{part.name}.{uuid.uuid4().hex}"  # the same task may run twice, on two machines
-        self.rows: list[np.ndarray] = []
-        self.signatures: list[np.ndarray] = []
-        self.file = open(self._beside(".lines"), "wb")  # noqa: SIM115 (closed by finish or discard)
+        self.rows: list[np.ndarray] = [np.empty(0, _ROW)]
+        self.signatures: list[np.ndarray] = [np.empty((0, dedup.PERMUTATIONS), np.uint32)]
 
-    def _beside(self, suffix: str) -> Path:
-        return self.part.with_name(self.name + suffix)
+    def __enter__(self) -> "PartWriter":
+        self.stack = contextlib.ExitStack()
+        self.lines = self.stack.enter_context(atomic_write(self.part.with_suffix(".lines")))
+        return self
 
-    def write(self, texts: list[str], numbers: list[int], sources: list[str]) -> None:
-        """Add documents; `sources` are the names of the task's files, `numbers` say from which each document is."""
+    def __exit__(self, *error) -> None:
+        self.stack.__exit__(*error)
+
+    def write(self, texts: list[str], numbers: list[int], names: list[str]) -> None:
+        """Add documents; `names` are those of the task's files, `numbers` say from which file each document is."""
         if not texts:
             return
-        lines, keys, places = [], [], []
+        lines, keys, positions = [], [], []
         for text, number in zip(texts, numbers, strict=True):
-            key = hashlib.blake2b(text.encode(), digest_size=16)
-            keys.append(key.digest())
-            places.append(place(key.hexdigest(), self.seed))
+            key = digest(text)
+            keys.append(key)
+            positions.append(split_position(key, self.seed))
             # what json.dumps writes with ensure_ascii=False, without its detours
-            line = f'{{"text": {encode_basestring(text)}, "source": {encode_basestring(sources[number])}}}\n'
+            line = f'{{"text": {encode_basestring(text)}, "source": {encode_basestring(names[number])}}}\n'
             lines.append(line.encode())
         rows = np.empty(len(texts), _ROW)
-        rows["hash"] = np.frombuffer(b"".join(keys), ">u8").reshape(-1, 2)
-        rows["place"], rows["file"] = places, numbers
+        rows["hash"] = np.frombuffer(bytes.fromhex("".join(keys)), ">u8").reshape(-1, 2)
+        rows["position"], rows["file"] = positions, numbers
         rows["characters"], rows["bytes"] = list(map(len, texts)), list(map(len, lines))
         self.rows.append(rows)
         if self.near:
             self.signatures.append(dedup.signatures(texts))
-        self.file.write(b"".join(lines))
+        self.lines.write(b"".join(lines))
 
-    def finish(self, facts: dict) -> None:
-        """Give the files their names; the facts come last."""
-        self.file.close()
-        written = [".lines", ".npy"]
-        with open(self._beside(".npy"), "wb") as file:
-            np.save(file, np.concatenate([np.empty(0, _ROW), *self.rows]))
+    def finish(self, report: PartReport) -> None:
+        """Give the files their names; the report comes last."""
+        self.stack.close()
+        with atomic_write(self.part.with_suffix(".npy")) as file:
+            np.save(file, np.concatenate(self.rows))
         if self.near:
-            written.append(".minhash")
-            with open(self._beside(".minhash"), "wb") as file:
-                empty = np.empty((0, dedup.PERMUTATIONS), np.uint32)
-                np.save(file, np.concatenate([empty, *self.signatures]))
-        for suffix in written:
-            os.replace(self._beside(suffix), self.part.with_suffix(suffix))
-        write_text(self.part.with_suffix(".json"), json.dumps(facts, ensure_ascii=False))
-
-    def discard(self) -> None:
-        """Leave nothing behind of a part that was not finished."""
-        self.file.close()
-        for suffix in (".lines", ".npy", ".minhash"):
-            self._beside(suffix).unlink(missing_ok=True)
+            with atomic_write(self.part.with_suffix(".minhash")) as file:
+                np.save(file, np.concatenate(self.signatures))
+        write_text(self.part.with_suffix(".json"), report.as_json())
 
 
 def read_task(task: Task) -> Path:
     """Read, clean and cut the documents of some files into one part; return the part."""
-    if _finished(task.part):
+    if _is_finished(task.part):
         return task.part
-    part = Writer(task.part, task.settings.seed, task.settings.near)
-    try:
-        reports = [FileReport(item.source) for item in task.inputs]
-        facts = [Counter() for _ in task.inputs]  # of each file, counts that become notes when its slices are joined
-        examples: dict[str, list] = {}
-        sources = [item.source for item in task.inputs]
-        for texts, numbers in _batches(task, reports):
-            _look(texts, numbers, facts)
-            part.write(*_clean_batch(texts, numbers, task.settings, reports, facts, examples), sources)
-        files = [vars(report) for report in reports]
-        part.finish({"files": files, "facts": facts, "examples": examples})
-    finally:
-        part.discard()
+    names = [item.name for item in task.inputs]
+    report = PartReport([FileReport(name) for name in names])
+    with PartWriter(task.part, task.settings.seed, task.settings.near) as part:
+        for texts, numbers in _batches(task, report.files):
+            _count_signs(texts, numbers, report.files)
+            part.write(*_clean_batch(texts, numbers, task.settings, report), names)
+        part.finish(report)
     return task.part
 
 
-def _finished(part: Path) -> bool:
-    """Tell whether an earlier build left this part whole; a power cut may have kept only the names."""
+def _is_finished(part: Path) -> bool:
+    """Return whether an earlier build left this part whole; a power cut may have kept only the names."""
     if not part.with_suffix(".json").is_file():
         return False
     try:
@@ -213,14 +200,14 @@ def _finished(part: Path) -> bool:
         return False
 
 
-def _batches(task: Task, reports: list[FileReport]) -> Iterator[tuple[list[str], list[int]]]:
+def _batches(task: Task, files: list[FileReport]) -> Iterator[tuple[list[str], list[int]]]:
     """Yield the raw documents of a task's files, many at a time, and the number of the file of each."""
     texts: list[str] = []
     numbers: list[int] = []
     size = 0
     for number, item in enumerate(task.inputs):
         try:
-            for text in formats.read(item, task.settings.how, reports[number]):
+            for text in formats.read(item, task.settings.options, files[number]):
                 texts.append(text)
                 numbers.append(number)
                 size += len(text)
@@ -230,85 +217,76 @@ def _batches(task: Task, reports: list[FileReport]) -> Iterator[tuple[list[str],
         except (BadFile, OSError) as error:
             if isinstance(error, OSError) and error.filename is None:
                 raise  # not a file that cannot be opened: the disk itself is full or failing
-            reports[number] = FileReport(item.source, reports[number].encoding, bad=_why(error))
+            files[number] = FileReport(item.name, files[number].encoding, bad=_reason(error))
     if texts:
         yield texts, numbers
 
 
-def _why(error: BadFile | OSError) -> str:
+def _reason(error: BadFile | OSError) -> str:
     return str(error) if isinstance(error, BadFile) else f"cannot be read: {error.strerror}"
 
 
-def _look(texts: list[str], numbers: list[int], facts: list[Counter]) -> None:
+def _count_signs(texts: list[str], numbers: list[int], files: list[FileReport]) -> None:
     for number, group in groupby(zip(numbers, texts, strict=True), itemgetter(0)):
-        if facts[number]["all"] < LOOK:
-            look("\n".join(text for _, text in group), facts[number])
+        if files[number].signs.characters < LOOK:
+            files[number].signs.count("\n".join(text for _, text in group))
 
 
 def _clean_batch(
-    texts: list[str], numbers: list[int], settings: Settings, reports: list[FileReport], facts: list, examples: dict
+    texts: list[str], numbers: list[int], settings: PartSettings, report: PartReport
 ) -> tuple[list[str], list[int]]:
-    """Return the clean documents, none over `max_length`, with their files; the reports tell of the others."""
-    on, limits = settings.on, dict(settings.limits)
-    texts, numbers = _whole_characters(texts, numbers, reports)
-    if "repeated lines" in on and (shapes := cleaning.repeated_lines("\n".join([*texts, ""]))):
+    """Return the clean documents, none over `max_length`, with the numbers of their files; count the others."""
+    rules, limits, files = settings.rules, dict(settings.limits), report.files
+    # 1. on all texts at once: half characters, lines that repeat, and which texts need any work
+    texts, numbers = _whole_characters(texts, numbers, files)
+    if "repeated lines" in rules and (shapes := cleaning.repeated_lines("\n".join([*texts, ""]))):
         texts = [
-            cleaning.without_lines(text, shapes, reports[number].rules, examples)
+            cleaning.without_lines(text, shapes, files[number].rules, report.examples)
             for text, number in zip(texts, numbers, strict=True)
         ]
-    dirty = _dirty(texts, on)
     kept: list[str] = []
-    files: list[int] = []
-    for text, number, needs_work in zip(texts, numbers, dirty, strict=True):
+    owners: list[int] = []
+    for text, number, needs_work in zip(texts, numbers, _are_dirty(texts, rules), strict=True):
+        file = files[number]
+        # 2. clean
         if needs_work:
-            text = cleaning.clean(text, reports[number].rules, on, examples)
+            text = cleaning.clean(text, file.rules, rules, report.examples)
+        # 3. cut what is too long
+        pieces = [text]
         if len(text) > settings.max_length:
             pieces = [piece.strip() for piece in cleaning.cut(text, settings.max_length)]
-            facts[number]["long"] += 1
-            facts[number]["pieces"] += len(pieces)
-        else:
-            pieces = (text,)
+            file.long += 1
+            file.pieces += len(pieces)
+        # 4. drop what is too short or unfit
         for piece in pieces:
             if len(piece) < settings.min_length or not piece:
-                reports[number].drop("too short" if piece else "empty", len(piece))
-            elif limits and (why := cleaning.unfit(piece, **limits)):
-                reports[number].drop(why, len(piece))
+                file.drop("too short" if piece else "empty", len(piece))
+            elif limits and (reason := cleaning.unfit(piece, **limits)):
+                file.drop(reason, len(piece))
             else:
                 kept.append(piece)
-                files.append(number)
-    return kept, files
+                owners.append(number)
+    return kept, owners
 
 
-def _dirty(texts: list[str], on: frozenset[str]) -> list[bool]:
-    """Return for each text whether it must be cleaned: mostly one look tells it of a whole batch, or of some dozens."""
-    if cleaning.needs_nothing(texts, on):
-        return [False] * len(texts)
-    found = []
+def _are_dirty(texts: list[str], rules: frozenset[str]) -> Iterator[bool]:
+    """Yield for each text whether it may need cleaning: one check of some dozens together decides for most."""
     for at in range(0, len(texts), TOGETHER):
-        some = texts[at : at + TOGETHER]
-        found += [not cleaning.needs_nothing(some, on)] * len(some)
-    return found
+        group = texts[at : at + TOGETHER]
+        yield from [not cleaning.needs_nothing(group, rules)] * len(group)
 
 
-def _whole_characters(texts: list[str], numbers: list[int], reports: list[FileReport]) -> tuple[list[str], list[int]]:
+def _whole_characters(texts: list[str], numbers: list[int], files: list[FileReport]) -> tuple[list[str], list[int]]:
     """Return the texts without those that hold half a character (a lone surrogate), which no file can store."""
-    if _half("".join(texts)) is None:
-        return texts, numbers
     whole = []
     for text, number in zip(texts, numbers, strict=True):
-        if (at := _half(text)) is None:
+        try:
+            text.encode()  # three times as fast as searching it
+        except UnicodeEncodeError as error:
+            file = files[number]
+            if not file.dropped["with half characters"]:
+                file.notes.append(f"character {error.start:,} of a document is half a character (lone surrogate)")
+            file.drop("with half characters", len(text))
+        else:
             whole.append((text, number))
-            continue
-        if not reports[number].dropped["with half characters"]:
-            reports[number].notes.append(f"character {at:,} of a document is half a character (lone surrogate)")
-        reports[number].drop("with half characters", len(text))
     return [text for text, _ in whole], [number for _, number in whole]
-
-
-def _half(text: str) -> int | None:
-    """Return where half a character stands; to try and write the text is three times as quick as to look for one."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        return error.start
-    return None

@@ -1,52 +1,133 @@
-"""What happened to the text on its way into the corpus: one report per file, one for the whole corpus."""
+"""What happened to the text on its way into the corpus: a report per file, per part, and for the whole corpus."""
 
+import json
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from helpers.corpus.cleaning import EXAMPLES
+from helpers.corpus.mojibake import Signs
+
+NOTES = 10  # notes kept of a file; one in many slices may have thousands
 
 
 @dataclass
 class FileReport:
-    """What happened to one file; `dropped` and `rules` count documents and places, `lost` counts characters."""
+    """What happened to one file, or to a slice of it."""
 
-    source: str
+    name: str  # as in the corpus: a/b.txt, a.zip/b.txt
     encoding: str = "?"
-    mode: str = ""
-    documents: int = 0
-    characters: int = 0
+    mode: str = ""  # how it was cut into documents, or its kind: "block", "csv"
+    documents: int = 0  # kept
+    characters: int = 0  # in these
     dropped: Counter = field(default_factory=Counter)  # reason -> documents
-    lost: Counter = field(default_factory=Counter)  # reason -> characters
+    lost: Counter = field(default_factory=Counter)  # reason -> characters in these
     rules: Counter = field(default_factory=Counter)  # cleaning rule -> places changed
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what a person should know about it
     bad: str = ""  # why the file could not be used
+    # counts that become notes when the slices of the file are joined; not in report.json
+    signs: Signs = field(default_factory=Signs)
+    long: int = 0  # documents over max_length
+    pieces: int = 0  # documents that these were cut into
 
     def drop(self, reason: str, characters: int) -> None:
+        """Count a document that was dropped."""
         self.dropped[reason] += 1
         self.lost[reason] += characters
+
+    def add(self, other: "FileReport") -> None:
+        """Add the next slice of the same file."""
+        if not self.mode:
+            self.encoding, self.mode = other.encoding, other.mode
+        self.bad = self.bad or other.bad
+        self.notes += [note for note in other.notes if note not in self.notes]
+        self.dropped.update(other.dropped)
+        self.lost.update(other.lost)
+        self.rules.update(other.rules)
+        self.signs.add(other.signs)
+        self.long += other.long
+        self.pieces += other.pieces
+
+    def finish(self, max_length: int) -> None:
+        """Put the counts of the whole file in words, as notes."""
+        if self.bad:  # no half of a file stays behind
+            self.dropped, self.lost, self.rules, self.notes = Counter(), Counter(), Counter(), []
+            return
+        if len(self.notes) > NOTES:
+            self.notes[NOTES:] = [f"and {len(self.notes) - NOTES:,} notes more, of other slices of this file"]
+        if self.long:
+            self.notes.append(
+                f"{self.long:,} longer than {max_length:,} characters, cut into {self.pieces:,} documents"
+            )
+        if not self.signs.characters and not self.dropped:
+            self.notes.append("no text in it")
+        self.notes += self.signs.notes(self.rules)
+
+
+@dataclass
+class PartReport:
+    """What became of the files of one part; also written beside it, as .json."""
+
+    files: list[FileReport]
+    examples: dict[str, list] = field(default_factory=dict)  # cleaning rule -> a few (before, after)
+
+    def as_json(self) -> str:
+        return json.dumps(self, ensure_ascii=False, default=vars)
+
+    @classmethod
+    def from_json(cls, text: str) -> "PartReport":
+        part = json.loads(text)
+        return cls(
+            [FileReport(**{**file, "signs": Signs(**file["signs"])}) for file in part["files"]], part["examples"]
+        )
 
 
 @dataclass
 class Report:
     """What became of a whole corpus; also written as corpus/report.json."""
 
-    source: str
+    source: str  # what the corpus was built from, as the user named it
     files: list[FileReport]
     documents: int = 0
     characters: int = 0
     val_documents: int = 0
     val_characters: int = 0
-    floor_bits_per_char: float | None = None
-    dropped: Counter = field(default_factory=Counter)
-    lost: Counter = field(default_factory=Counter)
-    rules: Counter = field(default_factory=Counter)
+    floor_bits_per_char: float | None = None  # entropy of the validation documents; only the built-in corpus has it
+    dropped: Counter = field(default_factory=Counter)  # reason -> documents
+    lost: Counter = field(default_factory=Counter)  # reason -> characters in these
+    rules: Counter = field(default_factory=Counter)  # cleaning rule -> places changed
     examples: dict[str, list] = field(default_factory=dict)  # cleaning rule -> a few (before, after)
     left_out: Counter = field(default_factory=Counter)  # extension -> files of a kind this room cannot read
+    inputs: list[Path] = field(default_factory=list)  # the files read; for the manifest, not in report.json
     outputs: list[Path] = field(default_factory=list)  # the files written
+
+    def join(self, parts: Iterable[PartReport], max_length: int) -> None:
+        """Put the reports of all parts together, one per file."""
+        files = {file.name: file for file in self.files}
+        for part in parts:
+            for file in part.files:
+                files[file.name].add(file)
+            for rule, pairs in part.examples.items():
+                self.examples.setdefault(rule, []).extend(pairs)
+        self.examples = {rule: pairs[:EXAMPLES] for rule, pairs in self.examples.items()}
+        for file in self.files:
+            file.finish(max_length)
+
+    def as_json(self) -> str:
+        """Return the text of report.json."""
+        files = [{**vars(file), "source": file.name} for file in self.files]
+        for file in files:
+            for name in ("name", "signs", "long", "pieces"):
+                del file[name]
+        written = {**vars(self), "files": files, "outputs": [path.name for path in self.outputs]}
+        del written["inputs"]
+        return json.dumps(written, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
 
     def result(self) -> dict:
         """Return the figures that go into the manifest."""
-        result = {name: getattr(self, name) for name in ("source", "documents", "characters")}
-        result |= {"val_documents": self.val_documents, "val_characters": self.val_characters}
+        names = ("source", "documents", "characters", "val_documents", "val_characters")
+        result = {name: getattr(self, name) for name in names}
         result |= {"dropped": sum(self.dropped.values()), "dropped_characters": sum(self.lost.values())}
         result |= {"files": len(self.files), "bad_files": sum(bool(file.bad) for file in self.files)}
         if self.floor_bits_per_char is not None:
@@ -54,10 +135,10 @@ class Report:
         return result
 
     def rows(self) -> list[tuple]:
-        """Return a row a file: name, encoding, documents, characters, dropped, what to know about it."""
+        """Return a row per file: name, encoding, documents, characters, dropped, what to know about it."""
         return [
             (
-                file.source,
+                file.name,
                 file.encoding,
                 file.documents,
                 file.characters,
@@ -71,7 +152,3 @@ class Report:
         """Return a row for each cleaning rule that had work: name, places, an example before and after."""
         empty = [("", "")]
         return [(name, n, *(self.examples.get(name) or empty)[0]) for name, n in self.rules.most_common()]
-
-    def warnings(self) -> list[str]:
-        """Return a line for each file that could not be used, or whose text a person should look at."""
-        return [f"{file.source}: {line}" for file in self.files for line in [*filter(None, [file.bad]), *file.notes]]

@@ -1,44 +1,49 @@
-"""Read the corpus shards of a run: its documents, its texts."""
+"""Read the corpus shards of a run: its documents, its texts.
+
+A shard is a file of JSON lines, {"text", "source"}: corpus/train-00000.jsonl, corpus/val-00000.jsonl and so on. This
+module is their only reader, and loads nothing heavy.
+"""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from helpers import paths
+from helpers.files import atomic_write
 from helpers.manifest import RoomError
 from helpers.wording import run_again
 
 
-def shard_texts(shard: Path) -> list[str]:
-    with open(shard, encoding="utf-8", newline="\n") as file:
-        return [json.loads(line)["text"] for line in file]
-
-
 def shard_paths(run: str, split: str) -> list[Path]:
-    """Return the shards of a split, "train" or "val", in order; RoomError if the room is not there."""
+    """Return the shards of a split, "train" or "val", in order; raise RoomError if the room is not there."""
     shards = paths.shards(run, "corpus", split, ".jsonl")
     if not shards:
         raise RoomError(f"run '{run}' has no {split} shards: {run_again('corpus', run)}")
     return shards
 
 
+def shard_documents(shard: Path) -> Iterator[dict]:
+    """Yield the documents of one shard, {"text", "source"}, in order."""
+    with open(shard, encoding="utf-8", newline="\n") as file:
+        yield from map(json.loads, file)
+
+
 def read_documents(run: str, split: str) -> Iterator[dict]:
-    """Yield the documents of a split, {"text", "source"}, one at a time."""
+    """Yield the documents of a split, {"text", "source"}, one at a time; raise RoomError if the room is not there."""
     for shard in shard_paths(run, split):
-        with open(shard, encoding="utf-8", newline="\n") as file:
-            yield from map(json.loads, file)
+        yield from shard_documents(shard)
 
 
 def read_texts(run: str, split: str) -> Iterator[str]:
-    """Yield the texts of a split, one at a time."""
+    """Yield the texts of a split, one at a time; raise RoomError if the room is not there."""
     return (document["text"] for document in read_documents(run, split))
 
 
 def write_json_list(run: str) -> Path:
     """Write the training documents as one JSON list of strings, corpus/train.json, and return its path."""
     path = paths.room(run, "corpus") / "train.json"
-    with open(path, "w", encoding="utf-8", newline="\n") as file:
+    with atomic_write(path) as file:
         for i, text in enumerate(read_texts(run, "train")):
-            file.write((",\n" if i else "[\n") + json.dumps(text, ensure_ascii=False))
-        file.write("\n]\n")
+            file.write(((",\n" if i else "[\n") + json.dumps(text, ensure_ascii=False)).encode())
+        file.write(b"\n]\n")
     return path

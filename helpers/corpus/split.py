@@ -1,7 +1,11 @@
-"""The reduction: drop duplicates, split into training and validation, write the shards."""
+"""The reduce step of room 01: deduplication, the train/validation split, and the shards.
 
-import os
-from collections.abc import Iterable, Iterator
+Works on the indices of all parts, a row of numbers per document; the texts themselves pass through once, from the parts
+to the shards. Memory holds some 30 bytes per document and one block of text.
+"""
+
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,14 +13,14 @@ import numpy as np
 
 from helpers.corpus import dedup
 from helpers.corpus.inputs import NoDocuments
-from helpers.corpus.partition import place, read_index
+from helpers.corpus.partition import read_index
 from helpers.corpus.report import Report
+from helpers.files import atomic_write
 
 KEEP = ("first", "all")
 SHARD_DOCUMENTS, SHARD_BYTES = 50_000, 64 * 2**20
 REDUCE_BYTES = 8 * 2**20  # of a part, copied into the shards at a time
 BUCKET = 2**21  # documents whose hashes are compared at a time
-
 
 _KEPT, _DUPLICATE, _NEAR, _OVER, _BAD = range(5)
 _REASON = {_DUPLICATE: "duplicate", _NEAR: "near duplicate", _OVER: "over max_documents"}
@@ -24,21 +28,17 @@ _REASON = {_DUPLICATE: "duplicate", _NEAR: "near duplicate", _OVER: "over max_do
 
 @dataclass(frozen=True)
 class Split:
-    max_documents: int
+    """Which documents are kept, and on which side of the split."""
+
+    max_documents: int  # 0: all
     val_fraction: float
-    near_duplicates: float = 0.0
-    near_keep: str = "first"
+    near_duplicates: float = 0.0  # similarity from which two documents are the same text; 0: only exact copies are
+    near_keep: str = "first"  # or "all": keep a cluster of near duplicates whole, on one side
 
 
-def side(key: str, seed: int) -> float:
-    """Return a document's place in [0, 1), from its hash and the seed alone: below `val_fraction` is validation."""
-    return place(key, seed) / 2**48
-
-
-def _threshold(places: Iterable[float], val_fraction: float) -> float:
-    """Return the place below which documents are validation: `val_fraction`, moved only if a side would be empty."""
-    places = np.asarray(places)
-    low, high = places.min(), places.max()
+def threshold(positions: np.ndarray, val_fraction: float) -> float:
+    """Return the position below which documents are validation: `val_fraction`, unless a side would then be empty."""
+    low, high = positions.min(), positions.max()
     if low == high:
         raise NoDocuments(
             "only 1 document was found, and training and validation need one each. Choose how a .txt is cut into "
@@ -48,18 +48,20 @@ def _threshold(places: Iterable[float], val_fraction: float) -> float:
 
 
 def _first_of_each(parts: list[Path], usable: np.ndarray) -> np.ndarray:
-    """Return for each document the number of the first one with the same hash; in memory stands a bucket of hashes."""
+    """Return for each document the number of the first one with the same hash; memory holds a bucket of hashes."""
     first = np.arange(len(usable))
     buckets = 1 << max(0, (len(usable) // BUCKET).bit_length())
     for bucket in range(buckets):
-        found, start = [], 0
+        # 1. the hashes of this bucket, and whose they are
+        chosen, start = [], 0
         for part in parts:
             keys = read_index(part)["hash"]
-            here = np.flatnonzero((keys[:, 0] % buckets == bucket) & usable[start : start + len(keys)])
-            found.append((keys[here], here + start))
+            rows = np.flatnonzero((keys[:, 0] % buckets == bucket) & usable[start : start + len(keys)])
+            chosen.append((keys[rows], rows + start))
             start += len(keys)
-        keys, documents = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
-        order = np.lexsort((keys[:, 1], keys[:, 0]))  # stable: of equal hashes the first document stays first
+        keys, documents = (np.concatenate(arrays) for arrays in zip(*chosen, strict=True))
+        # 2. sorted, equal hashes are neighbours; the sort is stable, so the first document stays first of them
+        order = np.lexsort((keys[:, 1], keys[:, 0]))
         keys, documents = keys[order], documents[order]
         if len(keys):
             begins = np.flatnonzero(np.r_[True, (keys[1:] != keys[:-1]).any(axis=1)])
@@ -68,62 +70,63 @@ def _first_of_each(parts: list[Path], usable: np.ndarray) -> np.ndarray:
 
 
 def _decide(parts: list[Path], usable: np.ndarray, split: Split) -> tuple[np.ndarray, np.ndarray]:
-    """Return what becomes of each document, and the number of the document that decides on its side of the split."""
+    """Return the fate of each document, and the number of the document that decides on its side of the split."""
+    # 1. exact copies
     leader = _first_of_each(parts, usable)
-    alone = np.arange(len(usable))
-    status = np.where(usable, np.where(leader == alone, _KEPT, _DUPLICATE), _BAD).astype(np.uint8)
+    every = np.arange(len(usable))
+    fate = np.where(usable, np.where(leader == every, _KEPT, _DUPLICATE), _BAD).astype(np.uint8)
+    # 2. near duplicates
     if split.near_duplicates:
         files = [part.with_suffix(".minhash") for part in parts]
-        cluster = dedup.clusters(files, split.near_duplicates, status == _KEPT)
+        cluster = dedup.clusters(files, split.near_duplicates, fate == _KEPT)
         if split.near_keep == "first":
-            status[(status == _KEPT) & (cluster != alone)] = _NEAR
+            fate[(fate == _KEPT) & (cluster != every)] = _NEAR
         leader = cluster[leader]
-    kept = np.flatnonzero(status == _KEPT)
+    # 3. the limit; a copy of a document that is over it is over it too
+    kept = np.flatnonzero(fate == _KEPT)
     if split.max_documents and len(kept) > split.max_documents:
         last = kept[split.max_documents - 1]
-        # a copy of a document that is over the limit is over it too
-        status[(leader > last) & (status != _BAD) | (status == _KEPT) & (alone > last)] = _OVER
-    return status, leader
+        fate[(leader > last) & (fate != _BAD) | (fate == _KEPT) & (every > last)] = _OVER
+    return fate, leader
 
 
-class _Shards:
-    """Numbered files of one split, a new one when the last is full."""
+class _ShardWriter:
+    """Numbered files of one side of the split, a new one when the last is full."""
 
-    def __init__(self, folder: Path, split: str):
-        self.folder, self.split, self.outputs = folder, split, []
+    def __init__(self, folder: Path, side: str):
+        self.folder, self.side = folder, side
+        self.outputs: list[Path] = []
         self.documents = self.characters = self.size = 0
-        self.file = None
+        self.stack = contextlib.ExitStack()  # holds the file that is being written
+
+    def __enter__(self) -> "_ShardWriter":
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.stack.__exit__(*error)
 
     def write(self, data: memoryview, starts: np.ndarray, sizes: np.ndarray) -> None:
-        """Add lines that stand somewhere in `data`, in order."""
+        """Add lines, in order: those of `sizes` bytes that begin at `starts` in `data`."""
         while len(sizes):
-            if self.file is None or self.documents % SHARD_DOCUMENTS == 0 or self.size > SHARD_BYTES:
-                self.close()
-                self.outputs.append(self.folder / f"{self.split}-{len(self.outputs):05d}.jsonl")
-                self.file = open(_beside(self.outputs[-1]), "wb")  # noqa: SIM115 (closed by close)
+            # 1. a new shard, if there is none yet or the last is full
+            if not self.outputs or self.documents % SHARD_DOCUMENTS == 0 or self.size > SHARD_BYTES:
+                self.stack.close()
+                self.outputs.append(self.folder / f"{self.side}-{len(self.outputs):05d}.jsonl")
+                self.file = self.stack.enter_context(atomic_write(self.outputs[-1]))
                 self.size = 0
+            # 2. how many of the lines go into it; the one that fills it is the last
             until_full = int(np.searchsorted(np.cumsum(sizes), SHARD_BYTES - self.size, side="right")) + 1
             count = min(len(sizes), until_full, SHARD_DOCUMENTS - self.documents % SHARD_DOCUMENTS)
-            here, ends = starts[:count], starts[:count] + sizes[:count]
-            begins = np.flatnonzero(np.r_[True, here[1:] != ends[:-1]])  # lines side by side are one piece
+            # 3. neighbouring lines are copied as one piece
+            heads, ends = starts[:count], starts[:count] + sizes[:count]
+            begins = np.flatnonzero(np.r_[True, heads[1:] != ends[:-1]])
             stops = ends[np.r_[begins[1:] - 1, count - 1]]
-            self.size += self.file.write(b"".join(data[a:b] for a, b in zip(here[begins], stops, strict=True)))
+            self.size += self.file.write(b"".join(data[a:b] for a, b in zip(heads[begins], stops, strict=True)))
             self.documents += count
             starts, sizes = starts[count:], sizes[count:]
 
-    def close(self) -> None:
-        """Give the last shard, complete now, its name."""
-        if self.file:
-            self.file.close()
-            os.replace(self.file.name, self.outputs[-1])
-            self.file = None
 
-
-def _beside(shard: Path) -> Path:
-    return shard.with_name(f".{shard.name}.part")
-
-
-def _pieces(part: Path, index: np.ndarray) -> Iterator[tuple[slice, memoryview, np.ndarray]]:
+def _blocks(part: Path, index: np.ndarray) -> Iterator[tuple[slice, memoryview, np.ndarray]]:
     """Yield a part's lines, REDUCE_BYTES at a time: which rows, their bytes, where each line starts in these."""
     ends = np.cumsum(index["bytes"], dtype=np.int64)
     at = 0
@@ -139,41 +142,48 @@ def _pieces(part: Path, index: np.ndarray) -> Iterator[tuple[slice, memoryview, 
 def reduce(parts: list[Path], files: list[list[int]], folder: Path, report: Report, split: Split) -> None:
     """Drop duplicates, split, write the shards; complete the report.
 
-    `files` says for each part which of the report's files its files are.
+    `files` says for each part which of the report's files its files are. Raises NoDocuments.
     """
+    # 1. the fate of each document
     bad = np.array([bool(file.bad) for file in report.files], bool)
     lengths, usable = [], []
     for part, numbers in zip(parts, files, strict=True):
         index = read_index(part)
         lengths.append(len(index))
         usable.append(~bad[np.asarray(numbers)[index["file"]]])
-    status, leader = _decide(parts, np.concatenate(usable), split)
-    if not (status == _KEPT).any():
+    fate, leader = _decide(parts, np.concatenate(usable), split)
+    if not (fate == _KEPT).any():
         raise NoDocuments(nothing_found(report))
-    places = np.concatenate([read_index(part)["place"] for part in parts]) / 2**48
-    if split.near_duplicates:
-        places = places[leader]
-    below = _threshold(places[status == _KEPT], split.val_fraction)
 
-    shards = {name: _Shards(folder, name) for name in ("train", "val")}
+    # 2. its side
+    positions = np.concatenate([read_index(part)["position"] for part in parts])
+    if split.near_duplicates:
+        positions = positions[leader]
+    validation = positions < threshold(positions[fate == _KEPT], split.val_fraction)
+
+    # 3. the shards
     start = 0
-    for part, numbers, length in zip(parts, files, lengths, strict=True):
-        index = read_index(part)
-        fate, validation = status[start : start + length], places[start : start + length] < below
-        _count(report, index, fate, np.asarray(numbers))
-        for name, shard in shards.items():
-            shard.characters += int(index["characters"][(fate == _KEPT) & (validation == (name == "val"))].sum())
-        for rows, data, at in _pieces(part, index):
-            for name, shard in shards.items():
-                mine = (fate[rows] == _KEPT) & (validation[rows] == (name == "val"))
-                shard.write(data, at[mine], index["bytes"][rows][mine].astype(np.int64))
-        start += length
-    for shard in shards.values():
-        shard.close()
-        report.outputs += shard.outputs
-    report.val_documents, report.val_characters = shards["val"].documents, shards["val"].characters
-    report.documents = shards["train"].documents + report.val_documents
-    report.characters = shards["train"].characters + report.val_characters
+    with _ShardWriter(folder, "train") as train, _ShardWriter(folder, "val") as val:
+        for part, numbers, length in zip(parts, files, lengths, strict=True):
+            index, rows = read_index(part), slice(start, start + length)
+            _count(report, index, fate[rows], np.asarray(numbers))
+            sides = [
+                (train, (fate[rows] == _KEPT) & ~validation[rows]),
+                (val, (fate[rows] == _KEPT) & validation[rows]),
+            ]
+            for shards, chosen in sides:
+                shards.characters += int(index["characters"][chosen].sum())
+            for block, data, starts in _blocks(part, index):
+                for shards, chosen in sides:
+                    lines = chosen[block]
+                    shards.write(data, starts[lines], index["bytes"][block][lines].astype(np.int64))
+            start += length
+
+    # 4. the figures
+    report.outputs += train.outputs + val.outputs
+    report.val_documents, report.val_characters = val.documents, val.characters
+    report.documents = train.documents + val.documents
+    report.characters = train.characters + val.characters
     for file in report.files:
         report.dropped += file.dropped
         report.lost += file.lost
@@ -184,11 +194,11 @@ def _count(report: Report, index: np.ndarray, fate: np.ndarray, numbers: np.ndar
     """Add the documents of one part to the reports of its files."""
     owner = numbers[index["file"]]
     for kind in np.unique(fate):
-        mine = fate == kind
-        found, at = np.unique(owner[mine], return_inverse=True)
+        rows = fate == kind
+        owners, at = np.unique(owner[rows], return_inverse=True)
         documents = np.bincount(at)
-        characters = np.bincount(at, weights=index["characters"][mine]).astype(np.int64)
-        for number, n, length in zip(found, documents.tolist(), characters.tolist(), strict=True):
+        characters = np.bincount(at, weights=index["characters"][rows]).astype(np.int64)
+        for number, n, length in zip(owners, documents.tolist(), characters.tolist(), strict=True):
             file = report.files[number]
             if kind == _KEPT:
                 file.documents += n
@@ -199,10 +209,11 @@ def _count(report: Report, index: np.ndarray, fate: np.ndarray, numbers: np.ndar
 
 
 def nothing_found(report: Report) -> str:
+    """Return the message of an empty corpus: what became of each of the first 20 files."""
     lines = [f"no usable document in {len(report.files):,} file(s) of '{report.source}':"]
     for file in report.files[:20]:
         dropped = ", ".join(f"{n} {reason}" for reason, n in file.dropped.items())
-        lines.append(f"  {file.source}: {'; '.join(filter(None, [file.bad, dropped, *file.notes]))}")
+        lines.append(f"  {file.name}: {'; '.join(filter(None, [file.bad, dropped, *file.notes]))}")
     if len(report.files) > 20:
         lines.append(f"  and {len(report.files) - 20:,} files more")
     return "\n".join(lines)

@@ -1,15 +1,16 @@
 """Room 05: a model becomes a writer.
 
-settings        what can be asked of a text, and what comes back
-sampling        filters from logits to the next token: temperature, top-k, top-p, penalties
-constraints     acrostics, line lengths, rhymes, required and forbidden words
-inference       the forward pass with a KV cache
+settings        the sampling settings and their ranges; samples, chunks, token log-probabilities
+sampling        filters from logits to the next token: temperature, top-k, top-p, repetition penalty
+constraints     constrained decoding: acrostics, line lengths, rhymes, required and forbidden words
+inference       the forward pass with a KV cache; context length
 detokenize      ids to text while it is being written; stop strings
-batch           rows decoded together, each with its own settings
-generate        one text, many, or a stream
+batch           rows decoded together, each with its own settings; the sliding window
+generate        load a model; write one text, many, or a stream
 beam            beam search
 explain         each token's probability, what each filter removed, attention
-memorization    which stretches stand in the training text
+surprisal       levels of probability: the scale of colours of notebooks and page
+memorization    which stretches occur verbatim in the training text
 diversity       diversity and repetition over temperature and top-p
 ctranslate      generation by CTranslate2 in int8
 """

@@ -1,16 +1,17 @@
-"""What a text must be, whatever the model prefers: heads of its lines, their length, rhymes, words in it, words not.
+"""Constrained decoding: acrostics, line lengths, rhymes, required and forbidden words, whatever the model prefers.
 
 A constraint is a finite automaton that reads the text character by character. Its state has three parts: the place in
-the form (line and column), the rhyme chosen so far, and what of the words has been read. For every state it is known
-how many characters the shortest ending takes. A token is allowed if, after its characters, there is an ending and room
-for it, one token a character: so a text that has been begun can always be finished. (Masks from automata: Willard and
-Louf 2023, "Efficient Guided Generation for LLMs".)
+the form (line and column), the rhyme chosen so far, and how much of the words has been read. For every state, the
+length of the shortest ending is known, in characters. A token is allowed if an ending exists after its characters and
+fits into the tokens that are left, at one token per character: so a text that has begun can always be finished. (Masks
+from automata: Willard and Louf 2023, "Efficient Guided Generation for LLMs".)
 
-Knows no model. Sees only what is written, not the prompt.
+Knows no model. Sees only the continuation, not the prompt.
 """
 
 import functools
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-# 中华新韵: what rhymes, by pinyin finals. The finals i of zhi, chi, shi, ri, zi, ci and si are one of their own, 十三支
+# 中华新韵: what rhymes, by pinyin finals. The final i of zhi, chi, shi, ri, zi, ci and si is a group of its own, 十三支
 RHYMES = {
     "一麻": "a ia ua", "二波": "o io e uo", "三皆": "ie ve", "四开": "ai uai", "五微": "ei uei", "六豪": "ao iao",
     "七尤": "ou iou", "八寒": "an ian uan van", "九文": "en in uen vn", "十唐": "ang iang uang",
@@ -26,31 +27,28 @@ RHYMES = {
 }  # fmt: skip
 _GROUPS = list(RHYMES)
 _BY_FINAL = {final: number for number, finals in enumerate(RHYMES.values(), start=1) for final in finals.split()}
-_LONGEST = 16  # characters; longer tokens (runs of blanks or signs, of pretrained models) are never allowed
-_MOST_STATES = 20_000_000  # states × kinds of characters: a second's work, 100 MB
-_FAR = 2**30  # characters to an ending that does not exist
+_LONGEST = 16  # characters; longer tokens (runs of spaces or signs in pretrained vocabularies) are never allowed
+_MOST_STATES = 20_000_000  # states × classes of characters: a second of work, 100 MB
+_FAR = 2**30  # the length of an ending that does not exist
 
 
 @dataclass(frozen=True)
 class Constraint:
-    """A form and words for a text; all that is given holds at once. Without any form a text is free.
+    """A form and words for a text; every rule holds at once. Without a form the text is free.
 
-    heads: the characters that the lines begin with, one a line (an acrostic, 藏头诗). characters: how many each line
-    has, its end not counted, one number for all or one a line, in turn; only letters and digits count and stand there.
-    0: any number from 1. lines: how many; 0: as many as there are heads, without heads as many as the model likes, to
-    the last of `ends`. ends: what stands after each line, in turn. rhymes: the lines, counted from 1, whose last
-    characters rhyme (`rhyme`). required: words that must appear. forbidden: words that must not, however tokens spell
-    them.
     Raises ValueError where fields contradict each other.
     """
 
-    heads: str = ""
+    heads: str = ""  # the first characters of the lines, one per line (an acrostic, 藏头诗)
+    # letters and digits in each line, its end not counted: one number for all lines, or one per line, in turn; nothing
+    # else may occur within the line. 0: any number of characters from 1
     characters: int | tuple[int, ...] = 0
+    # how many lines; 0: as many as heads; without heads as many as the model likes, up to the last of `ends`
     lines: int = 0
-    ends: tuple[str, ...] = ("，", "。")
-    rhymes: tuple[int, ...] = ()
-    required: tuple[str, ...] = ()
-    forbidden: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ("，", "。")  # what follows each line, in turn
+    rhymes: tuple[int, ...] = ()  # the lines, counted from 1, whose last characters rhyme (`rhyme`)
+    required: tuple[str, ...] = ()  # words that must occur
+    forbidden: tuple[str, ...] = ()  # words that must not occur, however tokens spell them
 
     def __post_init__(self) -> None:
         for name in ("ends", "rhymes", "required", "forbidden"):
@@ -87,10 +85,10 @@ class Constraint:
     def _is_free(self) -> bool:
         return not self._lines and not any(self._counts)
 
-    def begin(self, tokenizer: PreTrainedTokenizerFast, eos: int, max_new_tokens: int) -> "State":
+    def begin(self, tokenizer: PreTrainedTokenizerFast, eos: int, max_new_tokens: int) -> "ConstraintState":
         """Return the state before the first token; eos is the token of the document's end.
 
-        Raises ValueError when no text of this vocabulary meets the constraint, or none is sure to fit into
+        Raises ValueError if no text of this vocabulary meets the constraint, or if none is sure to fit into
         max_new_tokens.
         """
         automaton = _automaton(self, tokenizer)
@@ -99,7 +97,7 @@ class Constraint:
                 f"max_new_tokens is {max_new_tokens}, but this constraint may take {automaton.shortest} tokens, one a "
                 f"character: set max_new_tokens to {automaton.shortest} or more"
             )
-        return State(automaton, eos, max_new_tokens)
+        return ConstraintState(automaton, eos, max_new_tokens)
 
 
 def quatrain(heads: str = "", characters: int = 7) -> Constraint:
@@ -107,25 +105,28 @@ def quatrain(heads: str = "", characters: int = 7) -> Constraint:
     return Constraint(heads=heads, characters=characters, lines=0 if heads else 4, rhymes=(2, 4))
 
 
-class State:
-    """Where a text stands in its constraint; one for each text."""
+class ConstraintState:
+    """The state of one text in its constraint: what it may continue with."""
 
     def __init__(self, automaton: "_Automaton", eos: int, max_new_tokens: int) -> None:
         self.done = False  # the text is complete
         self._automaton, self._eos, self._left = automaton, eos, max_new_tokens
         self._at = (0, 0, 0)  # place in the form, rhyme, words
 
-    def allowed(self) -> Tensor:
-        """Return (V,), true for the tokens that may come next, V the tokenizer's length; when done, only the end."""
-        if self.done:
-            mask = np.zeros(self._automaton.vocab_size, dtype=bool)
-        else:
-            mask = self._automaton.after(self._at) < self._left  # an ending must fit into what is left then
+    def allowed(self, width: int) -> Tensor:
+        """Return (width,), true for the tokens that may come next; when done, only the document's end.
+
+        width: the model's vocab_size, which may be larger than the tokenizer's length; ids in between are not allowed.
+        """
+        mask = np.zeros(width, dtype=bool)
+        if not self.done:
+            after = self._automaton.after(self._at)  # (length of the tokenizer,)
+            mask[: len(after)] = after < self._left  # an ending must fit into what is left then
         mask[self._eos] = self._automaton.needs[self._at] == 0
         return torch.from_numpy(mask)
 
     def advance(self, token: int) -> None:
-        """Note that a token was written; raise ValueError for one that was not allowed."""
+        """Take in a token that was written; raise ValueError for one that was not allowed."""
         if token == self._eos:
             at, is_right = self._at, self._automaton.needs[self._at] == 0
         else:
@@ -139,7 +140,7 @@ class State:
 
 
 def rhyme(character: str) -> str:
-    """Return the group of 中华新韵 that a character rhymes in, "八寒" say, by its commonest reading; "" for none."""
+    """Return a character's rhyme group in 中华新韵, such as "八寒", by its commonest reading; "" if it has none."""
     number = _rhyme_numbers((character,))[0]
     return _GROUPS[number - 1] if number else ""
 
@@ -149,8 +150,9 @@ def _rhyme_numbers(characters: tuple[str, ...]) -> list[int]:
         from pypinyin import Style, lazy_pinyin  # optional
     except ModuleNotFoundError:
         raise ModuleNotFoundError('rhymes need pypinyin: pip install -e ".[text]"') from None
-    finals = lazy_pinyin(list(characters), style=Style.FINALS, errors=lambda _: [""])
-    initials = lazy_pinyin(list(characters), style=Style.INITIALS, errors=lambda _: [""])
+    each = list(characters)
+    finals = lazy_pinyin(each, style=Style.FINALS, errors=lambda _: [""])  # type: ignore[arg-type,return-value]
+    initials = lazy_pinyin(each, style=Style.INITIALS, errors=lambda _: [""])  # type: ignore[arg-type,return-value]
     sharp = ("zh", "ch", "sh", "r", "z", "c", "s")
     return [
         _BY_FINAL.get("-i" if final == "i" and initial in sharp else final, 0)
@@ -159,16 +161,16 @@ def _rhyme_numbers(characters: tuple[str, ...]) -> list[int]:
 
 
 class _Vocabulary:
-    """The tokens that have a text of their own, the same in any company; and their characters as numbers."""
+    """The tokens whose text is the same whatever their neighbours are, and their characters as numbers."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self.size = len(tokenizer)
-        names = tokenizer.convert_ids_to_tokens(range(self.size))
+        names = tokenizer.convert_ids_to_tokens(list(range(self.size)))
         special = set(tokenizer.all_special_ids)
         ids = [i for i, name in enumerate(names) if i not in special and not re.fullmatch("<0x[0-9A-F]{2}>", name)]
         decode = tokenizer.backend_tokenizer.decode_batch
         texts, doubled = decode([[i] for i in ids]), decode([[i, i] for i in ids])
-        # BERT's Latin words get a blank between them, half a character has no text: these are left out
+        # BERT's Latin words get a space between them, half a character has no text: these are left out
         kept = [
             (i, text)
             for i, text, twice in zip(ids, texts, doubled, strict=True)
@@ -182,16 +184,16 @@ class _Vocabulary:
         self.spelled = np.zeros((len(kept), max(self.lengths, default=1)), dtype=np.int64)  # (N, L), 0 beyond the end
         for row, text in zip(self.spelled, self.texts, strict=True):
             row[: len(text)] = [number[character] for character in text]
-        self.alphabet = {text for text in self.texts if len(text) == 1}  # what is sure to be writable
+        self.alphabet = {text for text in self.texts if len(text) == 1}  # what can surely be written
 
 
-_vocabulary = functools.lru_cache(maxsize=4)(_Vocabulary)  # some 50 ms
+_vocabulary = functools.lru_cache(maxsize=4)(_Vocabulary)  # it takes about 50 ms
 
 
 class _Automaton:
     """A constraint over one vocabulary: its tables, and for every state the characters to the nearest ending.
 
-    Characters that no rule tells apart are one class: of 6,000 characters there are some dozens of classes.
+    Characters that no rule tells apart form one class: 6,000 characters have a few dozen classes.
     """
 
     def __init__(self, constraint: Constraint, vocabulary: _Vocabulary) -> None:
@@ -200,7 +202,7 @@ class _Automaton:
         self._classify(constraint, vocabulary)
         self._build_words(constraint)
         self._build_form(constraint)
-        # rhyme after a character, by [is it a rhyming place, rhyme before, class]; 0 no rhyme yet, the last one: wrong
+        # rhyme after a character, by [is the place a rhyming one, rhyme before, class]; 0: none yet, the last: wrong
         groups = 1 + (max(self._group, default=0) if constraint.rhymes else 0)
         self._rhyme = np.tile(np.arange(groups + 1)[:, None], (2, 1, len(self._group)))
         self._rhyme[1] = groups
@@ -221,6 +223,7 @@ class _Automaton:
 
     def _classify(self, constraint: Constraint, vocabulary: _Vocabulary) -> None:
         """Give every character a class, and the tokens the rows of classes that they are, each row once."""
+        # 1. characters that the rules name have a class of their own; the others share one by rhyme and kind
         rules = "".join([constraint.heads, *constraint.ends, *constraint.required, *constraint.forbidden, "\n"])
         own = {character: i for i, character in enumerate(dict.fromkeys(rules))}
         characters = [*own, *(character for character in vocabulary.characters if character not in own)]
@@ -237,49 +240,59 @@ class _Automaton:
         _, group, letter, inner = zip(*kinds, strict=True)
         self._class_of = class_of
         self._group, self._letter, self._inner = np.array(group), np.array(letter), np.array(inner)  # (C,) each
-        self._written = np.unique([class_of[character] for character in vocabulary.alphabet])  # classes that exist
+        self._written = np.unique([class_of[character] for character in vocabulary.alphabet])  # classes that occur
+        # 2. tokens as rows of classes; tokens with the same row are treated as one
         spelled = np.array([class_of[character] for character in vocabulary.characters])[vocabulary.spelled]  # (N, L)
         spelled[np.arange(spelled.shape[1]) >= vocabulary.lengths[:, None]] = -1
         rows, which = np.unique(spelled, axis=0, return_inverse=True)
+        # 3. the rows in order of length, so that those with a j-th character are a slice
         lengths = (rows >= 0).sum(1)
         order = np.argsort(lengths, kind="stable")  # (R,)
         self._rows = rows[order].T.copy()  # (L, R): the first characters of all, the second ones, …
         self._longer = np.searchsorted(lengths[order], np.arange(len(self._rows)), side="right")  # rows with a j-th
-        # of each token its row; tokens that are never allowed have one behind all others
+        # 4. the row of each token; tokens that are never allowed have one behind all others
         self._row_of = np.full(vocabulary.size, len(rows))
         self._row_of[vocabulary.ids] = np.argsort(order)[which.reshape(-1)]
 
     def _build_words(self, constraint: Constraint) -> None:
-        """Make the table (W + 1, C) of what is read of the words, after Aho and Corasick (1975); row W is wrong.
+        """Make the table (W + 1, C) of how much of the words has been read (Aho and Corasick 1975); row W is wrong.
 
         A state is a node of the tree of all words, and a set of required words that have been read.
         """
-        classes, tree, fails = len(self._group), [{}], [0]
-        read, wrong = [0], [False]  # of a node: the required words that end there, whether a forbidden one does
+        classes = len(self._group)
+        # 1. the tree of all words; per node its children, the required words that end there, and whether a forbidden
+        # word does
+        tree: list[dict[int, int]] = [{}]
+        read, wrong = [0], [False]
         required = list(dict.fromkeys(constraint.required))
         for number, word in enumerate([*constraint.forbidden, *required], start=-len(constraint.forbidden)):
             node = 0
             for character in word:
                 node = tree[node].setdefault(self._class_of[character], len(tree))
                 if node == len(tree):
-                    for column, empty in ((tree, {}), (fails, 0), (read, 0), (wrong, False)):
-                        column.append(empty)
+                    tree.append({})
+                    read.append(0)
+                    wrong.append(False)
             wrong[node] |= number < 0
             read[node] |= 1 << number if number >= 0 else 0
         sets = 1 << len(required)
         if len(tree) * sets * classes > _MOST_STATES:
             raise ValueError(f"{len(required)} required words and {len(constraint.forbidden)} forbidden ones: too many")
+        # 2. the next node for every class, in order of depth: where a word breaks off, its longest end that begins
+        # another word goes on (`fails`)
         nodes = np.zeros((len(tree), classes), dtype=np.int64)
+        fails = [0] * len(tree)
         queue = [0]
-        for node in queue:  # in order of depth: where a word breaks off, its longest end that begins one goes on
+        for node in queue:
             if node:
                 nodes[node] = nodes[fails[node]]
                 read[node] |= read[fails[node]]
                 wrong[node] |= wrong[fails[node]]
-            for character, child in tree[node].items():
-                fails[child] = nodes[node, character] if node else 0
-                nodes[node, character] = child
+            for kind, child in tree[node].items():
+                fails[child] = nodes[node, kind] if node else 0
+                nodes[node, kind] = child
                 queue.append(child)
+        # 3. times the sets of required words that have been read
         have = np.arange(sets)[:, None, None] | np.array(read)[nodes]  # (sets, nodes, C)
         table = np.where(np.array(wrong)[nodes], sets * len(tree), have * len(tree) + nodes)
         dead = np.full((1, classes), sets * len(tree))
@@ -288,16 +301,16 @@ class _Automaton:
 
     def _build_form(self, constraint: Constraint) -> None:
         """Make the table (F + 1, C) of places in the form; row F is wrong. At a place that `accepts` a text may end."""
-        places: list[dict] = []  # of each place: class -> next place
+        places: list[dict[int, int]] = []  # of each place: class -> next place
         rhyming: list[bool] = []
 
-        def place(classes, target: int | None = None, rhymes: bool = False) -> None:
+        def place(classes: Iterable[int], target: int | None = None, rhymes: bool = False) -> None:
             places.append(dict.fromkeys(classes, len(places) + 1 if target is None else target))
             rhyming.append(rhymes)
 
+        # 1. a place per character of each line and of its end; without a number of lines the form is a ring
         letters, inner = np.flatnonzero(self._letter), np.flatnonzero(self._inner)
         counts, ends = constraint._counts, constraint.ends
-        # without a number of lines the form is a ring, once round it
         lines = constraint._lines or int(np.lcm(len(counts), len(ends)))
         accepts = []
         for line in range(0 if constraint._is_free else lines):
@@ -306,11 +319,12 @@ class _Automaton:
             first = [self._class_of[constraint.heads[line]]] if constraint.heads else letters if count else inner
             for column in range(count or 1):
                 place(letters if column else first, rhymes=column == count - 1 and line + 1 in constraint.rhymes)
-            if not count:
+            if not count:  # any number of characters: this place leads to itself, until the end begins
                 place(inner, target=len(places))
                 places[-1][self._class_of[end[0]]] = len(places)
             for character in end[0 if count else 1 :]:
                 place([self._class_of[character]])
+        # 2. where the text may end
         self.end = -1  # reaching this place completes the text
         if constraint._lines:
             self.end = len(places)
@@ -320,10 +334,11 @@ class _Automaton:
             place(range(len(self._group)), target=0)
             accepts = [0]
         else:
-            place([])  # behind the last line of the ring it goes on as at the start
+            place([])  # after the last line the ring goes on as at the start
             places[-1] = places[0]
             rhyming[-1] = rhyming[0]
             accepts = [*accepts[len(ends) :: len(ends)], len(places) - 1]
+        # 3. as tables
         wrong = len(places)
         self._form = np.full((wrong + 1, len(self._group)), wrong)
         for number, targets in enumerate(places):
@@ -332,7 +347,7 @@ class _Automaton:
         self._accepts = np.isin(np.arange(wrong + 1), accepts)  # (F + 1,)
 
     def _reach(self, shape: tuple[int, int, int]) -> None:
-        """Fill `needs` (F + 1, G + 1, W + 1): the fewest characters to an ending, backwards until nothing changes."""
+        """Fill `needs` (F + 1, G + 1, W + 1): the fewest characters to an ending; backwards, until nothing changes."""
         needs = np.full(shape, _FAR, dtype=np.int64)
         needs[:, :-1] = np.where(self._accepts[:, None, None] & self._complete, 0, _FAR)
         changed = True
@@ -352,17 +367,17 @@ class _Automaton:
         self.needs = needs
 
     def after(self, at: tuple[int, int, int]) -> np.ndarray:
-        """Return (V,): the fewest characters to an ending after each token; 2**30 for none."""
-        here = [np.full(self._rows.shape[1], part) for part in at]  # place, rhyme, words: (R,) each
+        """Return (V,): the fewest characters to an ending after each token; 2**30 if there is none."""
+        state = [np.full(self._rows.shape[1], part) for part in at]  # place, rhyme, words: (R,) each
         for classes, first in zip(self._rows, self._longer, strict=True):
-            place, rhyme, words = (part[first:] for part in here)  # of the tokens that are this long
+            place, rhyme, words = (part[first:] for part in state)  # of the tokens that are this long
             rhyme[:] = self._rhyme[self._rhyming[place], rhyme, classes[first:]]
             place[:] = self._form[place, classes[first:]]
             words[:] = self._words[words, classes[first:]]
-        return np.append(self.needs[tuple(here)], _FAR)[self._row_of]
+        return np.append(self.needs[tuple(state)], _FAR)[self._row_of]
 
     def read(self, at: tuple[int, int, int], token: int) -> tuple[int, int, int]:
-        """Return the state after one token; place -1, from which there is no ending, after one without a text."""
+        """Return the state after one token; after one without a text place -1, from which there is no ending."""
         if self._row_of[token] == self._rows.shape[1]:
             return -1, 0, 0
         place, rhyme, words = at

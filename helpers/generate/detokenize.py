@@ -1,25 +1,31 @@
-"""Detokenize while a text is being written: ids become characters, stop strings and finished sentences are found."""
+"""Detokenize while a text is being written: turn ids into characters, find stop strings and finished sentences."""
+
+import re
+from collections.abc import Iterable
 
 from transformers import PreTrainedTokenizerFast
 
-from helpers.generate.settings import SENTENCE
 from helpers.vocab.tokenizer import decode
 
-LONGEST_CHARACTER = 4  # pieces that may spell one character: the bytes of UTF-8
+# up to the end of the first finished sentence or line: some text, then a line break, or end marks with closing quotes
+# and brackets; only the next character shows that no further mark follows
+SENTENCE = re.compile(r"\S\s*?(?:\n|[。！？!?…]+[”’」』）)\]】》]*(?=[^。！？!?…”’」』）)\]】》]))", re.DOTALL)
+LONGEST_CHARACTER = 4  # tokens that may spell one character: the bytes of UTF-8
 
 
 class Detokenizer:
-    """Tokens become text, one by one: never half a character, and nothing past a stop string or a finished sentence."""
+    """Tokens become text, one by one: never half a character, and nothing after a stop string or finished sentence."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, stop: tuple[str, ...] = (), sentence: bool = False) -> None:
         self.text = ""
-        self.starts: list[int] = []  # of each token, where in the text it begins
+        self.starts: list[int] = []  # where in the text each token begins
         self.stopped = False
         self._tokenizer, self._stop, self._sentence = tokenizer, stop, sentence
-        self._pending: list[int] = []  # pieces that may be the beginning of a character
+        self._pending: list[int] = []  # tokens that may be the beginning of a character
 
     def push(self, token: int) -> bool:
-        """Add a token; say whether the text ends with it."""
+        """Add a token; return whether the text ends with it."""
+        # 1. wait until a character is whole
         self.starts.append(len(self.text))
         self._pending.append(token)
         new = decode(self._tokenizer, self._pending)
@@ -27,15 +33,22 @@ class Detokenizer:
             return False
         self._pending = []
         self.text += new
+        # 2. look for a stop string in what is new, and as far before it as one may reach back
         if self._stop:
-            # only what is new, and as much before it as a stop string may reach back
             start = max(0, len(self.text) - len(new) - max(map(len, self._stop)))
             ends = [at for each in self._stop if (at := self.text.find(each, start)) >= 0]
             if ends:
                 return self._end(min(ends))
-        if self._sentence and (found := SENTENCE.search(self.text)):
-            return self._end(found.end())
+        # 3. look for the end of a sentence
+        if self._sentence and (match := SENTENCE.search(self.text)):
+            return self._end(match.end())
         return self.stopped
+
+    def extend(self, tokens: Iterable[int]) -> "Detokenizer":
+        """Add all tokens; return this detokenizer."""
+        for token in tokens:
+            self.push(token)
+        return self
 
     def _end(self, length: int) -> bool:
         self.text, self.stopped = self.text[:length], True
@@ -43,7 +56,7 @@ class Detokenizer:
 
     @property
     def settled(self) -> int:
-        """How many characters of the text stay, whatever comes: the rest may be the beginning of a stop string."""
+        """How many characters of the text are final; the rest may be the beginning of a stop string."""
         if self.stopped or not self._stop:
             return len(self.text)
         held = [n for each in self._stop for n in range(1, len(each)) if self.text.endswith(each[:n])]
@@ -51,7 +64,7 @@ class Detokenizer:
 
     @property
     def tokens(self) -> int:
-        """How many tokens stand in the text, be it with a part of them."""
+        """How many tokens are in the text, at least in part."""
         if not self.stopped:
             return len(self.starts)
         return sum(start < len(self.text) for start in self.starts)

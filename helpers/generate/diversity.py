@@ -13,20 +13,14 @@ from helpers.generate.settings import DEFAULT, Settings
 
 @dataclass(frozen=True)
 class Cell:
-    """How texts are at one temperature and top-p.
-
-    diversity: of all n-grams in the texts of one prompt, the share that differ (Li et al. 2016, distinct-n).
-    repetition: of a text's n-grams, the share that stood in it before (Welleck et al. 2020, seq-rep-n). longest: the
-    longest stretch of a text that stands in the training text, in characters, on average; share: of its n-grams as
-    `Index.copied` counts them; both None without an index.
-    """
+    """How diverse, repetitive and copied the texts are at one temperature and top-p; n-grams are of characters."""
 
     temperature: float
     top_p: float
-    diversity: float
-    repetition: float
-    longest: float | None
-    share: float | None
+    diversity: float  # the share of different n-grams in the texts of one prompt (Li et al. 2016, distinct-n)
+    repetition: float  # the share of a text's n-grams that it had before (Welleck et al. 2020, seq-rep-n)
+    longest: float | None  # mean length of the longest copied stretch, in characters; None without an index
+    share: float | None  # share of the n-grams, as `Index.copied` counts them, that occur in the training text
 
 
 def grid(
@@ -41,20 +35,20 @@ def grid(
     settings: Settings = DEFAULT,
     n: int = 4,
 ) -> list[Cell]:
-    """Write `samples` texts a prompt at each temperature × top-p, and return how they are, row by row.
+    """Write `samples` texts per prompt at each temperature × top-p; return a Cell for each, row by row.
 
-    The other settings stay as they are given. Only what was written counts, not the prompt; n counts characters.
-    Raises ValueError where there is no prompt.
+    The other settings stay as given. Only the continuations count, without their prompts; n: characters per n-gram.
+    Raises ValueError if tvariant is no prompt.
     """
     if not prompts:
-        raise ValueError("there is no prompt: give at least one (it may be empty)")
+        raise ValueError("tvariant is no prompt: give at least one (it may be empty)")
     cells = []
     for temperature in temperatures:
         for top_p in top_ps:
-            wanted = replace(settings, temperature=temperature, top_p=top_p)
+            variant = replace(settings, temperature=temperature, top_p=top_p)
             groups = []
             for prompt in prompts:
-                drawn = generate.generate(model, tokenizer, prompt, wanted, samples)
+                drawn = generate.generate(model, tokenizer, prompt, variant, samples)
                 groups.append([sample.text[len(prompt) :] for sample in drawn])
             texts = [text for group in groups for text in group]
             longest = share = None
@@ -69,6 +63,6 @@ def grid(
 
 
 def _distinct(texts: Sequence[str], n: int) -> float:
-    """Return the share of different ones among the n-grams of texts; 1 where there is none."""
+    """Return the share of different n-grams among all of the texts; 1 if tvariant are none."""
     grams = [text[i : i + n] for text in texts for i in range(len(text) - n + 1)]
     return len(set(grams)) / len(grams) if grams else 1.0

@@ -1,4 +1,4 @@
-"""Explain a written text: each token's probability and rank, what each filter removed, where a head attended."""
+"""Explain a text: the probability and rank of each token, what each filter removed, the attention weights."""
 
 import json
 import math
@@ -10,53 +10,42 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from helpers.generate import batch as generate_batch
-from helpers.generate import sampling
-from helpers.generate.batch import PADDING, DecodeBatch, banned, prompt_ids, window_start
+from helpers.generate import inference, sampling
+from helpers.generate.batch import PADDING, active_filters, banned, prompt_ids, window_start
 from helpers.generate.detokenize import Detokenizer
 from helpers.generate.settings import DEFAULT, Settings
 from helpers.vocab.tokenizer import decode
 
-ROWS = 64  # places whose filters are computed at once: a handful of tensors (ROWS, V) are in memory then
+ROWS = 64  # places whose filters are computed at once: a handful of tensors (ROWS, V) are in memory
 
 
 @dataclass(frozen=True)
 class Filter:
-    """What one filter did at one place.
+    """What one filter did at one place."""
 
-    name: as in `Settings`. removed: how many tokens it took away; lost: the probability that these had, of what the
-    filters before it had left. chosen: the probability of the written token after it; 0 if it took that away.
-    likeliest: of what it took away, the likeliest (text, probability).
-    """
-
-    name: str
-    removed: int
-    lost: float
-    chosen: float
-    likeliest: tuple[tuple[str, float], ...]
+    name: str  # as in `Settings`
+    removed: int  # how many tokens it removed
+    lost: float  # their probability, of what the filters before had left
+    chosen: float  # the probability of the written token after this filter; 0 if it was removed
+    likeliest: tuple[tuple[str, float], ...]  # the likeliest (text, probability) of those removed
 
 
 @dataclass(frozen=True)
 class Step:
-    """One token of a text, as the model saw it coming.
-
-    text: what it adds to the text; "" for the document's end, and for a byte piece that does not end a character.
-    probability, rank (1 is the likeliest), bits (-log2 of the probability): in the model's own distribution, before
-    any filter. bits_per_character: None where text is "". alternatives: the likeliest (text, probability).
-    """
+    """One token of a text; its figures belong to the model's own distribution, before any filter."""
 
     token: int
-    text: str
+    text: str  # what it adds to the text; "" for the document's end, and for a byte that does not end a character
     probability: float
-    rank: int
-    bits: float
-    bits_per_character: float | None
-    alternatives: tuple[tuple[str, float], ...]
+    rank: int  # 1 is the likeliest
+    bits: float  # -log2 of the probability
+    bits_per_character: float | None  # None where text is ""
+    alternatives: tuple[tuple[str, float], ...]  # the likeliest (text, probability)
     filters: tuple[Filter, ...]
 
     @property
     def drawn_with(self) -> float:
-        """The probability of the token after all filters: with this one it was drawn."""
+        """The probability of the token after all filters, with which it was drawn."""
         return self.filters[-1].chosen if self.filters else self.probability
 
 
@@ -71,20 +60,22 @@ def explain(
 ) -> list[Step]:
     """Return a Step for each of the tokens that were written after a prompt with these settings.
 
-    `tokens` as in `Sample`; the document's end may stand behind them. Each figure is the one that the
-    generator had: past the context, too, the model sees what it saw then. One forward pass a window. Raises ValueError
-    for a token that is never written, such as padding.
+    `tokens` as in `Sample`; the document's end may follow them. Each figure is the one that the generator had: beyond
+    the context, too, the model sees what it saw then. One forward pass per window. Raises ValueError for a token that
+    is never written, such as padding, and for a model in training mode.
     """
     never = banned(model, tokenizer)  # (V,)
     for token in tokens:
         if not 0 <= token < len(never) or never[token]:
             raise ValueError(f"token {token} is never written: give the tokens of a Sample")
+    inference.check_eval(model)
     begun = prompt_ids(tokenizer, prompt)
-    ids, n_ctx = [*begun, *tokens], _n_ctx(model, tokenizer)
+    ids, n_ctx = [*begun, *tokens], inference.context_length(model.config)
     texts = _texts(tokenizer, tokens)
     allowed = _allowed(model, tokenizer, tokens, settings)
     steps = []
     for places, logits in _read(model, ids, len(begun), n_ctx):
+        # 1. what the filters did at these places
         logits = logits.float().masked_fill(never, -torch.inf)  # (N, V)
         starts = [window_start(place, n_ctx) for place in places]
         seen = [ids[start:place] for start, place in zip(starts, places, strict=True)]
@@ -93,7 +84,7 @@ def explain(
         new = slice(places[0] - len(begun), places[-1] + 1 - len(begun))
         mask = None if allowed is None else torch.stack(allowed[new]).to(logits.device)  # (N, V)
         work = _filter(tokenizer, logits, seen, written, chosen, mask, settings, alternatives)
-
+        # 2. what the model thought, before the filters
         log_p = logits.log_softmax(-1)
         own = log_p.gather(1, torch.tensor(chosen, device=logits.device)[:, None])  # (N, 1)
         ranks = 1 + (log_p > own).sum(-1)
@@ -114,11 +105,7 @@ def to_json(steps: Sequence[Step]) -> str:
 def token_name(tokenizer: PreTrainedTokenizerFast, token: int) -> str:
     """Return a token as people read it: its text, or its name where it has no text of its own ([CLS], <0xE6>)."""
     text = decode(tokenizer, [token])
-    return text if text and "\ufffd" not in text else tokenizer.convert_ids_to_tokens(token)
-
-
-def _n_ctx(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> int:
-    return DecodeBatch(model, tokenizer).n_ctx  # which refuses a model in training mode, too
+    return text if text and "\ufffd" not in text else tokenizer.convert_ids_to_tokens([token])[0]
 
 
 def _read(model: PreTrainedModel, ids: list[int], begun: int, n_ctx: int) -> Iterator[tuple[list[int], Tensor]]:
@@ -144,19 +131,19 @@ def _filter(
     settings: Settings,
     alternatives: int,
 ) -> list[tuple[Filter, ...]]:
-    """Return for each row of logits (N, V) what the filters did, one after the other."""
+    """Return what the filters did to each row of logits (N, V), one after the other."""
     work: list[list[Filter]] = [[] for _ in chosen]
     before = logits.softmax(-1)
-    filters = generate_batch.filters([settings], logits.device)
+    active = active_filters([settings], logits.device)
     ids, own = (_padded(rows).to(logits.device) for rows in (seen, written))  # (N, T), (N, T')
-    for title, after in sampling.steps(logits, ids, own, allowed=allowed, **filters):
+    for name, after in sampling.steps(logits, ids, own, allowed=allowed, **active):
         gone = (before > 0) & (after == -torch.inf)  # (N, V)
         lost = before.where(gone, 0)
         likeliest = _likeliest(tokenizer, lost, alternatives)
         before = after.softmax(-1)
         rows = zip(gone.sum(-1).tolist(), lost.sum(-1).tolist(), before, chosen, likeliest, strict=True)
-        for row, (removed, share, left, token, some) in zip(work, rows, strict=True):
-            row.append(Filter(title, removed, share, float(left[token]), some))
+        for row, (removed, share, left, token, best) in zip(work, rows, strict=True):
+            row.append(Filter(name, removed, share, float(left[token]), best))
     return [tuple(row) for row in work]
 
 
@@ -168,7 +155,7 @@ def _padded(rows: list[list[int]]) -> Tensor:
 def _likeliest(
     tokenizer: PreTrainedTokenizerFast, probabilities: Tensor, n: int
 ) -> list[tuple[tuple[str, float], ...]]:
-    """Return of each row (N, V) the n likeliest (text, probability); none that has no chance."""
+    """Return the n likeliest (text, probability) of each row (N, V), without those of probability 0."""
     best = probabilities.topk(min(n, probabilities.shape[1]))
     rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return [tuple((token_name(tokenizer, i), p) for i, p in zip(*row, strict=True) if p > 0) for row in rows]
@@ -176,27 +163,24 @@ def _likeliest(
 
 def _texts(tokenizer: PreTrainedTokenizerFast, tokens: Sequence[int]) -> list[str]:
     """Return what each token adds to the text, as it was streamed."""
-    writing, texts = Detokenizer(tokenizer), []
+    written, texts = Detokenizer(tokenizer), []
     for token in tokens:
-        length = len(writing.text)
-        writing.push(token)
-        texts.append(writing.text[length:])
+        length = len(written.text)
+        written.push(token)
+        texts.append(written.text[length:])
     return texts
 
 
 def _allowed(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, tokens: Sequence[int], settings: Settings
 ) -> list[Tensor] | None:
-    """Return for each token what the constraint allowed there, (V,) true; None without a constraint."""
+    """Return what the constraint allowed at each token, (V,) each; None without a constraint."""
     if settings.constraint is None:
         return None
     state = settings.constraint.begin(tokenizer, tokenizer.eos_token_id, settings.max_new_tokens)
     masks = []
     for token in tokens:
-        mask = torch.zeros(model.config.vocab_size, dtype=torch.bool)
-        allowed = state.allowed()
-        mask[: len(allowed)] = allowed
-        masks.append(mask)
+        masks.append(state.allowed(model.config.vocab_size))
         if token != tokenizer.eos_token_id:
             state.advance(token)
     return masks
@@ -204,30 +188,20 @@ def _allowed(
 
 @torch.inference_mode()
 def attentions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text: str) -> tuple[list[str], Tensor]:
-    """Return the tokens (T) that the model sees of a text, and the weights of all heads, (layers, heads, T, T).
+    """Return the tokens (T) that the model sees of a text, and the attention weights (layers, heads, T, T).
 
-    Row i says how much the head that writes at place i takes from each place; it sums to 1, and is 0 to the right
-    of i. The first token is the document's start. Memory grows with T²: give a prompt, not a book.
+    Row i of a head: how much it takes from each token when it reads token i; it sums to 1, and is 0 to the right of i.
+    The first token is the document's start. Memory grows with T²: give a prompt, not a book. Raises ValueError for a
+    model in training mode.
     """
+    inference.check_eval(model)
     ids = prompt_ids(tokenizer, text)
-    ids = ids[window_start(len(ids), _n_ctx(model, tokenizer)) :]
-    usual = model.config._attn_implementation
-    # the fast kernels never hold the weights; the plain way does. For this one pass only
-    model.set_attn_implementation("eager")
+    ids = ids[window_start(len(ids), inference.context_length(model.config)) :]
+    implementation = model.config._attn_implementation
+    model.set_attn_implementation("eager")  # the fast kernels never hold the weights
     try:
         window = torch.tensor([ids], device=model.device)  # (1, T)
         weights = model(input_ids=window, use_cache=False, output_attentions=True).attentions  # L × (1, H, T, T)
     finally:
-        model.set_attn_implementation(usual)
+        model.set_attn_implementation(implementation)
     return [token_name(tokenizer, i) for i in ids], torch.cat(weights).float().cpu()
-
-
-def attention(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text: str, layer: int, head: int) -> Tensor:
-    """Return the weights (T, T) of one head, both counted from 0, as `attentions` has them.
-
-    Raises ValueError for a layer or head that the model does not have.
-    """
-    layers, heads = model.config.num_hidden_layers, model.config.num_attention_heads
-    if not (0 <= layer < layers and 0 <= head < heads):
-        raise ValueError(f"layer {layer}, head {head}: this model has layers 0 to {layers - 1}, heads 0 to {heads - 1}")
-    return attentions(model, tokenizer, text)[1][layer, head]

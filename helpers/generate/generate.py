@@ -1,4 +1,4 @@
-"""Generate text: continuations of a prompt, one or many, whole or as a stream."""
+"""Generate text: load a model, continue one prompt or many, as whole texts or as a stream."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -11,19 +11,19 @@ from transformers.utils import logging as transformers_logging
 
 from helpers import paths
 from helpers.generate import sampling
-from helpers.generate.batch import MAX_ROWS, DecodeBatch, Row, filters, prompt_ids
+from helpers.generate.batch import DecodeBatch, Row, active_filters, prompt_ids
 from helpers.generate.settings import DEFAULT, Chunk, Sample, Settings
 from helpers.manifest import RoomError, open_room
-from helpers.vocab.tokenizer import load as load_tokenizer
+from helpers.vocab.tokenizer import load_tokenizer
 
+MAX_ROWS = 64  # rows that generate_batch decodes at once
 transformers_logging.disable_progress_bar()  # a bar for each loaded file would fill the notebook
 
 
 def load(run: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """Return (model in eval mode, tokenizer) of a run given by name, or of a folder given as a Path.
 
-    On the GPU where there is one. A run's files are checked first; raises RoomError with the notebook that
-    mends it.
+    On the GPU where there is one. The files of a run are checked first; raises RoomError with the notebook to run.
     """
     if isinstance(run, Path):
         folder = run
@@ -33,11 +33,12 @@ def load(run: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
         open_room(run, "train")
         folder = paths.room(run, "train") / "final_model"
     model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
-    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval().requires_grad_(False), load_tokenizer(folder)
+    model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]  # the library hides its signature
+    return model.eval().requires_grad_(False), load_tokenizer(folder)
 
 
 def _run(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, rows: list[Row], max_rows: int) -> None:
-    """Write all rows to their end, at most max_rows at a time; others join when half of the places are free."""
+    """Write all rows to their end, at most max_rows at a time; others join once half of the places are free."""
     batch = DecodeBatch(model, tokenizer)
     waiting = [row for row in reversed(rows) if not row.done]
     while waiting or batch.rows:
@@ -54,9 +55,9 @@ def generate(
     settings: Settings = DEFAULT,
     samples: int = 1,
 ) -> list[Sample]:
-    """Return `samples` continuations of one prompt, written in one batch from one encoding of the prompt.
+    """Return `samples` continuations of one prompt, written in one batch; the prompt is read once.
 
-    Sample i of a seed is the same text however many samples are asked for. Raises ValueError for samples < 1.
+    Sample i of a seed is the same text for any number of samples. Raises ValueError for samples < 1.
     """
     if samples < 1:
         raise ValueError(f"samples is {samples}: ask for 1 or more")
@@ -69,7 +70,7 @@ def generate(
 def generate_batch(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompts: Sequence[str], settings: Settings = DEFAULT
 ) -> list[Sample]:
-    """Return one continuation a prompt, in order: the same texts as `generate` one by one, in far less time.
+    """Return one continuation per prompt, in order: the same texts as `generate` one by one, in far less time.
 
     Raises ValueError when there is no prompt.
     """
@@ -87,18 +88,18 @@ def stream_chunks(
     settings: Settings = DEFAULT,
     stop: threading.Event | None = None,
 ) -> Iterator[Chunk]:
-    """Yield the continuation (without the prompt) piece by piece; setting `stop` ends it within one token.
+    """Yield the continuation (without the prompt) in chunks; setting `stop` ends it within one token.
 
-    The texts add up to exactly what `generate` returns. Byte pieces are held back until their character is whole, and
-    what may become a stop string until it cannot any more.
+    The texts add up to exactly what `generate` returns. Byte tokens are held back until their character is whole, and
+    the possible beginning of a stop string until it is clear that it is none.
     """
-    batch, row = DecodeBatch(model, tokenizer), Row(prompt_ids(tokenizer, prompt), settings, watched=True)
+    batch, row = DecodeBatch(model, tokenizer), Row(prompt_ids(tokenizer, prompt), settings, streamed=True)
     if not row.done:
         batch.add([row])
     while batch.rows and not (stop and stop.is_set()):
         batch.step()
-        if piece := row.take():
-            yield piece
+        if chunk := row.take():
+            yield chunk
 
 
 def stream(
@@ -108,10 +109,10 @@ def stream(
     settings: Settings = DEFAULT,
     stop: threading.Event | None = None,
 ) -> Iterator[str]:
-    """Yield only the texts of `stream_pieces`."""
-    for piece in stream_chunks(model, tokenizer, prompt, settings, stop):
-        if piece.text:
-            yield piece.text
+    """Yield only the texts of `stream_chunks`."""
+    for chunk in stream_chunks(model, tokenizer, prompt, settings, stop):
+        if chunk.text:
+            yield chunk.text
 
 
 def next_logits(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompt: str) -> tuple[Tensor, Tensor]:
@@ -122,8 +123,8 @@ def next_logits(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prom
 
 
 def filtered(logits: Tensor, ids: Tensor, settings: Settings, written: Tensor | None = None) -> Tensor:
-    """Return logits (B, V) after all filters that the settings ask for; softmax gives what is sampled from.
+    """Return logits (B, V) after all filters that the settings ask for; softmax gives the distribution to draw from.
 
-    ids: (B, T), the text so far; written: (B, N), of these the ids after the prompt, for the two penalties of OpenAI.
+    ids (B, T): the text so far; written (B, N): those of them after the prompt, for the two penalties of OpenAI.
     """
-    return sampling.filtered(logits, ids, written, **filters([settings], logits.device))
+    return sampling.filtered(logits, ids, written, **active_filters([settings], logits.device))

@@ -1,13 +1,12 @@
-"""Does a text create or copy? An index over training text finds every stretch of a text that stands in it.
+"""Memorization: find every stretch of a generated text that occurs verbatim in the training text.
 
-A suffix array (Manber and Myers 1993): all places of the training text, sorted by what stands there. What begins like
-a given text is then found by bisection, in memory of some seven bytes a byte of text while it is built and three
-after that. Counts in characters, never in halves of one, and no stretch crosses from one document into the next. Knows
-nothing of models and tokens, nor of where a stretch comes from: what stands in the training text often may well have
-been learnt and not copied.
+A suffix array (Manber and Myers 1993): all positions of the training text, sorted by the text from there on. Whatever
+begins like a given text is then found by bisection. Building takes about seven bytes of memory per byte of text,
+searching about three. Counts in characters, never in halves of one; no stretch crosses from one document into the next.
+Knows nothing of models and tokens, nor why a stretch recurs: what occurs in the training text often may have been
+learnt and not copied.
 """
 
-import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,9 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from pydivsufsort import divsufsort
 
-from helpers import paths
-from helpers.manifest import RoomError
-from helpers.wording import run_again
+from helpers.corpus.shards import read_texts
 
 LIMIT = 100_000_000  # bytes of training text that an index holds
 BORDER = b"\xff"  # after each document; UTF-8 never has this byte
@@ -26,12 +23,12 @@ FIRST_LOOK = 48  # bytes; most matches are shorter, and short slices compare fas
 
 @dataclass(frozen=True)
 class Stretch:
-    """text[start:end] stands in the training text so many `times`; `document` is the first that has it, from 0."""
+    """text[start:end] occurs in the training text."""
 
     start: int
     end: int
-    document: int
-    times: int
+    document: int  # the first document that has it, from 0
+    times: int  # how often it occurs
 
     def __len__(self) -> int:
         return self.end - self.start
@@ -39,50 +36,43 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Copied:
-    """What of a text stands in the training text.
-
-    longest: length of the longest stretch, in characters. stretches: the long ones, from left to right; none lies
-    within another, though they may overlap. ngrams, known: how many sequences of `n` characters the text has, and how
-    many of these stand in the training text.
-    """
+    """What a text has in common with the training text."""
 
     text: str
-    longest: int
-    stretches: tuple[Stretch, ...]
-    n: int
-    ngrams: int
-    known: int
+    longest: int  # length of the longest stretch that occurs there, in characters
+    stretches: tuple[Stretch, ...]  # the long ones, from left to right; none is within another, but they may overlap
+    n: int  # characters per n-gram
+    ngrams: int  # n-grams of the text
+    known: int  # those of them that occur in the training text
 
     @property
     def share(self) -> float:
-        """The share of the n-grams that stand in the training text; 0 for a text of less than n characters."""
+        """The share of the n-grams that occur in the training text; 0 for a text of less than n characters."""
         return self.known / self.ngrams if self.ngrams else 0.0
 
 
 class Index:
-    """The texts, and a suffix array over them: where each stretch of a text stands in them."""
+    """Training texts and a suffix array over them."""
 
     def __init__(self, texts: Iterable[str], limit: int = LIMIT) -> None:
-        """Index texts in order, up to the first that would make it more than `limit` bytes of UTF-8.
-
-        `whole` says whether all had room.
-        """
-        self._data = bytearray()
+        """Index texts in order, up to the first that does not fit into `limit` bytes of UTF-8; `whole`: all did."""
+        data = bytearray()
         starts, self.whole = [], True
         for text in texts:
             coded = _coded(text) + BORDER
-            if len(self._data) + len(coded) > limit:
+            if len(data) + len(coded) > limit:
                 self.whole = False
                 break
-            starts.append(len(self._data))
-            self._data += coded
+            starts.append(len(data))
+            data += coded
         self._starts = np.array(starts, dtype=np.int64)  # (D,), where each document begins
-        self._order = _suffix_array(self._data)  # (C,), where each character or border begins, sorted by what follows
+        self._order = _suffix_array(data)  # (C,), where each character or border begins, sorted by what follows
+        self._data = bytes(data)
 
     @classmethod
     def of_run(cls, run: str, limit: int = LIMIT) -> "Index":
-        """Index the training text of a run; of a large one the first `limit` bytes (100 MB take 0.7 GB to build)."""
-        return cls(_training_texts(run), limit)
+        """Index the first `limit` bytes of a run's training text (100 MB take 0.7 GB while it is built)."""
+        return cls(read_texts(run, "train"), limit)
 
     @property
     def documents(self) -> int:
@@ -100,9 +90,9 @@ class Index:
         return self._data[start : self._data.index(BORDER, start)].decode("utf-8", "surrogatepass")
 
     def copied(self, text: str, shortest: int = 8, n: int = 8) -> Copied:
-        """Find every stretch of at least `shortest` characters, and the n-grams, that stand in the training text.
+        """Find every stretch of at least `shortest` characters, and every n-gram, that occurs in the training text.
 
-        Some 20 µs a character. Raises ValueError for numbers below 1.
+        Takes about 20 µs per character. Raises ValueError for numbers below 1.
         """
         if shortest < 1 or n < 1:
             raise ValueError(f"shortest is {shortest} and n is {n}: both count characters, from 1")
@@ -111,45 +101,44 @@ class Index:
         lengths = [self._match(data, borders, i) for i in range(len(text))]
         stretches = []
         for i, length in enumerate(lengths):
-            inside = i > 0 and lengths[i - 1] == length + 1  # of the stretch that began one character before
+            inside = i > 0 and lengths[i - 1] == length + 1  # it is the end of the stretch that began one before
             if length >= shortest and not inside:
-                stretches.append(self._place(data[borders[i] : borders[i + length]], i, length))
+                stretches.append(self._locate(data[borders[i] : borders[i + length]], i, length))
         ngrams = max(0, len(text) - n + 1)
         known = sum(length >= n for length in lengths[:ngrams])
         return Copied(text, max(lengths, default=0), tuple(stretches), n, ngrams, known)
 
     def _match(self, data: bytes, borders: list[int], i: int) -> int:
-        """Return how many characters from character i on stand together in the training text."""
+        """Return how many characters from character i on occur together in the training text."""
         start, look = borders[i], FIRST_LOOK
         while True:
             wanted = data[start : start + look]
-            place = bisect_left(self._order, wanted, key=lambda at: self._data[at : at + len(wanted)])
-            # the texts that agree longest stand beside the place where this one would stand
+            place = bisect_left(self._order, wanted, key=lambda at: self._slice(at, len(wanted)))
+            # in the sorted order, the texts that agree longest are neighbours
             beside = self._order[max(0, place - 1) : place + 1].tolist()
-            agree = max((_agreement(wanted, self._data[at : at + len(wanted)]) for at in beside), default=0)
+            agree = max((_agreement(wanted, self._slice(at, len(wanted))) for at in beside), default=0)
             if agree < len(wanted) or start + look >= len(data):
-                return bisect_right(borders, start + agree) - 1 - i  # of a character that agrees in part: nothing
+                return bisect_right(borders, start + agree) - 1 - i  # a character that agrees in part does not count
             look *= 2
 
-    def _place(self, wanted: bytes, start: int, length: int) -> Stretch:
-        """Return where and how often a stretch stands that does stand in the training text."""
-
-        def cut(at: int) -> bytearray:
-            return self._data[at : at + len(wanted)]
-
-        low = bisect_left(self._order, wanted, key=cut)
-        high = bisect_right(self._order, wanted, lo=low, key=cut)
+    def _locate(self, wanted: bytes, start: int, length: int) -> Stretch:
+        """Return where and how often a stretch occurs that is known to occur."""
+        low = bisect_left(self._order, wanted, key=lambda at: self._slice(at, len(wanted)))
+        high = bisect_right(self._order, wanted, lo=low, key=lambda at: self._slice(at, len(wanted)))
         first = int(self._order[low:high].min())
         document = int(np.searchsorted(self._starts, first, side="right")) - 1
         return Stretch(start, start + length, document, high - low)
 
+    def _slice(self, at: int, length: int) -> bytes:
+        return self._data[at : at + length]
+
 
 def _coded(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")  # UTF-8 sorts as the characters do; no str is refused
+    return text.encode("utf-8", "surrogatepass")  # UTF-8 sorts as the characters do; any str is accepted
 
 
 def _character_borders(data: bytes) -> list[int]:
-    """Return where each character of UTF-8 begins, and the end."""
+    """Return where each UTF-8 character begins, and the end."""
     return [*np.flatnonzero(_begins_character(np.frombuffer(data, np.uint8))).tolist(), len(data)]
 
 
@@ -159,25 +148,16 @@ def _begins_character(data: np.ndarray) -> np.ndarray:
 
 def _agreement(one: bytes, other: bytes) -> int:
     """Return how many bytes two texts have in common at their beginning."""
+    # read as big numbers, XOR leaves zeros where they agree: much faster than a loop
     n = min(len(one), len(other))
     difference = int.from_bytes(one[:n]) ^ int.from_bytes(other[:n])
     return n - (difference.bit_length() + 7) // 8
 
 
 def _suffix_array(data: bytearray) -> np.ndarray:
-    """Return the places (C,) where a character begins, or a document ends, sorted by the bytes from there on."""
+    """Return the positions (C,) of characters and document ends, sorted by the bytes from there on."""
     if not data:
         return np.empty(0, dtype=np.int32)
     codes = np.frombuffer(data, np.uint8)
     order = divsufsort(codes)  # (N,)
     return order[_begins_character(codes)[order]]
-
-
-def _training_texts(run: str) -> Iterable[str]:
-    shards = paths.shards(run, "corpus", "train", ".jsonl")
-    if not shards:
-        raise RoomError(f"run '{run}' has no training text: {run_again('corpus', run)}")
-    for shard in shards:
-        with open(shard, encoding="utf-8") as file:
-            for line in file:
-                yield json.loads(line)["text"]

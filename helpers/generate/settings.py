@@ -1,53 +1,78 @@
-"""What can be asked of a generated text, and what comes back: settings, samples, chunks, token log-probabilities."""
+"""What can be asked of a generated text: sampling settings with their ranges; and what comes back: samples, chunks."""
 
-import re
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from helpers.generate.constraints import Constraint
 
-SENTENCE = re.compile(r"\S\s*?(?:\n|[。！？!?…]+[”’」』）)\]】》]*(?=[^。！？!?…”’」』）)\]】》]))", re.DOTALL)
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """The values of one sampling setting: what `Settings` accepts, and what is offered to users."""
+
+    off: float  # the default, which changes nothing; an int for a setting that counts
+    low: float  # the smallest value that `Settings` accepts
+    high: float  # the largest one; math.inf: there is none
+    low_is_open: bool = False  # `low` itself is not accepted
+    greedy: float | None = None  # at this value the likeliest token is always taken
+    least: float  # the smallest value that a request over HTTP may ask for
+    most: float  # the largest one
+    slider: tuple[float, float, float] | None = None  # least, most and step of a slider; None: it has no slider
+
+    @property
+    def note(self) -> str:
+        """What the special values mean: "1 is off, 0 is greedy"."""
+        return f"{self.off:g} is off" + ("" if self.greedy is None else f", {self.greedy:g} is greedy")
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high and not (self.low_is_open and value == self.low)
+
+    def __str__(self) -> str:
+        """Return the accepted values in words: "between 0 (greedy) and 1 (off)"."""
+        names = {self.off: " (off)", self.greedy: " (greedy)"}
+        low, high = (f"{value:g}{names.get(value, '')}" for value in (self.low, self.high))
+        if self.high == math.inf:
+            return f"{low} or more"
+        if self.low_is_open:
+            return f"above {low}, and at most {high}"
+        return f"between {low} and {high}" + ("" if self.off in (self.low, self.high) else f" ({self.off:g} is off)")
 
 
-@dataclass(frozen=True)
+def _ranged(off: float, low: float, high: float, **more: Any) -> Any:
+    values = {"off": off, "low": low, "high": high, "least": low, "most": high} | more
+    return field(default=off, metadata={"range": Range(**values)})
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """How a text is continued; the defaults sample from the model's own distribution.
 
-    max_new_tokens: the longest continuation. temperature … no_repeat_ngram: see `sampling`; temperature 0 or top_p 0
-    is greedy. seed: the same seed gives the same text, None another text each time. stop: the text ends before the
-    first of these strings. sentence: it ends after its first finished sentence or line. logprobs: note each token's
-    `TokenLogprob`, with so many alternatives; None notes nothing. constraint: see `constraints`; it is never violated.
     Raises ValueError for a setting out of its range.
     """
 
-    max_new_tokens: int = 100
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    repetition_penalty: float = 1.0
-    seed: int | None = None
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    no_repeat_ngram: int = 0
-    stop: tuple[str, ...] = ()
-    sentence: bool = False
-    logprobs: int | None = None
-    constraint: Constraint | None = None
+    max_new_tokens: int = 100  # the longest continuation
+    # filters, explained in `sampling`: here are the ranges (off, low, high), there functions of the same names
+    temperature: float = _ranged(1.0, 0, 100, most=2, greedy=0, slider=(0, 2, 0.05))  # below 1 careful, above 1 daring
+    top_p: float = _ranged(1.0, 0, 1, greedy=0, slider=(0, 1, 0.01))  # the likeliest tokens that hold this probability
+    top_k: int = _ranged(0, 0, math.inf, most=1000, slider=(0, 100, 1))  # this many of the likeliest tokens
+    min_p: float = _ranged(0.0, 0, 1, greedy=1, slider=(0, 1, 0.01))  # a share of the likeliest token's probability
+    typical_p: float = _ranged(1.0, 0, 1, low_is_open=True)  # the most typical tokens that hold this probability
+    repetition_penalty: float = _ranged(1.0, 0.01, 100, least=1, most=2, slider=(1, 2, 0.05))  # for tokens in the text
+    presence_penalty: float = _ranged(0.0, -100, 100, least=-2, most=2)  # for tokens that were written, once
+    frequency_penalty: float = _ranged(0.0, -100, 100, least=-2, most=2)  # for tokens that were written, each time
+    no_repeat_ngram: int = _ranged(0, 0, math.inf, most=20)  # so many tokens in a row never occur twice
+    seed: int | None = None  # the same seed gives the same text; None gives another text each time
+    stop: tuple[str, ...] = ()  # the text ends before the first of these strings
+    sentence: bool = False  # the text ends after its first finished sentence or line
+    logprobs: int | None = None  # record a `TokenLogprob` per token, with this many alternatives; None records none
+    constraint: Constraint | None = None  # see `constraints`; it is never violated
 
     def __post_init__(self) -> None:
         for name, is_right, right in (
             ("max_new_tokens", self.max_new_tokens >= 0, "0 or more"),
-            ("temperature", 0 <= self.temperature <= 100, "between 0 (greedy) and 100 (1 is off)"),
-            ("top_k", self.top_k >= 0, "0 (off) or more"),
-            ("top_p", 0 <= self.top_p <= 1, "between 0 (greedy) and 1 (off)"),
-            ("repetition_penalty", 0.01 <= self.repetition_penalty <= 100, "between 0.01 and 100 (1 is off)"),
-            ("min_p", 0 <= self.min_p <= 1, "between 0 (off) and 1 (greedy)"),
-            ("typical_p", 0 < self.typical_p <= 1, "above 0, and at most 1 (off)"),
-            ("presence_penalty", abs(self.presence_penalty) <= 100, "between -100 and 100 (0 is off)"),
-            ("frequency_penalty", abs(self.frequency_penalty) <= 100, "between -100 and 100 (0 is off)"),
+            *((name, getattr(self, name) in values, values) for name, values in RANGES.items()),
             ("seed", self.seed is None or self.seed >= 0, "None (each time another text), 0 or more"),
-            ("no_repeat_ngram", self.no_repeat_ngram >= 0, "0 (off) or more"),
             ("stop", isinstance(self.stop, tuple) and all(self.stop), "a tuple of strings, none of them empty"),
             ("logprobs", self.logprobs is None or self.logprobs >= 0, "None (off), 0 or more"),
         ):
@@ -60,44 +85,39 @@ class Settings:
         return self.temperature == 0 or self.top_p == 0
 
 
+# the settings that are filters, in the order of their fields: HTTP schema, panel and page read this table
+RANGES: dict[str, Range] = {each.name: each.metadata["range"] for each in fields(Settings) if "range" in each.metadata}
 DEFAULT = Settings()
 
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A token that was written, as the model saw it, before all filters.
-
-    logprob: natural logarithm of its probability; rank: 1 for the likeliest token; alternatives: the likeliest tokens
-    with theirs, in order.
-    """
+    """A token that was written, as the model saw it, before all filters."""
 
     token: int
     text: str
-    logprob: float
-    rank: int
-    alternatives: tuple[tuple[str, float], ...]
+    logprob: float  # natural logarithm of its probability
+    rank: int  # 1 for the likeliest token
+    alternatives: tuple[tuple[str, float], ...]  # the likeliest tokens with their logarithms, in order
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A text, which starts with its prompt; the ids of what is new, with a `TokenLogprob` each if they were asked for.
-
-    reason: why it ends: "end" (the model ended the document), "stop" (a stop string, a finished sentence, a met
-    constraint), or "length". finished: it came to an end of its own: the first two.
-    """
+    """A text, which starts with its prompt."""
 
     text: str
-    finished: bool
-    tokens: list[int]
+    finished: bool  # it came to its own end: reason "end" or "stop"
+    tokens: list[int]  # the new ids, without the prompt's
+    # "end": the model ended the document; "stop": a stop string, a finished sentence, a met constraint; or "length"
     reason: str = "length"
-    choices: tuple[TokenLogprob, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()  # one per new id, if `Settings.logprobs` was set
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """What is new of a sample: text that nothing will change any more, its choices; the reason in its last piece."""
+    """The new part of a sample that is streamed: text that nothing will change any more."""
 
-    sample: int
+    sample: int  # the sample's number
     text: str
-    choices: tuple[TokenLogprob, ...]
-    reason: str | None
+    logprobs: tuple[TokenLogprob, ...]
+    reason: str | None  # why the sample ended, in its last chunk

@@ -1,10 +1,12 @@
-"""Room 06: a writer becomes an HTTP service.
+"""Room 06: a trained model becomes an HTTP service.
 
 engine          continuous batching in a thread of its own
 schema          requests and answers: validation, OpenAPI, OpenAI's forms
 auth            API key, CORS, allowed hosts, rate limit
 connections     the listener: connection limits and timeouts
+limits          every limit of a server, each also a command-line option
 metrics         Prometheus metrics
-app             the routes
-server          start, stop, several processes: python -m helpers.serve
+app             the routes, and streams of server-sent events
+server          start and stop: python -m helpers.serve
+workers         several processes on one port
 """

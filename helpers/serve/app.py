@@ -1,7 +1,7 @@
-"""The application: which address answers what, how text is asked of the engine, waited for and streamed.
+"""The application: its routes, and how each asks the engine for text, waits for it, and streams it.
 
-Knows routes and streams. Who may come in is `guard`'s matter, what a request may say is `api`'s, the text is the
-engine's, and on which port all this happens is `serve`'s.
+A stream is sent as server-sent events, as OpenAI's API has it. This module knows routes and streams only: `auth` says
+who may call, `schema` what a request may say, `engine` writes the text, `server` opens the port.
 """
 
 import asyncio
@@ -13,25 +13,29 @@ import traceback
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
+from string import Template
 
 from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler
 from pydantic import BaseModel
 
 from helpers.generate.batch import prompt_ids
-from helpers.generate.settings import Chunk, Sample
+from helpers.generate.settings import RANGES, Chunk, Sample, TokenLogprob
+from helpers.generate.surprisal import LEVELS
 from helpers.serve import auth, connections, schema
 from helpers.serve.auth import Refusal
 from helpers.serve.engine import Engine, QueueFull
+from helpers.serve.limits import DEFAULT_LIMITS, Limits
 from helpers.serve.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-PAGE = {  # address -> file in helpers/page
+PAGE = {  # address -> file in helpers/serve/page
     "/" if file.name == "index.html" else f"/{file.name}": file.name
     for file in sorted(resources.files("helpers.serve").joinpath("page").iterdir(), key=lambda file: file.name)
     if Path(file.name).suffix in TYPES
@@ -39,33 +43,30 @@ PAGE = {  # address -> file in helpers/page
 
 
 @dataclass
-class State:
-    """What one application remembers while it runs."""
+class AppState:
+    """What one application knows while it runs."""
 
-    name: str
-    limits: schema.Limits
-    max_body: int
-    body_seconds: float
-    timeout: float
-    grace: float
+    name: str  # of the model
+    limits: Limits
+    generate_request: type[schema.GenerateRequest]  # the model of a body, within these limits
+    completion_request: type[schema.CompletionRequest]
     created: int = field(default_factory=lambda: int(time.time()))
-    draining: bool = False
-    running: set[asyncio.Timeout] = field(default_factory=set)  # of the requests that are under way
+    draining: bool = False  # the server is stopping: new requests are refused
+    deadlines: set[asyncio.Timeout] = field(default_factory=set)  # of the requests under way
 
 
 ENGINE = web.AppKey("engine", Engine)
-STATE = web.AppKey("state", State)
+STATE = web.AppKey("state", AppState)
 GUARD = web.AppKey("guard", auth.Guard)
-LISTENER = web.AppKey("door", connections.Listener)
+LISTENER = web.AppKey("listener", connections.Listener)
 METRICS = web.AppKey("metrics", Metrics)
-MODELS = web.AppKey("models", tuple)  # of a body for /generate and for /v1/completions
 OPENAPI = web.AppKey("openapi", str)
 
 
 # ---- answers ----
 
 
-def answer(data, status: int = 200, **headers: str) -> web.Response:
+def answer(data: object, status: int = 200, **headers: str) -> web.Response:
     """Return a JSON response in UTF-8; Chinese stays readable. `data`: a pydantic model, JSON text, or plain data."""
     if isinstance(data, BaseModel):
         data = data.model_dump_json()
@@ -74,54 +75,54 @@ def answer(data, status: int = 200, **headers: str) -> web.Response:
 
 
 def refuse(path: str, refusal: Refusal) -> web.Response:
-    """Return a refusal in the form of its address; it closes the connection where the client cannot go on."""
-    words = schema.refusal(path, refusal.status, refusal.words, refusal.code, refusal.key)
-    response = answer(words, refusal.status, **refusal.headers)
+    """Return a refusal in the format of its route; it closes the connection if the client cannot go on."""
+    body = schema.refusal(path, refusal.status, refusal.message, refusal.code, refusal.key)
+    response = answer(body, refusal.status, **refusal.headers)
     if refusal.status in (408, 503):
         response.force_close()
     return response
 
 
-def known(error: Exception, request: web.Request) -> Refusal:
-    """Return the refusal that an error means; a failure of ours is logged and told without its details."""
+def to_refusal(error: Exception, request: web.Request) -> Refusal:
+    """Return the refusal for an error; an unexpected error is logged, and its details are not sent."""
     match error:
         case Refusal():
             return error
         case schema.Invalid():
             return Refusal(400, str(error), "invalid", error.key)
         case QueueFull():
-            words = "too many requests are waiting: try again in a moment"
-            return Refusal(429, words, "full", **{hdrs.RETRY_AFTER: "1"})
+            message = "too many requests are waiting: try again in a moment"
+            return Refusal(429, message, "full", **{hdrs.RETRY_AFTER: "1"})
         case TimeoutError():
-            seconds = request.app[STATE].timeout
+            seconds = request.app[STATE].limits.text_seconds
             return Refusal(503, f"no answer within {seconds:g} seconds: ask for fewer tokens or samples", "timeout")
         case web.HTTPMethodNotAllowed():
             allowed = ", ".join(sorted(error.allowed_methods))
-            words = f"{request.method[:20]} does not work here: use {allowed}"
-            return Refusal(405, words, "method_not_allowed", **{hdrs.ALLOW: allowed})
+            message = f"{request.method[:20]} does not work here: use {allowed}"
+            return Refusal(405, message, "method_not_allowed", **{hdrs.ALLOW: allowed})
         case web.HTTPNotFound():
-            words = "there is nothing at this address: send POST /generate, or open / in a browser"
-            return Refusal(404, words, "not_found")
+            message = "there is nothing at this address: send POST /generate, or open / in a browser"
+            return Refusal(404, message, "not_found")
         case web.HTTPException():
             return Refusal(error.status, error.reason, "http")
-    # where it failed, and not what it said: the words of an error may quote a prompt
+    # log where it failed, without the message: the message of an error may quote a prompt
     trace = "".join(traceback.format_tb(error.__traceback__))
     log.error("%s failed: %s\n%s", route(request), type(error).__name__, trace)
     return Refusal(500, "the server failed; the reason is in its log", "failed")
 
 
 def route(request: web.Request) -> str:
-    """Return the application's own name for where a request goes: what the client typed stays out of logs."""
+    """Return the application's own name of the route: what the client typed stays out of logs and metrics."""
     resource = request.match_info.route.resource
     return resource.canonical if resource else "elsewhere"
 
 
 @web.middleware
-async def watched(request: web.Request, handler) -> web.StreamResponse:
-    """Check, answer, count: every refusal comes out as JSON, every answer is in the figures."""
-    app, since, status = request.app, time.perf_counter(), 499  # the client has gone: nginx's number for it
+async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Check a request, answer it, count it; every error becomes a refusal in JSON."""
+    app, since, status = request.app, time.perf_counter(), 499  # nginx's status of a client that has disconnected
     try:
-        if app[STATE].draining and request.path != auth.OPEN:
+        if app[STATE].draining and request.path != auth.KEYLESS_PATH:
             raise Refusal(503, "the server is stopping: ask another one, or later", "stopping")
         app[GUARD].check(request)
         response = await handler(request)
@@ -130,7 +131,7 @@ async def watched(request: web.Request, handler) -> web.StreamResponse:
     except ConnectionError:
         raise
     except Exception as error:
-        refusal = known(error, request)
+        refusal = to_refusal(error, request)
         status = refusal.status
         app[METRICS].refused(refusal.code)
         return refuse(request.path, refusal)
@@ -138,52 +139,53 @@ async def watched(request: web.Request, handler) -> web.StreamResponse:
         app[METRICS].answered(route(request), status, time.perf_counter() - since)
 
 
-# ---- text: asked of the engine, waited for, streamed ----
+# ---- text: ask the engine, wait, stream ----
 
 
 @contextlib.asynccontextmanager
-async def in_time(app: web.Application) -> AsyncIterator[None]:
-    """Give a request its time; a server that ends may shorten it. Raises TimeoutError."""
+async def deadline(app: web.Application) -> AsyncIterator[None]:
+    """Limit the time of a request; a server that stops may shorten it. Raises TimeoutError."""
     state = app[STATE]
-    async with asyncio.timeout(state.timeout) as limit:
-        state.running.add(limit)
+    async with asyncio.timeout(state.limits.text_seconds) as limit:
+        state.deadlines.add(limit)
         try:
             yield
         finally:
-            state.running.discard(limit)
+            state.deadlines.discard(limit)
 
 
-async def read(request: web.Request, model: type[BaseModel]) -> BaseModel:
+async def read(request: web.Request, model: type[schema.Body]) -> schema.Body:
     """Return the checked body of a request; raises Refusal, schema.Invalid, or QueueFull.
 
-    When the queue is full nothing is read: under a flood, refusals must not take the time that texts are written in.
+    If the queue is full, nothing is read: in a flood, refusals must not take the time that texts are written in.
     """
-    state = request.app[STATE]
     if request.app[ENGINE].full:
         raise QueueFull
-    return schema.read(model, await auth.read_json(request, state.max_body, state.body_seconds))
+    return schema.read(model, await auth.read_json(request, request.app[STATE].limits))
 
 
-def count_tokens(app: web.Application, prompts: list[str]) -> int:
-    """Return how many tokens the prompts have; raises Refusal above the limit."""
-    count = sum(len(prompt_ids(app[ENGINE].tokenizer, prompt)) for prompt in prompts)
-    most = app[STATE].limits.max_prompt_tokens
+def encode_prompts(app: web.Application, prompts: list[str]) -> list[list[int]]:
+    """Return the ids of each prompt; raises Refusal if they are too many together."""
+    ids = [prompt_ids(app[ENGINE].tokenizer, prompt) for prompt in prompts]
+    count, most = sum(map(len, ids)), app[STATE].limits.max_prompt_tokens
     if count > most:
-        words = f"the prompt has {count} tokens, and {most} are allowed: give a shorter beginning"
-        raise Refusal(400, words, "context_length_exceeded", "prompt")
-    return count
+        message = f"the prompt has {count} tokens, and {most} are allowed: give a shorter beginning"
+        raise Refusal(400, message, "context_length_exceeded", "prompt")
+    return ids
 
 
-def submit(app: web.Application, wanted: BaseModel, listener=None) -> list[Future]:
-    """Hand every prompt to the engine and return the futures; all or none. `listener` hears (future, piece)."""
+def submit(
+    app: web.Application, wanted: schema.TextRequest, ids: list[list[int]], chunks: "ChunkQueue | None" = None
+) -> list[Future]:
+    """Hand every prompt to the engine and return the futures, all or none; `chunks` receives the texts as they grow."""
     engine, futures = app[ENGINE], []
     if not engine.alive:
         raise Refusal(503, "the server does not write at the moment: try again later", "not_ready")
     settings = wanted.settings()
     try:
         for number, prompt in enumerate(wanted.prompts):
-            heard = None if listener is None else partial(listener, number)
-            futures.append(engine.submit(prompt, settings, wanted.samples, listener=heard))
+            listener = None if chunks is None else partial(chunks.put, number)
+            futures.append(engine.submit(prompt, settings, wanted.samples, ids=ids[number], listener=listener))
     except BaseException:
         cancel(futures)
         raise
@@ -191,13 +193,13 @@ def submit(app: web.Application, wanted: BaseModel, listener=None) -> list[Futur
 
 
 def cancel(futures: list[Future]) -> None:
-    """Take out of the engine what is not done."""
+    """Remove from the engine what is not done."""
     for future in futures:
         future.cancel()
 
 
 async def results(futures: list[Future]) -> list[list[Sample]]:
-    """Wait for the samples of each prompt. Whoever stops waiting takes the rows out of the engine's batch."""
+    """Wait for the samples of each prompt; a cancelled wait removes the rows from the engine's batch."""
     try:
         return await asyncio.gather(*map(asyncio.wrap_future, futures))
     finally:
@@ -207,79 +209,84 @@ async def results(futures: list[Future]) -> list[list[Sample]]:
 async def post_generate(request: web.Request) -> web.Response:
     """Answer {"context", "maxlength", "samples", …} with a list of strings; each starts with the context.
 
-    The event loop only waits here: tokens are computed in the engine's thread. If the client goes away,
-    aiohttp cancels this coroutine, which cancels the future, which takes the rows out of the engine's batch.
+    The event loop only waits here: tokens are computed in the engine's thread. If the client disconnects, aiohttp
+    cancels this coroutine, which cancels the future, which removes the rows from the engine's batch.
     """
     app = request.app
-    wanted = await read(request, app[MODELS][0])
-    count_tokens(app, wanted.prompts)
-    with app[GUARD].visit(request):
-        async with in_time(app):
-            (samples,) = await results(submit(app, wanted))
+    wanted = await read(request, app[STATE].generate_request)
+    ids = encode_prompts(app, wanted.prompts)
+    with app[GUARD].track_request(request):
+        async with deadline(app):
+            (samples,) = await results(submit(app, wanted, ids))
             return answer([sample.text for sample in samples])
 
 
 async def post_completions(request: web.Request) -> web.StreamResponse:
     """Answer as OpenAI's /v1/completions does, whole or as a stream of server-sent events."""
     app = request.app
-    wanted = await read(request, app[MODELS][1])
+    wanted = await read(request, app[STATE].completion_request)
     name = app[STATE].name
     if wanted.model not in (None, name):
         raise Refusal(404, f"this server has no such model: its model is '{name}'", "model_not_found", "model")
-    writer = schema.Writer(name, wanted, count_tokens(app, wanted.prompts))
-    with app[GUARD].visit(request):
+    ids = encode_prompts(app, wanted.prompts)
+    writer = schema.CompletionWriter(name, wanted, sum(map(len, ids)))
+    with app[GUARD].track_request(request):
         if wanted.stream:
-            return await stream(request, wanted, writer)
-        async with in_time(app):
-            return answer(writer.whole(await results(submit(app, wanted))))
+            return await stream(request, writer, ids)
+        async with deadline(app):
+            return answer(writer.whole(await results(submit(app, wanted, ids))))
 
 
 class ChunkQueue:
-    """Pieces on their way from the engine's thread to the event loop; what waits together is taken together."""
+    """Chunks on their way from the engine's thread to the event loop; all that are waiting are taken at once."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque = deque()
-        self._there = asyncio.Event()
+        self._waiting: deque[tuple[int, Chunk | None]] = deque()
+        self._ready = asyncio.Event()
         self._called = False
 
-    def put(self, number: int, piece: Chunk | None) -> None:
-        """Add a piece of prompt `number`, or None: this prompt is done. For the engine's thread: returns at once."""
-        self._waiting.append((number, piece))
-        if not self._called:  # one call wakes the loop for all that comes until it looks
+    def put(self, number: int, chunk: Chunk | None) -> None:
+        """Add a chunk of prompt `number`, or None when this prompt is done; callable in any thread, returns at once."""
+        self._waiting.append((number, chunk))
+        if not self._called:  # one call wakes the loop for everything that arrives until it looks
             self._called = True
-            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits any more
-                self._loop.call_soon_threadsafe(self._there.set)
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the reader
+                self._loop.call_soon_threadsafe(self._ready.set)
 
     async def take(self) -> list[tuple[int, Chunk | None]]:
-        """Wait for something, and return all that is there."""
-        await self._there.wait()
-        self._there.clear()
-        self._called = False  # before looking: what comes from here on calls again
+        """Wait until there is something, and return all of it."""
+        await self._ready.wait()
+        self._ready.clear()
+        self._called = False  # before looking: what arrives from now on calls again
         return [self._waiting.popleft() for _ in range(len(self._waiting))]
 
 
-async def events(
-    wanted: BaseModel, writer: schema.Writer, pieces: ChunkQueue, futures: list[Future]
-) -> AsyncIterator[bytes]:
-    """Yield events as they come, several at once when they came faster than they were sent."""
+async def events(writer: schema.CompletionWriter, chunks: ChunkQueue, futures: list[Future]) -> AsyncIterator[bytes]:
+    """Yield events as the texts grow, several at once if they grow faster than events are sent."""
+
+    def done(number: int, _: Future) -> None:
+        chunks.put(number, None)
+
     for number, future in enumerate(futures):
-        future.add_done_callback(partial(lambda number, _: pieces.put(number, None), number))
-    open_prompts = len(futures)
-    while open_prompts:
-        news = defaultdict(list)  # text -> its new pieces
-        for number, piece in await pieces.take():
-            if piece is None:
-                open_prompts -= 1
+        future.add_done_callback(partial(done, number))
+    unfinished = len(futures)
+    while unfinished:
+        # 1. take all that is new, by text
+        new: dict[int, list[Chunk]] = defaultdict(list)
+        for number, chunk in await chunks.take():
+            if chunk is None:
+                unfinished -= 1
             else:
-                news[number * wanted.samples + piece.sample].append(piece)
+                new[number * writer.request.samples + chunk.sample].append(chunk)
+        # 2. one event per text
         lines = []
-        for index, new in news.items():
-            choices = [choice for piece in new for choice in piece.choices]
-            lines.append(writer.piece(index, "".join(piece.text for piece in new), choices, new[-1].reason))
+        for index, parts in new.items():
+            tokens: list[TokenLogprob] = [token for part in parts for token in part.logprobs]
+            lines.append(writer.event(index, "".join(part.text for part in parts), tokens, parts[-1].reason))
         if lines:
             yield b"".join(map(event, lines))
-    ending = writer.ending([future.result() for future in futures])  # raises what went wrong
+    ending = writer.ending([future.result() for future in futures])  # raises the error of a failed request
     if ending:
         yield event(ending)
 
@@ -289,39 +296,70 @@ def event(data: str) -> bytes:
     return f"data: {data}\n\n".encode()
 
 
-async def stream(request: web.Request, wanted: BaseModel, writer: schema.Writer) -> web.StreamResponse:
-    """Send the text as it is written; the last line is [DONE], also after a failure, which is told before it.
+async def stream(request: web.Request, writer: schema.CompletionWriter, ids: list[list[int]]) -> web.StreamResponse:
+    """Send the text as it is written; an error is sent as an event, and the last event is always [DONE].
 
-    The answer begins with its first piece: until then a refusal is still an ordinary one.
+    The answer begins with the first chunk: until then a refusal is an ordinary response.
     """
-    pieces = ChunkQueue()
-    # a proxy that gathers the answer before it passes it on would make a stream useless
+    chunks = ChunkQueue()
+    # a proxy that buffers the answer would make a stream useless
     response = web.StreamResponse(headers={"X-Accel-Buffering": "no"})
     response.content_type = "text/event-stream"
     response.charset = "utf-8"
-    futures = submit(request.app, wanted, pieces.put)
+    futures = submit(request.app, writer.request, ids, chunks)
     try:
-        async with in_time(request.app):
-            async for data in events(wanted, writer, pieces, futures):
+        async with deadline(request.app):
+            async for data in events(writer, chunks, futures):
                 if not response.prepared:
                     await response.prepare(request)
                 await response.write(data)
-            if not response.prepared:  # nothing to send, not even an empty last piece
+            if not response.prepared:  # nothing to send, not even an empty last chunk
                 await response.prepare(request)
     except ConnectionError:
         raise
     except Exception as error:
         if not response.prepared:
             raise
-        refusal = known(error, request)
+        refusal = to_refusal(error, request)
         request.app[METRICS].refused(refusal.code)
-        words = schema.refusal(request.path, refusal.status, refusal.words, refusal.code)
-        await response.write(event(words.model_dump_json()))
+        body = schema.refusal(request.path, refusal.status, refusal.message, refusal.code)
+        await response.write(event(body.model_dump_json()))
     finally:
         cancel(futures)
     await response.write(event("[DONE]"))
     await response.write_eof()
     return response
+
+
+# ---- the page ----
+
+
+def fill_page(html: str, limits: Limits) -> str:
+    """Return index.html with the ranges of its sliders, the limits of a request, and the levels of its colours."""
+    values: dict[str, object] = {
+        "max_context": limits.max_context,
+        "n": f'min="1" max="{limits.max_samples}"',
+        "max_tokens": f'min="1" max="{limits.max_length}"',
+        "logprobs": schema.MAX_LOGPROBS,
+    }
+    for name, allowed in RANGES.items():
+        if allowed.slider:
+            least, most, step = allowed.slider
+            values[name] = f'min="{least:g}" max="{most:g}" step="{step:g}" value="{allowed.off:g}"'
+    percents = [f"{100 * level:g}" for level in LEVELS]
+    between = [f"{low}–{high}" for high, low in zip(percents, percents[1:], strict=False)]
+    names = [f"≥ {percents[0]} %", *between, f"&lt; {percents[-1]} %"]
+    values["legend"] = "".join(f'<li><span class="p{n}">{name}</span></li>' for n, name in enumerate(names))
+    return Template(html).substitute(values, levels=json.dumps(LEVELS))
+
+
+async def get_page(request: web.Request) -> web.Response:
+    """Send a file of the page."""
+    name = PAGE[request.path]
+    text = resources.files("helpers.serve").joinpath("page", name).read_text("utf-8")
+    if name == "index.html":
+        text = fill_page(text, request.app[STATE].limits)
+    return web.Response(text=text, content_type=TYPES[Path(name).suffix])
 
 
 # ---- other routes ----
@@ -330,107 +368,86 @@ async def stream(request: web.Request, wanted: BaseModel, writer: schema.Writer)
 async def get_models(request: web.Request) -> web.Response:
     """Name the model, as OpenAI's /v1/models does."""
     state = request.app[STATE]
-    return answer(schema.models(state.name, state.created))
+    card = schema.ModelCard(id=state.name, created=state.created, owned_by="chinese-gpt")
+    return answer(schema.ModelList(data=[card]))
 
 
 async def get_healthz(request: web.Request) -> web.Response:
-    """Say that the event loop is alive."""
+    """Report that the event loop is alive."""
     return answer(schema.Status(status="ok"))
 
 
 async def get_readyz(request: web.Request) -> web.Response:
-    """Say whether a request would be taken."""
+    """Report whether a request would be accepted."""
     if not request.app[ENGINE].alive:
         raise Refusal(503, "the engine does not run", "not_ready")
     return answer(schema.Status(status="ready"))
 
 
 async def get_metrics(request: web.Request) -> web.Response:
-    """Tell the figures of this process, in Prometheus's format."""
+    """Return this process's metrics in the format of Prometheus."""
     body, content_type = request.app[METRICS].text()
     return web.Response(body=body, headers={hdrs.CONTENT_TYPE: content_type})
 
 
 async def get_openapi(request: web.Request) -> web.Response:
-    """Tell what this service takes and gives; the page sets its sliders by it."""
+    """Describe what this service takes and returns."""
     return answer(request.app[OPENAPI])
 
 
-async def get_page(request: web.Request) -> web.Response:
-    """Send a file of the page."""
-    name = PAGE[request.path]
-    text = resources.files("helpers.serve").joinpath("page", name).read_text("utf-8")
-    return web.Response(text=text, content_type=TYPES[Path(name).suffix])
-
-
-async def preflight(request: web.Request) -> web.Response:
-    """Answer a browser that asks whether a page may call."""
-    return request.app[GUARD].allow_origin(request)
-
-
-def make_app(
-    engine: Engine,
-    *,
-    name: str = "model",
-    api_key: str | None = None,
-    hosts: Iterable[str] = (),
-    origins: Iterable[str] = (),
-    proxies: Iterable[str] = (),
-    max_body: int = 64 * 1024,
-    max_context: int = 2000,
-    max_prompt_tokens: int = 4096,
-    max_length: int = 500,
-    max_samples: int = 10,
-    max_concurrent: int = 32,
-    max_connections: int = 900,  # many systems allow a process 1024 open files
-    header_seconds: float = 8.0,
-    body_seconds: float = 5.0,
-    write_seconds: float = 20.0,
-    timeout: float = 120.0,
-    grace: float = 25.0,
-) -> web.Application:
-    """Return the application over a started engine; whoever made the engine closes it.
-
-    name: what /v1/models calls the model. api_key: asked of everybody on every address but /healthz; None asks for
-    none, and then the server must listen on this machine only. hosts: names that callers may use for this server,
-    beside localhost and the address it listens on. origins: foreign origins (`https://example.org`, exact) whose
-    pages may call. proxies: addresses of reverse proxies, whose word is taken for who calls.
-    Limits: max_body in bytes, max_context in characters, max_prompt_tokens, max_length in new tokens, max_samples a
-    request; max_concurrent requests under way a client; max_connections open at a time; a header, a body must arrive
-    within header_seconds, body_seconds; who does not read for write_seconds is cut off; `timeout` seconds for a text,
-    `grace` seconds for the texts under way when the server ends.
-    """
-    limits = schema.Limits(max_context, max_prompt_tokens, max_length, min(max_samples, engine.max_rows))
-    metrics = Metrics()
-    metrics.watch(lambda: engine.waiting, lambda: engine.rows, lambda: engine.tokens)
-    if engine.on_first_token is None:
-        engine.on_first_token = metrics.first_token
-
-    def on_broken(status: int, words: str, error: BaseException | None) -> None:
-        metrics.refused("bad_http" if error else "too_many_connections")
-        if status >= 500 and error:
-            log.error("a connection failed: %s", type(error).__name__)
-
-    app = web.Application(middlewares=[watched])
-    app[ENGINE], app[METRICS] = engine, metrics
-    app[STATE] = State(name, limits, max_body, body_seconds, timeout, grace)
-    app[GUARD] = auth.Guard(api_key, hosts, origins, proxies, max_concurrent)
-    app[LISTENER] = connections.Listener(
-        lambda path, status, words: answer(schema.refusal(path, status, words, "bad_http"), status),
-        on_broken, max_connections, header_seconds, write_seconds,
-    )  # fmt: skip
-    app[MODELS] = schema.request_models(limits)
-    app[OPENAPI] = json.dumps(schema.openapi(*app[MODELS], key=app[GUARD].key), ensure_ascii=False)
-    app.on_response_prepare.append(app[GUARD].add_headers)
-    for path, handler in (("/generate", post_generate), ("/v1/completions", post_completions)):
-        app.router.add_post(path, handler)
-        app.router.add_route("OPTIONS", path, preflight)
+def add_routes(app: web.Application) -> None:
+    """Connect each address with its handler."""
+    for path, post in (("/generate", post_generate), ("/v1/completions", post_completions)):
+        app.router.add_post(path, post)
     app.router.add_get("/v1/models", get_models)
-    app.router.add_route("OPTIONS", "/v1/models", preflight)
+    for path in ("/generate", "/v1/completions", "/v1/models"):
+        app.router.add_route("OPTIONS", path, app[GUARD].allow_origin)
     app.router.add_get("/healthz", get_healthz)
     app.router.add_get("/readyz", get_readyz)
     app.router.add_get("/metrics", get_metrics)
     app.router.add_get("/openapi.json", get_openapi)
     for path in PAGE:
         app.router.add_get(path, get_page)
+
+
+def make_app(
+    engine: Engine,
+    limits: Limits = DEFAULT_LIMITS,
+    *,
+    name: str = "model",
+    api_key: str | None = None,
+    hosts: Iterable[str] = (),
+    origins: Iterable[str] = (),
+    proxies: Iterable[str] = (),
+) -> web.Application:
+    """Return the application over a started engine; the caller closes the engine.
+
+    name: of the model, in /v1/models. api_key: required on every address but /healthz; None requires none, and then
+    the server must listen on this machine only. hosts: names by which callers may call this server, besides localhost
+    and the address that it listens on. origins: foreign origins (`https://example.org`, exact) whose pages may call.
+    proxies: addresses of reverse proxies, which are trusted to name the client.
+    """
+    limits = replace(limits, max_samples=min(limits.max_samples, engine.max_rows))
+    metrics = Metrics()
+    metrics.watch(lambda: engine.waiting, lambda: engine.rows, lambda: engine.tokens)
+    if engine.on_first_token is None:
+        engine.on_first_token = metrics.first_token
+
+    def refuse_broken(path: str, status: int, message: str) -> web.Response:
+        return answer(schema.refusal(path, status, message, "bad_http"), status)
+
+    def on_broken(status: int, error: BaseException | None) -> None:
+        metrics.refused("bad_http" if error else "too_many_connections")
+        if status >= 500 and error:
+            log.error("a connection failed: %s", type(error).__name__)
+
+    guard = auth.Guard(api_key, hosts, origins, proxies, limits)
+    models = schema.request_models(limits)
+    app = web.Application(middlewares=[error_middleware])
+    app[ENGINE], app[METRICS], app[GUARD] = engine, metrics, guard
+    app[STATE] = AppState(name, limits, *models)
+    app[LISTENER] = connections.Listener(refuse_broken, on_broken, limits)
+    app[OPENAPI] = json.dumps(schema.openapi(*models, has_key=guard.has_key), ensure_ascii=False)
+    app.on_response_prepare.append(guard.add_headers)
+    add_routes(app)
     return app

@@ -1,50 +1,50 @@
-"""What the service counts, for a Prometheus server to fetch; figures only, never a word of a prompt.
+"""Metrics of the service in the format of Prometheus: numbers only, never a word of a prompt.
 
-Knows neither HTTP nor engine: numbers are handed in, or asked for when the figures are fetched.
+This module knows neither HTTP nor engine: numbers are passed in, or read when a Prometheus server asks for them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.registry import Collector
 
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 
 
-class _Tokens:
-    """A counter that somebody else counts."""
+class _Tokens(Collector):
+    """A counter whose value is read from elsewhere."""
 
     def __init__(self, read: Callable[[], int]) -> None:
         self._read = read
 
-    def collect(self):
+    def collect(self) -> Iterator[CounterMetricFamily]:
         yield CounterMetricFamily("chinese_gpt_tokens_written", "Tokens written", value=self._read())
 
 
 class Metrics:
-    """The figures of one application, in a registry of its own: two servers in a process do not mix."""
+    """The metrics of one application, in a registry of its own: two servers in one process do not mix."""
 
     def __init__(self) -> None:
-        own = CollectorRegistry()
-        self._registry = own
-        self._requests = Counter("chinese_gpt_requests", "Requests answered", ["route", "status"], registry=own)
-        self._rejects = Counter("chinese_gpt_rejects", "Requests refused", ["reason"], registry=own)
+        self._registry = registry = CollectorRegistry()
+        self._requests = Counter("chinese_gpt_requests", "Requests answered", ["route", "status"], registry=registry)
+        self._rejects = Counter("chinese_gpt_rejects", "Requests refused", ["reason"], registry=registry)
         self._latency = Histogram(
-            "chinese_gpt_request_seconds", "From request to whole answer", ["route"], buckets=SECONDS, registry=own
+            "chinese_gpt_request_seconds", "From request to whole answer", ["route"], buckets=SECONDS, registry=registry
         )
         self._first_token = Histogram(
-            "chinese_gpt_first_token_seconds", "From request to first token", buckets=SECONDS, registry=own
+            "chinese_gpt_first_token_seconds", "From request to first token", buckets=SECONDS, registry=registry
         )
 
     def watch(self, waiting: Callable[[], int], rows: Callable[[], int], tokens: Callable[[], int]) -> None:
-        """Name the functions that tell how many requests wait, rows run, tokens were written since the start."""
+        """Set the functions that return the numbers of waiting requests, running rows, and tokens written so far."""
         Gauge("chinese_gpt_waiting", "Requests in the queue", registry=self._registry).set_function(waiting)
         Gauge("chinese_gpt_rows", "Texts being written", registry=self._registry).set_function(rows)
         self._registry.register(_Tokens(tokens))
 
     def answered(self, route: str, status: int, seconds: float) -> None:
-        """Count an answer; `route` is the application's own name for it, never what the client typed."""
+        """Count an answer; `route` is the application's own name of it, never what the client typed."""
         self._requests.labels(route, str(status)).inc()
         self._latency.labels(route).observe(seconds)
 
@@ -53,9 +53,9 @@ class Metrics:
         self._rejects.labels(reason).inc()
 
     def first_token(self, seconds: float) -> None:
-        """Note how long a request waited for its first token; may be called in any thread."""
+        """Record how long a request waited for its first token; callable in any thread."""
         self._first_token.observe(seconds)
 
     def text(self) -> tuple[bytes, str]:
-        """Return the figures in Prometheus's text format, and its content type."""
+        """Return the metrics in the text format of Prometheus, and its content type."""
         return generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4

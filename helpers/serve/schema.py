@@ -1,50 +1,34 @@
 """What a request may be, and what an answer looks like: the book's /generate and OpenAI's /v1/completions.
 
-Pydantic models check the requests, form the answers and write /openapi.json, so that no two of them can disagree.
-Knows no server, no engine and no model: bytes come in, `Settings` go out; samples come in, JSON goes out.
+Pydantic models check the requests, form the answers and write /openapi.json, so the three cannot disagree. Knows no
+server, no engine and no model: bytes come in, `Settings` go out; samples come in, JSON goes out.
 """
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from secrets import token_hex
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, create_model, model_validator
 from pydantic.json_schema import models_json_schema
-from pydantic_core import PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
-from helpers.generate.settings import Sample, Settings, TokenLogprob
+from helpers.generate.settings import RANGES, Range, Sample, Settings, TokenLogprob
+from helpers.serve.limits import DEFAULT_LIMITS, Limits
 
-LOWEST = -9999.0  # stands for a log probability of minus infinity, which JSON cannot write
-ENDS = {"end": "stop", "stop": "stop", "length": "length", None: None}  # a sample's reason -> OpenAI's finish_reason
+LOWEST = -9999.0  # in place of a log probability of minus infinity, which JSON cannot write
+MAX_LOGPROBS = 5  # alternatives per token
+FinishReason = Literal["stop", "length"]
+FINISH: dict[str | None, FinishReason | None] = {"end": "stop", "stop": "stop", "length": "length", None: None}
 
 
 class Invalid(ValueError):
-    """A request that does not fit its model: one sentence or more for a person, and the key that is at fault."""
+    """A request that does not fit its model: a sentence per fault, and the key of the first one."""
 
-    def __init__(self, words: str, key: str | None = None) -> None:
-        super().__init__(words)
+    def __init__(self, message: str, key: str | None = None) -> None:
+        super().__init__(message)
         self.key = key
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one request may ask for.
-
-    max_context counts the characters of all prompts together, max_prompt_tokens their tokens; max_length the new
-    tokens of a text; max_samples the texts of a request, over all its prompts.
-    """
-
-    max_context: int = 2000
-    max_prompt_tokens: int = 4096
-    max_length: int = 500
-    max_samples: int = 10
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if value < 1:
-                raise ValueError(f"{name} is {value}: it must be 1 or more")
 
 
 # ---- requests ----
@@ -56,14 +40,51 @@ class _Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
+def _within(values: Range) -> Any:
+    """Return the type of a sampling setting, and its default."""
+    # /openapi.json writes 2, not 2.0
+    least, most = (int(value) if float(value).is_integer() else value for value in (values.least, values.most))
+    if values.low_is_open and values.least == values.low:
+        return Annotated[type(values.off), Field(gt=least, le=most, description=values.note)], values.off
+    return Annotated[type(values.off), Field(ge=least, le=most, description=values.note)], values.off
+
+
+# a key that is left out means what the default of `Settings` means
+Sampling = create_model(
+    "Sampling",
+    __base__=_Body,
+    **{name: _within(values) for name, values in RANGES.items()},
+    seed=(Annotated[int, Field(ge=0, lt=2**32)] | None, None),
+)
+
+
+def _sampling(body: _Body) -> dict[str, Any]:
+    return {name: getattr(body, name) for name in Sampling.model_fields}
+
+
+class GenerateRequest(_Body):
+    """A body for /generate; `request_models` adds the sampling settings and the limits."""
+
+    context: str
+    maxlength: int
+    samples: int
+
+    @property
+    def prompts(self) -> list[str]:
+        return [self.context]
+
+    def settings(self) -> Settings:
+        return Settings(max_new_tokens=self.maxlength, **_sampling(self))
+
+
 class StreamOptions(_Body):
-    """What a stream holds beside the text."""
+    """What a stream holds besides the text."""
 
     include_usage: bool = False
 
 
-def _one_or_many(one, most: int, what: str):
-    """Return the type of one value or a list of at most `most`; a fault is told for the form that was sent."""
+def _one_or_many(one: Any, most: int, what: str) -> Any:
+    """Return the type of one value, or of a list of at most `most`; a fault is reported for the form that was sent."""
     many = Annotated[list[one], Field(min_length=1, max_length=most)]
     return Annotated[
         Annotated[one, Tag("one")] | Annotated[many, Tag("many")],
@@ -72,83 +93,91 @@ def _one_or_many(one, most: int, what: str):
     ]
 
 
-def request_models(limits: Limits) -> tuple[type[BaseModel], type[BaseModel]]:
-    """Return the models of a body for /generate and for /v1/completions, every number within its limits.
+class CompletionRequest(_Body):
+    """A body for /v1/completions; `request_models` adds the sampling settings and the limits."""
 
-    Each has `prompts`, `samples` (of each prompt) and `settings()`.
-    """
-    off = Settings()  # a key that is left out means what the helper's own default means
-    text = Annotated[str, Field(min_length=1, max_length=limits.max_context)]
-    ending = Annotated[str, Field(min_length=1, max_length=64)]
+    limits: ClassVar[Limits] = DEFAULT_LIMITS
 
-    class Sampling(_Body):
-        temperature: Annotated[float, Field(ge=0, le=2, description="0 always takes the likeliest")] = off.temperature
-        top_p: Annotated[float, Field(ge=0, le=1, description="1 is off")] = off.top_p
-        top_k: Annotated[int, Field(ge=0, le=1000, description="0 is off")] = off.top_k
-        min_p: Annotated[float, Field(ge=0, le=1, description="0 is off")] = off.min_p
-        typical_p: Annotated[float, Field(gt=0, le=1, description="1 is off")] = off.typical_p
-        repetition_penalty: Annotated[float, Field(ge=1, le=2)] = off.repetition_penalty
-        presence_penalty: Annotated[float, Field(ge=-2, le=2)] = off.presence_penalty
-        frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = off.frequency_penalty
-        no_repeat_ngram: Annotated[int, Field(ge=0, le=20, description="0 is off")] = off.no_repeat_ngram
-        seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
+    model: Annotated[str, Field(max_length=200, description="as /v1/models names it")] | None = None
+    prompt: str | list[str]
+    max_tokens: int
+    n: int
+    stop: str | list[str] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS, description="alternatives told of each token")] | None = None
+    echo: Annotated[bool, Field(description="whether a text starts with its prompt")] = False
+    stream: Annotated[bool, Field(description="send the text as it is written")] = False
+    stream_options: StreamOptions | None = None
+    user: Annotated[str, Field(max_length=200, description="taken, and not looked at")] | None = None
 
-        def chosen(self) -> dict:
-            return {name: getattr(self, name) for name in Sampling.model_fields}
+    @model_validator(mode="after")
+    def agree(self) -> Self:
+        """Check what concerns several keys."""
+        if len(self.prompts) * self.n > self.limits.max_samples:
+            texts = f"{len(self.prompts)} prompts of {self.n} texts each"
+            raise PydanticCustomError("rule", f"{texts} are too many: a request writes {self.limits.max_samples}")
+        if sum(map(len, self.prompts)) > self.limits.max_context:
+            raise PydanticCustomError("rule", f"'prompt': at most {self.limits.max_context} characters in all")
+        if self.echo and self.logprobs is not None:
+            raise PydanticCustomError("rule", "'echo' and 'logprobs' do not go together: leave one of them out")
+        if self.stream_options and not self.stream:
+            raise PydanticCustomError("rule", "'stream_options' needs 'stream': true")
+        return self
 
-    class GenerateRequest(Sampling):
-        context: Annotated[text, Field(description="the beginning of every text")]
-        maxlength: Annotated[int, Field(ge=1, le=limits.max_length)] = min(50, limits.max_length)
-        samples: Annotated[int, Field(ge=1, le=limits.max_samples)] = min(5, limits.max_samples)
+    @property
+    def prompts(self) -> list[str]:
+        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
 
-        @property
-        def prompts(self) -> list[str]:
-            return [self.context]
+    @property
+    def samples(self) -> int:
+        return self.n
 
-        def settings(self) -> Settings:
-            return Settings(max_new_tokens=self.maxlength, **self.chosen())
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
-    class CompletionRequest(Sampling):
-        model: Annotated[str, Field(max_length=200, description="as /v1/models names it")] | None = None
-        prompt: _one_or_many(text, limits.max_samples, "the beginning of a text, or a list of beginnings")
-        max_tokens: Annotated[int, Field(ge=1, le=limits.max_length)] = min(16, limits.max_length)
-        n: Annotated[int, Field(ge=1, le=limits.max_samples, description="texts of each prompt")] = 1
-        stop: _one_or_many(ending, 4, "a text ends before the first of these") | None = None
-        logprobs: Annotated[int, Field(ge=0, le=5, description="alternatives told of each token")] | None = None
-        echo: Annotated[bool, Field(description="whether a text starts with its prompt")] = False
-        stream: Annotated[bool, Field(description="send the text as it is written")] = False
-        stream_options: StreamOptions | None = None
-        user: Annotated[str, Field(max_length=200, description="taken, and not looked at")] | None = None
-
-        @model_validator(mode="after")
-        def agree(self):
-            if len(self.prompts) * self.n > limits.max_samples:
-                texts = f"{len(self.prompts)} prompts of {self.n} texts each"
-                raise PydanticCustomError("rule", f"{texts} are too many: a request writes {limits.max_samples}")
-            if sum(map(len, self.prompts)) > limits.max_context:
-                raise PydanticCustomError("rule", f"'prompt': at most {limits.max_context} characters in all")
-            if self.echo and self.logprobs is not None:
-                raise PydanticCustomError("rule", "'echo' and 'logprobs' do not go together: leave one of them out")
-            if self.stream_options and not self.stream:
-                raise PydanticCustomError("rule", "'stream_options' needs 'stream': true")
-            return self
-
-        @property
-        def prompts(self) -> list[str]:
-            return [self.prompt] if isinstance(self.prompt, str) else self.prompt
-
-        @property
-        def samples(self) -> int:
-            return self.n
-
-        def settings(self) -> Settings:
-            stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-            return Settings(max_new_tokens=self.max_tokens, stop=stops, logprobs=self.logprobs, **self.chosen())
-
-    return GenerateRequest, CompletionRequest
+    def settings(self) -> Settings:
+        return Settings(max_new_tokens=self.max_tokens, stop=self.stops, logprobs=self.logprobs, **_sampling(self))
 
 
-def read(model: type[BaseModel], body: bytes) -> BaseModel:
+TextRequest = GenerateRequest | CompletionRequest  # both have prompts, samples (per prompt), settings()
+Body = TypeVar("Body", bound=_Body)
+
+
+def _text(most: int, what: str | None = None) -> Any:
+    return Annotated[str, Field(min_length=1, max_length=most, description=what)]
+
+
+def _count(most: int, what: str | None = None) -> Any:
+    return Annotated[int, Field(ge=1, le=most, description=what)]
+
+
+def _complete(body: type[Body], **fields: Any) -> type[Body]:
+    """Return a model with the sampling settings, and with these fields in place of those that have no limit yet."""
+    return cast(type[Body], create_model(body.__name__, __base__=(body, Sampling), **fields))
+
+
+def request_models(limits: Limits) -> tuple[type[GenerateRequest], type[CompletionRequest]]:
+    """Return the models of a body for /generate and for /v1/completions, every number within its limits."""
+    length = _count(limits.max_length)
+    generate = _complete(
+        GenerateRequest,
+        context=_text(limits.max_context, "the beginning of every text"),
+        maxlength=(length, min(50, limits.max_length)),
+        samples=(_count(limits.max_samples), min(5, limits.max_samples)),
+    )
+    beginnings = "the beginning of a text, or a list of beginnings"
+    completion = _complete(
+        CompletionRequest,
+        prompt=_one_or_many(_text(limits.max_context), limits.max_samples, beginnings),
+        max_tokens=(length, min(16, limits.max_length)),
+        n=(_count(limits.max_samples, "texts of each prompt"), 1),
+        stop=(_one_or_many(_text(64), 4, "a text ends before the first of these") | None, None),
+    )
+    completion.limits = limits
+    return generate, completion
+
+
+def read(model: type[Body], body: bytes) -> Body:
     """Return the request that a body holds; raises Invalid with the reasons."""
     try:
         return model.model_validate_json(body)
@@ -157,23 +186,23 @@ def read(model: type[BaseModel], body: bytes) -> BaseModel:
         raise Invalid(_reason(faults, model), str(faults[0]["loc"][0])[:40] if faults[0]["loc"] else None) from None
 
 
-def _reason(faults: list, model: type[BaseModel]) -> str:
-    """Return one sentence a fault, at most three."""
+def _reason(faults: list[ErrorDetails], model: type[_Body]) -> str:
+    """Return one sentence per fault, at most three."""
     sentences = []
     for fault in faults[:3]:
-        place = [str(part) for part in fault["loc"] if part not in ("one", "many")]
-        key = "'" + ".".join(place)[:40] + "'"
+        path = [str(part) for part in fault["loc"] if part not in ("one", "many")]
+        key = "'" + ".".join(path)[:40] + "'"
         match fault["type"]:
             case "json_invalid":
                 sentences.append(f"the body is not JSON: {fault['ctx']['error']}")
-            case "model_type" if not place:
+            case "model_type" if not path:
                 required = next(name for name, info in model.model_fields.items() if info.is_required())
                 sentences.append(f'the body must be a JSON object, such as {{"{required}": "你好"}}')
             case "missing":
                 sentences.append(f"{key} is missing")
             case "extra_forbidden":
-                own = model.__annotations__  # before those that both kinds of request have
-                keys = [*own, *(name for name in model.model_fields if name not in own)]
+                # the keys that only this kind of request has come first
+                keys = sorted(model.model_fields, key=lambda name: name in Sampling.model_fields)
                 sentences.append(f"{key} is not known: the keys are {', '.join(keys)}")
             case "string_too_short":
                 sentences.append(f"{key} is empty: give at least one character")
@@ -196,7 +225,7 @@ class Usage(BaseModel):
 
 
 class Logprobs(BaseModel):
-    """Of each new token: its text, its log probability (natural), its likeliest rivals, where it begins in `text`."""
+    """Per new token: its text, its natural log probability, the likeliest tokens with theirs, its start in `text`."""
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -205,11 +234,11 @@ class Logprobs(BaseModel):
 
 
 class CompletionChoice(BaseModel):
-    """A text, or in a stream a piece of it; finish_reason is null until its last piece."""
+    """A text, or in a stream a part of it; finish_reason is null until its last part."""
 
     index: int
     text: str
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: FinishReason | None
     logprobs: Logprobs | None
 
 
@@ -267,51 +296,51 @@ class OpenAIError(BaseModel):
     error: ErrorDetail
 
 
-def refusal(path: str, status: int, words: str, code: str | None = None, key: str | None = None) -> BaseModel:
-    """Return the body of a refusal in the form of its address: OpenAI's under /v1, the plain one elsewhere."""
+def refusal(path: str, status: int, message: str, code: str | None = None, key: str | None = None) -> BaseModel:
+    """Return the error body in the format of its route: OpenAI's under /v1, the plain one elsewhere."""
     if not path.startswith("/v1/"):
-        return Error(error=words)
+        return Error(error=message)
     kind = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}.get(status)
     kind = kind or ("server_error" if status >= 500 else "invalid_request_error")
-    return OpenAIError(error=ErrorDetail(message=words, type=kind, param=key, code=code))
+    return OpenAIError(error=ErrorDetail(message=message, type=kind, param=key, code=code))
 
 
 @dataclass
-class Writer:
-    """Forms the answer to one completion request, whole or in pieces; the pieces have one id and one date."""
+class CompletionWriter:
+    """Writes the JSON of one completion, whole or in events; all events have one id and one date."""
 
     model: str
-    wanted: BaseModel  # a CompletionRequest
+    request: CompletionRequest
     prompt_tokens: int
     id: str = field(default_factory=lambda: f"cmpl-{token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
-    _next: dict[int, int] = field(default_factory=dict)  # of each text that has begun: where its next token begins
+    _offsets: dict[int, int] = field(default_factory=dict)  # per text that has begun: where its next token begins
 
     def whole(self, results: Sequence[Sequence[Sample]]) -> str:
         """Return the JSON of the whole answer; `results` are the samples of each prompt."""
-        choices = []
-        for prompt, samples in zip(self.wanted.prompts, results, strict=True):
+        choices: list[CompletionChoice] = []
+        for prompt, samples in zip(self.request.prompts, results, strict=True):
             for sample in samples:
-                text = sample.text if self.wanted.echo else sample.text[len(prompt) :]
-                choices.append(self._choice(len(choices), text, sample.choices, sample.reason))
+                text = sample.text if self.request.echo else sample.text[len(prompt) :]
+                choices.append(self._choice(len(choices), text, sample.logprobs, sample.reason))
         return self._completion(choices, self._usage(results)).model_dump_json()
 
-    def piece(self, index: int, text: str, choices: Sequence[TokenLogprob], reason: str | None) -> str:
-        """Return the JSON of an event: a piece of text `index`, its tokens, and the reason if it is the last."""
-        if self.wanted.echo and index not in self._next:
-            text = self.wanted.prompts[index // self.wanted.n] + text
-        return self._event([self._choice(index, text, choices, reason)], None)
+    def event(self, index: int, text: str, tokens: Sequence[TokenLogprob], reason: str | None) -> str:
+        """Return the JSON of an event: new characters of text `index`, their tokens, and in its last one the reason."""
+        if self.request.echo and index not in self._offsets:
+            text = self.request.prompts[index // self.request.n] + text
+        return self._event([self._choice(index, text, tokens, reason)], None)
 
     def ending(self, results: Sequence[Sequence[Sample]]) -> str | None:
         """Return the JSON of the last event, which holds the usage; None if it was not asked for."""
-        return self._event([], self._usage(results)) if self._usage_wanted else None
+        return self._event([], self._usage(results)) if self._with_usage else None
 
     @property
-    def _usage_wanted(self) -> bool:
-        return bool(self.wanted.stream_options and self.wanted.stream_options.include_usage)
+    def _with_usage(self) -> bool:
+        return bool(self.request.stream_options and self.request.stream_options.include_usage)
 
     def _event(self, choices: list[CompletionChoice], usage: Usage | None) -> str:
-        return self._completion(choices, usage).model_dump_json(exclude=None if self._usage_wanted else {"usage"})
+        return self._completion(choices, usage).model_dump_json(exclude=None if self._with_usage else {"usage"})
 
     def _completion(self, choices: list[CompletionChoice], usage: Usage | None) -> Completion:
         return Completion(id=self.id, created=self.created, model=self.model, choices=choices, usage=usage)
@@ -322,74 +351,72 @@ class Writer:
             prompt_tokens=self.prompt_tokens, completion_tokens=written, total_tokens=self.prompt_tokens + written
         )
 
-    def _choice(self, index: int, text: str, choices: Sequence[TokenLogprob], reason: str | None) -> CompletionChoice:
-        logprobs = None if self.wanted.logprobs is None else self._logprobs(index, choices)
-        self._next.setdefault(index, 0)
-        return CompletionChoice(index=index, text=text, finish_reason=ENDS[reason], logprobs=logprobs)
+    def _choice(self, index: int, text: str, tokens: Sequence[TokenLogprob], reason: str | None) -> CompletionChoice:
+        logprobs = None if self.request.logprobs is None else self._logprobs(index, tokens)
+        self._offsets.setdefault(index, 0)
+        return CompletionChoice(index=index, text=text, finish_reason=FINISH[reason], logprobs=logprobs)
 
-    def _logprobs(self, index: int, choices: Sequence[TokenLogprob]) -> Logprobs:
-        offsets, begin = [], self._next.get(index, 0)
-        for choice in choices:
-            offsets.append(begin)
-            begin += len(choice.text)
-        self._next[index] = begin
+    def _logprobs(self, index: int, tokens: Sequence[TokenLogprob]) -> Logprobs:
+        starts, start = [], self._offsets.get(index, 0)
+        for token in tokens:
+            starts.append(start)
+            start += len(token.text)
+        self._offsets[index] = start
         return Logprobs(
-            tokens=[choice.text for choice in choices],
-            token_logprobs=[max(choice.logprob, LOWEST) for choice in choices],
-            # as OpenAI does it: the token itself stands among its rivals, also when it was not one of the likeliest
+            tokens=[token.text for token in tokens],
+            token_logprobs=[max(token.logprob, LOWEST) for token in tokens],
+            # as OpenAI does it: the token itself is in the list, also when it is not one of the likeliest
             top_logprobs=[
-                {text: max(logprob, LOWEST) for text, logprob in (*choice.alternatives, (choice.text, choice.logprob))}
-                for choice in choices
+                {text: max(logprob, LOWEST) for text, logprob in (*token.alternatives, (token.text, token.logprob))}
+                for token in tokens
             ],
-            text_offset=offsets,
+            text_offset=starts,
         )
-
-
-def models(name: str, created: int) -> ModelList:
-    """Return the answer of /v1/models: one model."""
-    return ModelList(data=[ModelCard(id=name, created=created, owned_by="chinese-gpt")])
 
 
 # ---- /openapi.json ----
 
 
-def openapi(generate_request: type[BaseModel], completion_request: type[BaseModel], key: bool) -> dict:
-    """Return the OpenAPI 3.1 description of the service; `key`: whether callers must show one."""
+def _content(schema: dict, kind: str = "application/json") -> dict:
+    return {"content": {kind: {"schema": schema}}}
+
+
+def _reference(model: type[BaseModel]) -> dict:
+    return {"$ref": f"#/components/schemas/{model.__name__}"}
+
+
+def _operation(summary: str, answer: dict, error: type[BaseModel], body: type[BaseModel] | None = None) -> dict:
+    # all refusals have one form, so they are described once
+    refused = {"description": "refused, in words"} | _content(_reference(error))
+    answers = {"200": {"description": "the answer"} | answer, "4XX": refused, "5XX": refused}
+    asked = {"requestBody": {"required": True} | _content(_reference(body))} if body else {}
+    return {"summary": summary, "responses": answers} | asked
+
+
+def openapi(generate_request: type[BaseModel], completion_request: type[BaseModel], has_key: bool) -> dict:
+    """Return the OpenAPI 3.1 description of the service; has_key: whether requests must carry an API key."""
     _, schemas = models_json_schema(
         [(model, "validation") for model in (generate_request, completion_request, Completion, ModelList, Status)]
         + [(model, "validation") for model in (Error, OpenAIError)],
         ref_template="#/components/schemas/{model}",
     )
-
-    def content(schema: dict, kind: str = "application/json") -> dict:
-        return {"content": {kind: {"schema": schema}}}
-
-    def model(of: type[BaseModel]) -> dict:
-        return {"$ref": f"#/components/schemas/{of.__name__}"}
-
-    def operation(summary: str, answer: dict, error: type[BaseModel], body: type[BaseModel] | None = None) -> dict:
-        # all refusals share one form, so they are told once
-        refused = {"description": "refused, in words"} | content(model(error))
-        answers = {"200": {"description": "the answer"} | answer, "4XX": refused, "5XX": refused}
-        asked = {"requestBody": {"required": True} | content(model(body))} if body else {}
-        return {"summary": summary, "responses": answers} | asked
-
-    texts = content({"type": "array", "items": {"type": "string"}})
-    completions = content(model(Completion))
+    texts = _content({"type": "array", "items": {"type": "string"}})
+    completions = _content(_reference(Completion))
     stream = {"description": "events of Completion, each as `data: {…}`; the last one is `data: [DONE]`"}
-    completions["content"] |= content(stream, "text/event-stream")["content"]
+    completions["content"] |= _content(stream, "text/event-stream")["content"]
+    models, status = _content(_reference(ModelList)), _content(_reference(Status))
     paths = {
-        "/generate": {"post": operation("continue a text, as the book does", texts, Error, generate_request)},
+        "/generate": {"post": _operation("continue a text, as the book does", texts, Error, generate_request)},
         "/v1/completions": {
-            "post": operation("continue texts, as OpenAI does", completions, OpenAIError, completion_request)
+            "post": _operation("continue texts, as OpenAI does", completions, OpenAIError, completion_request)
         },
-        "/v1/models": {"get": operation("the model that is served", content(model(ModelList)), OpenAIError)},
-        "/healthz": {"get": operation("is the process alive?", content(model(Status)), Error)},
-        "/readyz": {"get": operation("does it take requests?", content(model(Status)), Error)},
+        "/v1/models": {"get": _operation("the model that is served", models, OpenAIError)},
+        "/healthz": {"get": _operation("is the process alive?", status, Error)},
+        "/readyz": {"get": _operation("does it take requests?", status, Error)},
     }
-    description = {"openapi": "3.1.0", "info": {"title": "Chinese GPT", "version": "1"}, "paths": paths}
+    description: dict[str, Any] = {"openapi": "3.1.0", "info": {"title": "Chinese GPT", "version": "1"}, "paths": paths}
     description["components"] = {"schemas": schemas["$defs"]}
-    if key:
+    if has_key:
         schemes = {"bearer": {"type": "http", "scheme": "bearer"}, "basic": {"type": "http", "scheme": "basic"}}
         description["components"]["securitySchemes"] = schemes
         description["security"] = [{"bearer": []}, {"basic": []}]

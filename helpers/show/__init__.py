@@ -1,18 +1,20 @@
-"""Everything that is for the eyes; only notebooks import it, and it knows nothing of how a number came about.
+"""Everything that is for the eyes: figures, tables, dashboards, panels; only notebooks import it.
 
 Figures are PNGs without Chinese (a fresh machine has no such font); whatever shows Chinese is HTML, drawn by the
-browser. Every function displays and returns None unless it says otherwise.
+browser. Every function displays its result and returns None unless its docstring says otherwise.
 
     notebook        what notebooks call: show.table, show.zipf, show.watch, …
-    figures         the look of figures; lengths, Zipf's law, schedules, windows
-    text            documents, tokens, tables, probabilities as HTML
-    metrics_file    metrics.jsonl of a run, read while it grows
-    series          its rows as curves
+    figures         the style of figures; lengths, Zipf's law, coverage, learning rate, windows
+    text            documents, tokens, tables, probabilities, labels as HTML
+    metrics_file    read a run's metrics.jsonl while it grows
+    series          its rows as arrays: means, seconds, tokens
+    status          the state of a run in words
     curves          loss curves
-    experts         the load of a mixture's experts
+    experts         the load of a mixture of experts
     history         samples and loss spikes over a run
-    runs            several runs in one figure
+    runs            several runs in one figure and a table
+    remote_run      a run of another process or machine
     dashboard       a run watched live, with a Stop button
-    explain         probability, filters, attention, copied stretches of a text
+    explain         probabilities in colours, filters, copied stretches, diversity, attention of a text
     panel           sliders for sampling
 """

@@ -1,11 +1,10 @@
-"""Curves of a run: the loss against its floor, and the small panels under it.
+"""Loss curves of a training run, with floor and baselines, and the small panels under them.
 
-Draws from the rows of metrics.jsonl and knows nothing else of a run. What a row lacks is not drawn; a NaN is a gap.
+Drawn from the rows of metrics.jsonl alone. What a row lacks is not drawn; a NaN is a gap.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -22,14 +21,13 @@ from helpers.show.figures import (
     RUST,
     THOUSANDS,
     VIOLET,
-    canvas,
     draw_schedule,
-    show_figure,
+    mosaic,
 )
-from helpers.show.metrics_file import planned, rows_of, step_of
-from helpers.show.series import Field, banded, newest
+from helpers.show.metrics_file import planned_steps, step_of
+from helpers.show.series import Field, averaged, last_value
 
-LEVELS = [0.1, 0.2, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20]  # of the axis of bits
+TICKS = [0.1, 0.2, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20]  # of the axis of bits per character
 SHORT = FuncFormatter(lambda value, _: short(value))
 
 
@@ -41,8 +39,8 @@ def short(value: float) -> str:
     return f"{value:.3g}"
 
 
-def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Return positions near the wanted ones, in their order, at least `gap` apart, none above `high`."""
+def spread_out(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Return positions near the wanted ones and in their order, at least `gap` apart, none above `high`."""
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
     placed = [min(max(wanted[i], low), high) for i in order]
     for i in range(1, len(placed)):
@@ -57,11 +55,11 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
     return positions
 
 
-# ---------------------------------------------------------------- the loss
+# ---- the loss ----
 
 
 def draw_levels(ax: Axes, floor: float | None, baselines: Mapping[str, float]) -> list[tuple[float, str, str]]:
-    """Draw the floor and the baselines as lines across; return their (value, name, colour)."""
+    """Draw the floor and the baselines as horizontal lines; return their (value, name, colour)."""
     levels = [(value, name, GREY, "--") for name, value in baselines.items() if value]
     if floor:
         levels.append((floor, "floor", GREEN, "-"))
@@ -77,17 +75,17 @@ def finish_bits(ax: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
     if not ends:
         ax.set_yticks([])
         return
-    ax.set_yscale("log")  # the last tenth of a bit above the floor is as wide as the first bits of the fall
+    ax.set_yscale("log")  # the last tenth of a bit above the floor must be visible beside the first bits of the fall
     below, above = ax.get_ylim()
-    few = sum(below <= level <= above for level in LEVELS) < 3
-    ax.yaxis.set_major_locator(MaxNLocator(5) if few else FixedLocator(LEVELS))
+    few = sum(below <= tick <= above for tick in TICKS) < 3
+    ax.yaxis.set_major_locator(MaxNLocator(5) if few else FixedLocator(TICKS))
     ax.yaxis.set_major_formatter(PLAIN)
     ax.yaxis.set_minor_locator(NullLocator())
     low, high = np.log(ax.get_ylim())
     wanted = [(math.log(value) - low) / (high - low) for value, _, _ in ends]
-    points_high = ax.figure.get_figheight() * 72 * ax.get_position().height
-    places = spread(wanted, 12 / points_high, 0.0, 1.0)
-    for at, (_, text, colour) in zip(places, ends, strict=True):
+    height = 72 * ax.figure.bbox.height / ax.figure.dpi * ax.get_position().height  # in points
+    positions = spread_out(wanted, 12 / height, 0.0, 1.0)
+    for at, (_, text, colour) in zip(positions, ends, strict=True):
         ax.annotate(text, (1, at), (6, 0), xycoords="axes fraction", textcoords="offset points", color=colour,
                     fontsize=8.5, va="center", annotation_clip=False, parse_math=False)  # fmt: skip
 
@@ -96,12 +94,12 @@ def draw_loss(ax: Axes, rows: Sequence[Mapping], floor: float | None, baselines:
     """Draw training and validation loss in bits per character, with spikes and resumes marked at the bottom."""
     ends: list[tuple[float, str, str]] = []
     for event, name, colour in (("step", "training", BLUE), ("validation", "validation", RUST)):
-        steps, values, low, high = banded(rows, event, "bits_per_char")
-        mark = {"marker": "o", "markersize": 3.5} if event == "validation" or len(steps) == 1 else {}
-        ax.plot(steps, values, color=colour, zorder=3, **mark)
+        steps, values, low, high = averaged(rows, event, "bits_per_char")
+        marker = "o" if event == "validation" or len(steps) == 1 else ""
+        ax.plot(steps, values, color=colour, zorder=3, marker=marker, markersize=3.5)
         if event == "step":
             ax.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
-        if (end := newest(rows, event, "bits_per_char")) is not None:
+        if (end := last_value(rows, event, "bits_per_char")) is not None:
             ends.append((end, f"{name} {end:.2f}", colour))
     for event, sign, name, colour in (("spike", "^", "spike", VIOLET), ("resume", "|", "resumed", GREY)):
         at = [step_of(row) for row in rows if row.get("event") == event]
@@ -115,28 +113,28 @@ def draw_loss(ax: Axes, rows: Sequence[Mapping], floor: float | None, baselines:
 
 
 def end_of_steps(ax: Axes, rows: Sequence[Mapping]) -> None:
-    """Let an axis of steps reach from 0 to the last planned step; early in a run, only to four times where it is."""
+    """Set an axis of steps from 0 to the last planned step; early in a run, to four times the steps done."""
     done = max(map(step_of, rows), default=0)
-    ax.set_xlim(0, max(done, min(planned(rows), 4 * done), 1))
+    ax.set_xlim(0, max(done, min(planned_steps(rows), 4 * done), 1))
     ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     ax.xaxis.set_major_formatter(THOUSANDS)
 
 
 def describe_loss(rows: Sequence[Mapping], floor: float | None) -> str:
-    """Return in words what the figure of the loss shows at its right end."""
+    """Return in words what the loss curves show at their right end."""
     words = []
     for event, name in (("step", "training"), ("validation", "validation")):
-        if (end := newest(rows, event, "bits_per_char")) is not None:
+        if (end := last_value(rows, event, "bits_per_char")) is not None:
             words.append(f"{name} {end:.2f}")
     if floor:
         words.append(f"floor {floor:.2f}")
     return "bits per character: " + (", ".join(words) or "nothing measured yet")
 
 
-# ---------------------------------------------------------------- a run's figure: the loss and the panels under it
+# ---- the loss and the panels under it ----
 
 
-# title, field of a step row, factor, on a log axis?; the first of those that a row has are drawn while the run goes on
+# title, field of a step row, factor, on a log axis?
 PANELS: tuple[tuple[str, Field, float, bool], ...] = (
     ("learning rate", "lr", 1, False),
     ("gradient norm", "grad_norm", 1, True),
@@ -148,12 +146,12 @@ PANELS: tuple[tuple[str, Field, float, bool], ...] = (
     ("fp16 scale", "scale", 1, True),
 )
 POINTS = 120  # of a line in a panel
-LIVE = 3  # panels while the run goes on: the picture is to be read at a glance
+LIVE = 3  # panels while the run goes on, the first that have data: a picture to be read at a glance
 
 
 def draw_panel(ax: Axes, rows: Sequence[Mapping], title: str, field: Field, factor: float, log: bool) -> None:
-    """Draw one field over the steps, its newest value in the title."""
-    steps, *lines = banded(rows, "step", field, POINTS)
+    """Draw one field over the steps, with its last value in the title."""
+    steps, *lines = averaged(rows, "step", field, POINTS)
     values, low, high = (factor * line for line in lines)
     known = values[np.isfinite(values)]
     if field == "lr":
@@ -170,11 +168,11 @@ def draw_panel(ax: Axes, rows: Sequence[Mapping], title: str, field: Field, fact
             ax.set_ylim(0, 1.15 * np.nanmax(high) or 1)
             ax.yaxis.set_major_locator(MaxNLocator(3))
         ax.yaxis.set_major_formatter(SHORT)
-    now = newest(rows, "step", field)
+    now = last_value(rows, "step", field)
     ax.set_title(title if now is None else f"{title}  {short(factor * now)}", fontsize=8.5, color=INK, loc="left")
     ax.tick_params(labelsize=7.5)
     end_of_steps(ax, rows)
-    ax.xaxis.set_major_locator(MaxNLocator(2, integer=True))  # there is little room
+    ax.xaxis.set_major_locator(MaxNLocator(2, integer=True))  # there is little space
 
 
 def run_figure(
@@ -183,32 +181,17 @@ def run_figure(
     baselines: Mapping[str, float] | None = None,
     live: bool = False,
 ) -> Figure:
-    """Return a run's loss with its panels under it: all that have data, or while the run is live the first three."""
-    panels = [panel for panel in PANELS if newest(rows, "step", panel[1]) is not None]
+    """Return a run's loss with its panels under it: all that have data; while the run is live, the first three."""
+    panels = [panel for panel in PANELS if last_value(rows, "step", panel[1]) is not None]
     if live:
         panels = panels[:LIVE]
     across = len(panels) if len(panels) <= 4 else -(-len(panels) // 2)
     lines = [range(at, at + across) for at in range(0, len(panels), across or 1)]
-    names = [[f"{i}" if i < len(panels) else "." for i in line] for line in lines]
+    names = ["".join(f"{i}" if i < len(panels) else "." for i in line) for line in lines]
     heights = [3.1, *[1.15] * len(lines)]
-    fig, axes = canvas(sum(heights), mosaic=[["loss"] * (across or 1), *names], height_ratios=heights)
-    draw_loss(axes["loss"], rows, floor, baselines or {})
-    axes["loss"].set_xlabel("step")
+    fig, axes = mosaic(sum(heights), "\n".join(["L" * (across or 1), *names]), height_ratios=heights)
+    draw_loss(axes["L"], rows, floor, baselines or {})
+    axes["L"].set_xlabel("step")
     for i, panel in enumerate(panels):
         draw_panel(axes[f"{i}"], rows, *panel)
     return fig
-
-
-def loss_curve(
-    metrics: str | Path | Sequence[Mapping], floor: float | None = None, baselines: Mapping[str, float] | None = None
-) -> None:
-    """Show a run's training and validation loss in bits per character.
-
-    `metrics` is a metrics.jsonl, a run's name, or rows; `floor` the entropy of the corpus where it is known;
-    `baselines` the loss of simpler models by name, {"unigram": 7.9}. All in bits per character.
-    """
-    rows = rows_of(metrics)
-    fig, ax = canvas(3.7)
-    draw_loss(ax, rows, floor, baselines or {})
-    ax.set_xlabel("step")
-    show_figure(fig, describe_loss(rows, floor))

@@ -1,7 +1,7 @@
-"""Watch a run while it trains: the live figure, the facts in a line, the last sample, and a Stop button.
+"""The dashboard of a training run: a live figure, a line of facts, the last sample, and a Stop button.
 
-Knows nothing of models or of the training loop: all it reads is the run's metrics.jsonl, all it does to the run is
-to ask it to stop.
+It knows no model and no training loop: it reads the run's metrics.jsonl, and it can ask the run to stop. `Live` needs a
+browser; `Lines` is for notebooks that run headless.
 """
 
 import asyncio
@@ -16,25 +16,28 @@ import ipywidgets as widgets
 from IPython.display import DisplayHandle, display
 
 from helpers.show.curves import describe_loss, run_figure
-from helpers.show.figures import show_figure
+from helpers.show.figures import new_display, show_figure
 from helpers.show.history import render_spikes
-from helpers.show.metrics_file import Attached, Tail, last, planned, progress, step_of, summary, troubles
+from helpers.show.metrics_file import Tail, last, planned_steps, step_of
+from helpers.show.remote_run import RemoteRun
+from helpers.show.status import progress, summary, troubles
 from helpers.show.text import card, show_html
 from helpers.wording import duration
 
 REDRAW = 2.0  # seconds between two pictures, at least
-SHARE = 0.05  # of one core at most goes into pictures: the cores that draw are those that train
-SAY = 20.0  # seconds between two lines where nobody watches
+SHARE = 0.05  # of one core's time goes into pictures at most: the cores that draw are those that train
+SAY = 20.0  # seconds between two lines in a headless run
 QUIET = 60.0  # seconds without a row after which the line says so
 DRAWN = ("step", "validation", "resume", "start", "spike")  # events that change the picture
 
 
 class Training(Protocol):
-    """What the dashboard asks of a run in a worker thread."""
+    """What the dashboard needs of a run: of one in a worker thread, of a process group, or of a `RemoteRun`."""
 
     metrics_path: Path
-    total_steps: int
 
+    @property
+    def total_steps(self) -> int: ...
     @property
     def running(self) -> bool: ...
     def stop(self) -> None: ...
@@ -42,8 +45,8 @@ class Training(Protocol):
 
 
 def bar(rows: Sequence[Mapping], total_steps: int, quiet: float = 0.0) -> str:
-    """Return the line of `progress` with a bar under it and what went wrong, as HTML."""
-    share = 100 * min(1, step_of(last(rows, "step")) / max(planned(rows, total_steps), 1))
+    """Return the line of `progress` with a bar under it and the troubles, as HTML; `quiet`: seconds without a row."""
+    share = 100 * min(1, step_of(last(rows, "step")) / max(planned_steps(rows, total_steps), 1))
     line = progress(rows, total_steps) + (f" · no new row for {duration(quiet)}" if quiet else "")
     return (
         f'<div style="line-height:1.5">{escape(line)}</div>'
@@ -54,26 +57,26 @@ def bar(rows: Sequence[Mapping], total_steps: int, quiet: float = 0.0) -> str:
 
 
 def render_sample(sample: Mapping) -> dict[str, str]:
-    """Return a sample of the run as data for a raw display."""
+    """Return a sample of the run by MIME type, for a raw display."""
     note, text = f"sample at step {step_of(sample):,.0f}", str(sample.get("text", ""))
     return {"text/html": card(escape(text), note), "text/plain": f"[{note}]\n{text}"}
 
 
 def drawable(rows: Sequence[Mapping]) -> bool:
-    """Whether there is anything to draw yet."""
+    """Return whether there is anything to draw yet."""
     return any(row.get("event") in ("step", "validation") for row in rows)
 
 
 def outcome(training: Training, rows: Sequence[Mapping], floor: float | None) -> list[str]:
-    """Return how a run ended; of one elsewhere that did not say so, also why it is no longer watched."""
-    complaint = training.complaint if isinstance(training, Attached) else ""
+    """Return how a run ended; of a remote run without an end, also why it is no longer watched."""
+    complaint = training.complaint if isinstance(training, RemoteRun) else ""
     goes_on = complaint and training.running
     line = progress(rows, training.total_steps) if goes_on else summary(rows, training.total_steps, floor)
     return [line, complaint] if complaint else [line]
 
 
 class Live:
-    """What a front end shows of a running run. `close` leaves lines, a picture and a sample, and no widget."""
+    """What a browser shows of a run. `close` leaves lines, a picture and a sample, but no widget."""
 
     def __init__(self, training: Training, floor: float | None, baselines: Mapping[str, float]):
         self.training, self.floor, self.baselines = training, floor, baselines
@@ -86,18 +89,18 @@ class Live:
         self.top = display(self.row, display_id=True)
         self.picture: DisplayHandle | None = None
         self.sample: DisplayHandle | None = None
-        self.shown: Mapping = {}
-        self.due = 0.0
-        self.heard = time.monotonic()
-        self.stale = False
-        self.refused = ""
+        self.shown: Mapping = {}  # the sample that is on the page
+        self.due = 0.0  # when the next picture may be drawn
+        self.heard = time.monotonic()  # when the last row came
+        self.stale = False  # there are rows that the picture lacks
+        self.refused = ""  # why the run cannot be asked to stop
 
     def stop(self) -> None:
-        """Ask the run to save and end; it may take one more step and a validation until it has."""
+        """Ask the run to save and end; first, it may take one more step and validate."""
         self.button.disabled, self.button.description = True, "Stopping"
         try:
             self.training.stop()
-        except OSError as error:  # a run elsewhere: its folder is gone, or is not ours to write in
+        except OSError as error:  # a remote run: its folder is gone, or may not be written to
             self.button.disabled, self.button.description = False, "Stop"
             self.refused = f'<div style="line-height:1.5">⚠ cannot ask the run to stop: {escape(str(error))}</div>'
             self.line.value += self.refused
@@ -115,21 +118,21 @@ class Live:
             self.draw(rows)
 
     def draw(self, rows: Sequence[Mapping], live: bool = True) -> None:
-        """Draw the picture and the last sample."""
+        """Draw the picture and the last sample, and set when the next picture is due."""
         began, first = time.thread_time(), self.picture is None
         fig = run_figure(rows, self.floor, self.baselines, live)
-        self.picture = self.picture or display(display_id=True)
+        self.picture = self.picture or new_display()
         show_figure(fig, describe_loss(rows, self.floor), self.picture)
         sample = last(rows, "sample")
         if sample and sample is not self.shown:
-            self.sample = self.sample or display(display_id=True)
+            self.sample = self.sample or new_display()
             self.sample.update(render_sample(sample), raw=True)
             self.shown = sample
         cost = 0 if first else time.thread_time() - began  # the first one also loads fonts
         self.due, self.stale = time.monotonic() + max(REDRAW, cost / SHARE), False
 
     def close(self, rows: Sequence[Mapping]) -> None:
-        """Show all there is and put lines of text in the button's place."""
+        """Show everything, and replace the button by lines of text."""
         if drawable(rows):
             self.draw(rows, live=False)
         show_spikes(rows)
@@ -141,19 +144,19 @@ class Live:
 
 
 def show_spikes(rows: Sequence[Mapping]) -> None:
-    """Show the text that the last spikes came from, if there were any."""
+    """Show the text that the last loss spikes came from, if there were any."""
     html, plain = render_spikes(rows, limit=2)
     if html:
         show_html(html, plain)
 
 
 class Lines:
-    """What is left where nobody watches: lines while it runs, at the end a picture and a sample."""
+    """What a headless notebook shows of a run: lines while it runs, at its end a picture and a sample."""
 
     def __init__(self, training: Training, floor: float | None, baselines: Mapping[str, float]):
         self.training, self.floor, self.baselines = training, floor, baselines
-        self.due = self.warn = 0.0
-        self.untold: list[Mapping] = []  # rows of what went wrong
+        self.due = self.warn = 0.0  # when the next line, and the next warning, may be printed
+        self.pending: list[Mapping] = []  # troubles that were not yet printed
 
     def stop(self) -> None:
         """Ask the run to save and end."""
@@ -161,19 +164,19 @@ class Lines:
 
     def update(self, rows: Sequence[Mapping], new: Sequence[Mapping]) -> None:
         """Print a line if there is something to say."""
-        self.untold += [row for row in new if row.get("event") != "step" and troubles([row])]
-        if self.untold and time.monotonic() >= self.warn:  # a run that skips every update does not fill the page
-            print(*(f"  {words}" for words in troubles(self.untold)), sep="\n", flush=True)
-            self.untold, self.warn = [], time.monotonic() + SAY
+        self.pending += [row for row in new if row.get("event") != "step" and troubles([row])]
+        if self.pending and time.monotonic() >= self.warn:  # not one line per skipped update
+            print(*(f"  {words}" for words in troubles(self.pending)), sep="\n", flush=True)
+            self.pending, self.warn = [], time.monotonic() + SAY
         events = {row.get("event") for row in new}
         if "validation" in events or ("step" in events and time.monotonic() >= self.due):
             print(progress(rows, self.training.total_steps), flush=True)
             self.due = time.monotonic() + SAY
 
     def close(self, rows: Sequence[Mapping]) -> None:
-        """Print how it ended and leave the figure and the last sample."""
-        untold = (f"  {words}" for words in troubles(self.untold))
-        print(*untold, *outcome(self.training, rows, self.floor), sep="\n", flush=True)
+        """Print how the run ended, and show the figure and the last sample."""
+        warnings = (f"  {words}" for words in troubles(self.pending))
+        print(*warnings, *outcome(self.training, rows, self.floor), sep="\n", flush=True)
         if drawable(rows):
             show_figure(run_figure(rows, self.floor, self.baselines), describe_loss(rows, self.floor))
         if sample := last(rows, "sample"):
@@ -188,23 +191,23 @@ async def watch(
     interval: float = 0.2,
     live: bool | None = None,
 ) -> None:
-    """Show a training until it ends: `await watch(training)`, or of another process: `await watch(attach("runs/x"))`.
+    """Show a run until it ends: `await watch(training)`, or of another process: `await watch(attach("runs/x"))`.
 
-    The cell must be asynchronous: a kernel that is busy in a plain loop never hears a button. The Stop button and the
-    kernel's own stop ask the run to save and end, and the watching goes on until it has. For an attached run only the
-    button does so: the kernel's stop ends the watching, not the run.
-    `floor` and `baselines` are in bits per character, `interval` (seconds) is the pause between two looks at the file.
+    The cell must be asynchronous: a kernel that is busy in a plain loop never sees a click. The Stop button and the
+    kernel's own stop ask the run to save and end, and the watching continues until it has ended. For a remote run only
+    the button does so: the kernel's stop ends the watching, not the run.
+    `floor` and `baselines` are in bits per character; `interval` is the time between two looks at the file, in seconds.
     `live` False prints lines instead; None means live unless the environment variable HEADLESS is set.
     Raises what the run raised.
     """
     live = not os.environ.get("HEADLESS") if live is None else live
-    view = (Live if live else Lines)(training, floor, baselines or {})
+    view: Live | Lines = (Live if live else Lines)(training, floor, baselines or {})
     tail = Tail(training.metrics_path)
-    elsewhere = isinstance(training, Attached)
+    remote = isinstance(training, RemoteRun)
     stopped = False
     try:
         while True:
-            running = training.running  # asked before the file is read: what a run writes last is not missed
+            running = training.running  # asked before the file is read, so that the last rows are not missed
             try:
                 new = tail.read()
                 view.update(tail.rows, new)
@@ -212,13 +215,13 @@ async def watch(
                     break
                 await asyncio.sleep(interval)
             except (asyncio.CancelledError, KeyboardInterrupt):
-                if elsewhere:  # not ours to stop
+                if remote:  # the kernel's stop is not meant for another process
                     break
-                if stopped:  # asked twice: the run ends on its own, nobody waits for it
+                if stopped:  # asked twice: do not wait until the run has ended
                     raise
                 stopped = True
                 view.stop()
     finally:
         view.close(tail.rows)
-    if not elsewhere:
+    if not remote:
         training.wait()

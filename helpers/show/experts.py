@@ -1,22 +1,21 @@
-"""The load of a mixture's experts: which share of the tokens the router sends to each, now and over the steps.
+"""The load of a mixture of experts: which share of the tokens the router sends to each expert, now and over the steps.
 
-Loads are counted in fair shares: 1 is what each would get if all got the same. Knows nothing of routers or models.
+Loads are counted in fair shares: 1 is what each expert would get if all got the same.
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from helpers.show.figures import GREY, INK, RUST, THOUSANDS, VIOLET, canvas, show_figure
-from helpers.show.metrics_file import planned, rows_of, step_of
-from helpers.show.series import parts
+from helpers.show.figures import GREY, INK, RUST, THOUSANDS, VIOLET, mosaic, show_figure
+from helpers.show.metrics_file import Metrics, planned_steps, rows_of, step_of
+from helpers.show.series import part_starts
 
 
 def shares(row: Mapping) -> np.ndarray:
-    """Return a row's load of the experts, (layers, experts), 1 = a fair share; empty where it has none."""
+    """Return a row's load of the experts in fair shares, (layers, experts); empty if it has none."""
     try:
         load = np.array(row.get("expert_load"), dtype=float)
     except (TypeError, ValueError):  # not numbers, or layers of different length
@@ -25,18 +24,19 @@ def shares(row: Mapping) -> np.ndarray:
 
 
 def busiest(row: Mapping) -> float | None:
-    """Return how many fair shares of the tokens the busiest expert of all layers got."""
+    """Return the load of the busiest expert of all layers, in fair shares."""
     load = shares(row)
     return float(load.max()) if load.size else None
 
 
 def expert_figure(rows: Sequence[Mapping]) -> Figure:
-    """Return the experts' load: beside each other its last state (layer × expert) and its course over the steps."""
+    """Return two pictures of the experts' load: its last state (layer × expert), and its course over the steps."""
+    # 1. all loads of the last row's shape, and empty axes
     loaded = [(step_of(row), load) for row in rows if row.get("event") == "step" and (load := shares(row)).size]
-    shape = loaded[-1][1].shape if loaded else (1, 1)
+    layers, experts = shape = loaded[-1][1].shape if loaded else (1, 1)
     loaded = [(step, load) for step, load in loaded if load.shape == shape]
-    layers, experts = shape
-    fig, (left, right) = canvas(min(1.3 + 0.3 * max(layers, 4), 4.5), ncols=2, width_ratios=[2, 3])
+    fig, axes = mosaic(min(1.3 + 0.3 * max(layers, 4), 4.5), "LR", width_ratios=[2, 3])
+    left, right = axes["L"], axes["R"]
     for ax in (left, right):
         ax.grid(visible=False)
     left.set(xlabel="expert", ylabel="layer")
@@ -46,8 +46,8 @@ def expert_figure(rows: Sequence[Mapping]) -> Figure:
     if not loaded:
         left.set(xticks=[], yticks=[])
         return fig
+    # 2. the last state: white is a fair share, orange too much, violet too little; colour-blind readers see it too
     now = loaded[-1][1]
-    # white is a fair share, orange too much, violet too little: told apart by every kind of eye
     left.imshow(now, cmap="PuOr_r", vmin=0, vmax=2, aspect="auto")
     left.set_xticks(range(experts) if experts <= 16 else [0, experts - 1])
     left.set_yticks(range(layers) if layers <= 16 else [0, layers - 1])
@@ -56,7 +56,8 @@ def expert_figure(rows: Sequence[Mapping]) -> Figure:
             pale = 0.4 < now[layer, expert] < 1.6
             left.annotate(f"{100 * now[layer, expert] / experts:.0f} %", (expert, layer), ha="center", va="center",
                           fontsize=8, color=INK if pale else "white")  # fmt: skip
-    at = parts(len(loaded), 300)
+    # 3. the course: means of at most 300 parts
+    at = part_starts(len(loaded), 300)
     steps = np.array([step for step, _ in loaded])[at]
     course = np.add.reduceat(np.stack([load for _, load in loaded]), at) / np.diff([*at, len(loaded)])[:, None, None]
     for layer in range(layers):
@@ -65,14 +66,14 @@ def expert_figure(rows: Sequence[Mapping]) -> Figure:
         right.plot(steps, course[:, layer].min(1), color=VIOLET, alpha=shade, linewidth=1.2)
     right.axhline(1, color=GREY, linewidth=1, linestyle="--")
     right.set_ylim(0, max(2.0, 1.1 * np.nanmax(course)))
-    right.set_xlim(0, max(planned(rows), steps[-1], 1))
+    right.set_xlim(0, max(planned_steps(rows), steps[-1], 1))
     right.xaxis.set_major_formatter(THOUSANDS)
     right.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     return fig
 
 
-def expert_load(metrics: str | Path | Sequence[Mapping]) -> None:
-    """Show how a mixture's router shares the tokens among the experts, now and over the steps.
+def expert_load(metrics: Metrics) -> None:
+    """Show how the router of a mixture of experts distributes the tokens, now and over the steps.
 
     1 is a fair share (all experts get as many tokens); an expert at 0 is dead, one far above 1 does all the work.
     """

@@ -1,133 +1,147 @@
-"""What was found out about a text: chances in colour, copied stretches, measures in a grid, where a head looks.
+"""A written text explained: probability in colours, filters, copied stretches, diversity, the attention of one head.
 
-Gets the records of `insight` and `copying` and knows nothing of how they came about. Everything is HTML with a
-plain-text twin, as in `text`: the stronger a colour, the less the model expected it.
+Draws the records of `generate.explain`, `generate.memorization` and `generate.diversity`. Everything is HTML with a
+plain-text twin, as in `text`: the stronger a colour, the less the model expected the character.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from statistics import fmean
+from typing import TYPE_CHECKING, SupportsFloat
 
-from helpers.show.text import HUES, LINE, card, number, padded, percent, render_table, show_html, visible, width
+from helpers.generate.surprisal import LEVELS, level
+from helpers.show.text import (
+    HUES,
+    LINE,
+    card,
+    number,
+    percent,
+    plain_table,
+    render_continuation,
+    render_table,
+    show_html,
+    visible,
+)
 
-HEAT = HUES[1]
+if TYPE_CHECKING:  # these load torch
+    from helpers.generate.diversity import Cell
+    from helpers.generate.explain import Step
+    from helpers.generate.memorization import Copied, Stretch
+
 END = "■"  # stands for the document's end
-# a character's probability, from here up -> how strong its ground is; what the model was sure of stays plain
-LEVELS = ((0.5, 0.0), (0.2, 0.18), (0.05, 0.34), (0.01, 0.5), (0.0, 0.7))
-MOST_TOKENS = 40  # of the picture of a head: n tokens are n² / 2 fields
+ALPHAS = (0.0, 0.18, 0.34, 0.5, 0.7)  # how strong the colour of each level of surprisal is; the first has none
+MOST_TOKENS = 40  # of the picture of a head: n tokens are n² / 2 cells
 
 
-# ---- chances ----
+# ---- probabilities ----
 
 
-def heat(text: str, probability: float, note: str = "") -> str:
-    """Return text as HTML on a ground that is the stronger, the less probable it was; `note` shows under the mouse."""
-    alpha = next(alpha for least, alpha in LEVELS if probability >= least)
+def coloured(text: str, probability: float, note: str = "") -> str:
+    """Return text as HTML, coloured by how probable its characters were; `note` is shown under the mouse."""
+    alpha = ALPHAS[level(probability)]
     title = f' title="{escape(note)}"' if note else ""
-    ground = f' style="background:rgba({HEAT},{alpha});border-radius:2px"' if alpha else ""
-    return f"<span{ground}{title}>{escape(text)}</span>" if ground or title else escape(text)
+    colour = f' style="background:rgba({HUES[1]},{alpha});border-radius:2px"' if alpha else ""
+    return f"<span{colour}{title}>{escape(text)}</span>" if colour or title else escape(text)
 
 
 def legend() -> str:
-    """Return what the grounds of `heat` mean, as a line of HTML."""
-    names = ["a half or more", *(f"from {100 * least:.0f} %" for least, _ in LEVELS[1:-1]), "less"]
-    spans = [heat(f" {name} ", least) for name, (least, _) in zip(names, LEVELS, strict=True)]
+    """Return what the colours of `coloured` mean, as a line of HTML."""
+    names = ["a half or more", *(f"from {100 * least:.0f} %" for least in LEVELS[1:]), "less"]
+    spans = [coloured(f" {name} ", least) for name, least in zip(names, [*LEVELS, 0.0], strict=True)]
     return f'<div style="font-size:.8em;opacity:.8">probability of a character: {" · ".join(spans)}</div>'
 
 
-def listed(alternatives: Iterable[tuple[str, float]]) -> str:
-    """Return (text, probability) pairs as words: 水 34.5 %, 光 12.0 %; ■ is the end, which has no text."""
+def probabilities_in_words(alternatives: Iterable[tuple[str, float]]) -> str:
+    """Return (text, probability) pairs in words: 水 34.5 %, 光 12.0 %; ■ is the end, which has no text."""
     return ", ".join(f"{visible(text) or END} {percent(probability)}" for text, probability in alternatives)
 
 
-def grouped(steps: Sequence) -> list[list]:
-    """Return steps in groups that add text: the byte pieces of a character together; at the end, what adds none."""
-    groups, group = [], []
+def whole_characters(steps: Sequence["Step"]) -> list[list["Step"]]:
+    """Return the steps in groups that each add text: byte pieces of one character together, the end on its own."""
+    groups: list[list[Step]] = [[]]
     for step in steps:
-        group.append(step)
+        groups[-1].append(step)
         if step.text:
-            groups.append(group)
-            group = []
-    return groups + ([group] if group else [])
+            groups.append([])
+    return [group for group in groups if group]
 
 
-def described(step) -> str:
-    """Return all that a `Step` knows, a line each, for under the mouse."""
+def step_in_words(step: "Step") -> str:
+    """Return all that is known of a step, for under the mouse: a line for the model, then one per filter."""
     lines = [f"{percent(step.probability)}, number {step.rank:,} of the model's choices, {step.bits:.2f} bits"]
-    lines.append(f"likeliest: {listed(step.alternatives)}")
+    lines.append(f"likeliest: {probabilities_in_words(step.alternatives)}")
     for work in step.filters:
         line = f"{work.name}: {percent(work.chosen)}"
         if work.removed:
-            line += f"; took away {work.removed:,} tokens with {percent(work.lost)}: {listed(work.likeliest)} …"
+            likeliest = probabilities_in_words(work.likeliest)
+            line += f"; took away {work.removed:,} tokens with {percent(work.lost)}: {likeliest} …"
         lines.append(line)
     return "\n".join(lines)
 
 
-def render_explained(steps: Sequence, prompt: str = "") -> tuple[str, str]:
+def render_explained(steps: Sequence["Step"], prompt: str = "") -> tuple[str, str]:
     """Return the steps of a text as (HTML, plain text)."""
-    body = f'<span style="opacity:.55">{escape(prompt)}</span>'
-    for group in grouped(steps):
+    body = render_continuation(prompt, prompt)
+    for group in whole_characters(steps):
         text = group[-1].text
-        bits = sum(step.bits for step in group) / max(1, len(text))
-        body += heat(text or END, 2**-bits, "\n\n".join(map(described, group)))
+        bits = sum(step.bits for step in group) / max(1, len(text))  # per character
+        body += coloured(text or END, 2**-bits, "\n\n".join(map(step_in_words, group)))
     rows = []
     for step in steps:
-        text = step.text or (END if step is steps[-1] else "…")  # a byte is no character yet
-        rows.append((text, percent(step.probability), step.rank, round(step.bits, 2), listed(step.alternatives[:3])))
+        text = step.text or (END if step is steps[-1] else "…")  # a single byte is not yet a character
+        likeliest = probabilities_in_words(step.alternatives[:3])
+        rows.append((text, percent(step.probability), step.rank, round(step.bits, 2), likeliest))
     _, plain = render_table(rows, ["text", "probability", "rank", "bits", "likeliest"])
     return card(body) + legend(), plain
 
 
-def explained(steps: Sequence, prompt: str = "") -> None:
-    """Show a text that `insight.explain` explained: each character by its probability, more under the mouse."""
+def explained(steps: Sequence["Step"], prompt: str = "") -> None:
+    """Show the steps of `explain.explain`: each character coloured by its probability, details under the mouse."""
     show_html(*render_explained(steps, prompt))
 
 
-def filters(steps: Sequence) -> None:
-    """Show which filter took away how much of a text's steps: on average, and at the place where it took the most."""
+def filters(steps: Sequence["Step"]) -> None:
+    """Show how much each filter removed: on average over the steps, and at the step where it removed the most."""
     rows = []
     for i, name in enumerate(work.name for work in (steps[0].filters if steps else ())):
         works = [step.filters[i] for step in steps]
+        before = [step.filters[i - 1].chosen if i else step.probability for step in steps]
+        gained = fmean(work.chosen - p for work, p in zip(works, before, strict=True))
         worst = max(range(len(steps)), key=lambda at: works[at].lost)
-        changed = [work.chosen - before for work, before in zip(works, _before(steps, i), strict=True)]
-        some = listed(works[worst].likeliest[:3])
         context = visible("".join(step.text for step in steps[:worst])[-6:])
-        where = f"{context}▸ {some}" if works[worst].removed else ""
-        rows.append((name, round(fmean(work.removed for work in works)), percent(fmean(w.lost for w in works)),
-                     f"{100 * fmean(changed):+.1f}", where))  # fmt: skip
+        example = f"{context}▸ {probabilities_in_words(works[worst].likeliest[:3])}" if works[worst].removed else ""
+        removed, lost = round(fmean(work.removed for work in works)), percent(fmean(work.lost for work in works))
+        rows.append((name, removed, lost, f"{100 * gained:+.1f}", example))
     header = ["filter", "tokens it took away", "their probability", "written token, points", "took most at"]
     show_html(*render_table(rows, header))
 
 
-def _before(steps: Sequence, i: int) -> list[float]:
-    """Return the probabilities of the written tokens before filter i."""
-    return [step.filters[i - 1].chosen if i else step.probability for step in steps]
+# ---- memorization ----
 
 
-# ---- create or copy? ----
-
-
-def render_copied(found: Iterable) -> tuple[str, str]:
+def render_copied(texts: Iterable["Copied"]) -> tuple[str, str]:
     """Return texts with their copied stretches as (HTML, plain text)."""
     html, plain = [], []
-    for copied in found:
-        owners: list = [None] * len(copied.text)  # of each character, the longest stretch that it is in
+    for copied in texts:
+        # 1. the longest stretch that each character is in
+        owners: list[Stretch | None] = [None] * len(copied.text)
         for stretch in sorted(copied.stretches, key=len):
             owners[stretch.start : stretch.end] = [stretch] * len(stretch)
+        # 2. runs of characters with the same owner
         body = flat = ""
-        hue, start = 0, 0
+        hue = start = 0
         for end in range(1, len(owners) + 1):
             if end < len(owners) and owners[end] is owners[start]:
                 continue
-            part, stretch = copied.text[start:end], owners[start]
-            if stretch is None:
-                body, flat = body + escape(part), flat + part
+            run, owner = copied.text[start:end], owners[start]
+            if owner is None:
+                body, flat = body + escape(run), flat + run
             else:
-                note = f"{len(stretch)} characters, {stretch.times:,} times, first in document {stretch.document:,}"
-                alpha = 0.28 if 2 * len(part) >= len(stretch) else 0.14  # what a longer stretch has left of it: paler
+                note = f"{len(owner)} characters, {owner.times:,} times, first in document {owner.document:,}"
+                alpha = 0.28 if 2 * len(run) >= len(owner) else 0.14  # paler: the rest is in a longer stretch
                 style = f"background:rgba({HUES[hue % 2]},{alpha});border-radius:2px"
-                body += f'<span style="{style}" title="{note}">{escape(part)}</span>'
-                flat += f"【{part}】"
+                body += f'<span style="{style}" title="{note}">{escape(run)}</span>'
+                flat += f"【{run}】"
                 hue += 1
             start = end
         note = f"longest stretch {copied.longest} characters · {percent(copied.share)} of its {copied.n}-grams known"
@@ -136,91 +150,90 @@ def render_copied(found: Iterable) -> tuple[str, str]:
     return "\n".join(html), "\n\n".join(plain)
 
 
-def copied(found: Iterable) -> None:
-    """Show texts that `copying.Index.copied` looked up: what stands in the training text is on coloured ground.
+def copied(texts: Iterable["Copied"]) -> None:
+    """Show the results of `memorization.Index.copied`: stretches of the training text have a coloured background.
 
-    Of stretches that overlap the longest is whole; two hues take turns, so that neighbours stay apart.
+    Of stretches that overlap, the longest is shown whole; two hues alternate, so that neighbours can be distinguished.
     """
-    show_html(*render_copied(found))
+    show_html(*render_copied(texts))
 
 
-# ---- the grid ----
+# ---- diversity ----
 
-MEASURES = (
-    ("diversity", "diversity: n-grams that differ", lambda cell: f"{cell.diversity:.2f}"),
-    ("repetition", "repetition within a text", lambda cell: f"{cell.repetition:.2f}"),
-    ("longest", "longest copied stretch, characters", lambda cell: f"{cell.longest:.1f}"),
-    ("share", "n-grams known from training", lambda cell: percent(cell.share)),
+MEASURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("diversity", "diversity: n-grams that differ", "{:.2f}".format),
+    ("repetition", "repetition within a text", "{:.2f}".format),
+    ("longest", "longest copied stretch, characters", "{:.1f}".format),
+    ("share", "n-grams known from training", percent),
 )
 
 
-def grid(cells: Sequence) -> None:
-    """Show the cells of `insight.grid`: for each measure a table, temperature down, top-p across."""
+def grid(cells: Sequence["Cell"]) -> None:
+    """Show the cells of `diversity.grid`: one table per measure, temperature down, top-p across."""
     html, plain = [], []
     top_ps = list(dict.fromkeys(cell.top_p for cell in cells))
     temperatures = list(dict.fromkeys(cell.temperature for cell in cells))
     at = {(cell.temperature, cell.top_p): cell for cell in cells}
     head = f'style="text-align:right;padding:.2em .7em;border-bottom:1px solid {LINE};font-weight:normal"'
-    for field, title, say in MEASURES:
+    for field, title, in_words in MEASURES:
         values = [getattr(cell, field) for cell in cells]
-        if not values or None in values:
+        if not values or None in values:  # without an index of the training text, two measures are missing
             continue
         low, high = min(values), max(values)
-        rows, flat = [], []
+        lines, flat = [], [["t \\ p", *map(number, top_ps)]]
         for t in temperatures:
+            row = [getattr(at[t, p], field) for p in top_ps]
             boxes = ""
-            for p in top_ps:
-                alpha = 0.55 * (getattr(at[t, p], field) - low) / max(high - low, 0.05)
+            for value in row:
+                alpha = 0.55 * (value - low) / max(high - low, 0.05)
                 style = f"text-align:right;padding:.2em .7em;background:rgba({HUES[0]},{alpha:.2f})"
-                boxes += f'<td style="{style}">{say(at[t, p])}</td>'
-            rows.append(f'<tr style="background:none"><th {head}>{number(t)}</th>{boxes}</tr>')
-            flat.append([number(t), *(say(at[t, p]) for p in top_ps)])
-        tops = "".join(f"<th {head}>{number(p)}</th>" for p in top_ps)
+                boxes += f'<td style="{style}">{in_words(value)}</td>'
+            lines.append(f'<tr style="background:none"><th {head}>{number(t)}</th>{boxes}</tr>')
+            flat.append([number(t), *map(in_words, row)])
+        tops = "".join(f"<th {head}>{name}</th>" for name in flat[0])
         html.append(
             f'<div style="display:inline-block;margin:.4em 2em .4em 0"><div style="font-size:.85em">{title}</div>'
-            f'<table style="border-collapse:collapse"><tr style="background:none"><th {head}>t \\ p</th>{tops}</tr>'
-            f"{''.join(rows)}</table></div>"
+            f'<table style="border-collapse:collapse"><tr style="background:none">{tops}</tr>'
+            f"{''.join(lines)}</table></div>"
         )
-        flat = [["t \\ p", *map(number, top_ps)], *flat]
-        widths = [max(width(row[i]) for row in flat) for i in range(len(top_ps) + 1)]
-        plain.append("\n".join([title, *(padded(row, widths, [True] * len(row)) for row in flat)]))
+        plain.append("\n".join([title, *plain_table(flat, [True] * len(flat[0]))]))
     show_html("\n".join(html), "\n\n".join(plain))
 
 
 # ---- attention ----
 
 
-def attention(names: Sequence[str], weights, title: str = "") -> None:
-    """Show where one head looks: a row for each token, a field for each token that it may see; dark is much weight.
+def attention(names: Sequence[str], weights: Iterable[Iterable[SupportsFloat]], title: str = "") -> None:
+    """Show where one head attends: a row per token, a cell per token that it may see; the darker, the more weight.
 
-    `weights` (T, T): a tensor, an array or lists, rows that sum to 1. Of many tokens the last 40 are shown. The
-    numbers are under the mouse; the plain-text twin says where each token looks most.
+    `weights` (T, T): a tensor, an array or lists, rows that sum to 1. Of many tokens the last 40 are shown. Numbers
+    are under the mouse; the plain text says where each token attends most.
     """
-    weights = [[float(weight) for weight in row] for row in weights]
-    if len(names) != len(weights):
-        raise ValueError(f"{len(names)} tokens and {len(weights)} rows of weights: each token needs its row")
+    matrix = [[float(weight) for weight in row] for row in weights]
+    if len(names) != len(matrix):
+        raise ValueError(f"{len(names)} tokens and {len(matrix)} rows of weights: each token needs its row")
     first = max(0, len(names) - MOST_TOKENS)
-    shown = [visible(name) for name in names]
+    seen = [visible(name) for name in names]
     note = f"{title} (the last {MOST_TOKENS} of {len(names)} tokens)" if first else title
     edge = "font-weight:normal;font-size:.85em;padding:.1em .3em"
-    rows, plain = [], [note] if note else []
+    lines, plain = [], [note] if note else []
     for i in range(first, len(names)):
-        fields = ""
+        boxes = ""
         for j in range(first, i + 1):
-            weight = weights[i][j]
-            words = f' title="{escape(shown[i])} → {escape(shown[j])} {percent(weight)}"' if weight >= 0.05 else ""
-            fields += f'<td style="background:rgba({HUES[0]},{0.03 + 0.9 * weight**0.7:.2f});padding:0"{words}></td>'
-        rows.append(
-            f'<tr style="background:none"><th style="{edge};text-align:right;white-space:nowrap">{escape(shown[i])}'
-            f"</th>{fields}</tr>"
+            weight = matrix[i][j]
+            tip = f' title="{escape(seen[i])} → {escape(seen[j])} {percent(weight)}"' if weight >= 0.05 else ""
+            boxes += f'<td style="background:rgba({HUES[0]},{0.03 + 0.9 * weight**0.7:.2f});padding:0"{tip}></td>'
+        lines.append(
+            f'<tr style="background:none"><th style="{edge};text-align:right;white-space:nowrap">{escape(seen[i])}'
+            f"</th>{boxes}</tr>"
         )
-        best = max(range(i + 1), key=weights[i].__getitem__)
-        plain.append(f"{shown[i]} → {shown[best]} {percent(weights[i][best])}")
+        most = max(range(i + 1), key=matrix[i].__getitem__)
+        plain.append(f"{seen[i]} → {seen[most]} {percent(matrix[i][most])}")
     tops = "".join(
         f'<th style="{edge};writing-mode:vertical-rl;text-align:left;min-width:1.3em">{escape(name)}</th>'
-        for name in shown[first:]
+        for name in seen[first:]
     )
-    body = "\n".join(rows)
+    body = "\n".join(lines)
     html = (
         f'<div style="font-size:.85em;opacity:.8">{escape(note)}</div><table style="border-collapse:separate;'
         f'border-spacing:1px;line-height:1.2"><tr style="background:none;vertical-align:bottom"><th></th>{tops}</tr>'

@@ -1,12 +1,13 @@
-"""Figures of text and plans: lengths, Zipf, coverage, schedule, windows; and the one style of all figures. No Chinese.
+"""Figures of text and plans: lengths, Zipf's law, coverage, learning rate, windows; and the style of all figures.
 
-Each is drawn on its own `Figure`, without pyplot: nothing stays open, no backend is asked for, any thread may draw.
+Each is drawn on its own `Figure`, without pyplot: nothing stays open, no backend is chosen, any thread may draw.
 """
 
 import base64
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
@@ -16,12 +17,16 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullFormatter
+from numpy.typing import ArrayLike
 from PIL import Image
+
+if TYPE_CHECKING:
+    from matplotlib.typing import RcKeyType
 
 INK, GREY, GRID = "#333333", "#8a8f98", "#e8e8ea"
 BLUE, RUST, GREEN, VIOLET = "#2f6db0", "#c4502f", "#2b8a62", "#8e5aa8"
 WIDTH = 720  # of a figure on the page, in CSS pixels; it is drawn at 1.5 times that, for sharp screens
-STYLE = {
+STYLE: "dict[RcKeyType, Any]" = {
     "figure.facecolor": "white",
     "axes.facecolor": "white",
     "axes.edgecolor": "#b5b8be",
@@ -47,14 +52,13 @@ STYLE = {
     "lines.linewidth": 1.6,
     "font.family": "DejaVu Sans",
 }
-LEGEND = {"frameon": False, "fontsize": 8.5}
 THOUSANDS = FuncFormatter(lambda value, _: f"{value:,.0f}")
 PERCENT = FuncFormatter(lambda value, _: f"{100 * value:.0f} %")
 PLAIN = FuncFormatter(lambda value, _: f"{value:g}")
 
 
 def png(fig: Figure) -> bytes:
-    """Return the figure as a PNG of a few dozen colours, a third of the size; the same figure gives the same bytes."""
+    """Return the figure as a PNG with 128 colours, a third of the size; the same figure gives the same bytes."""
     agg = FigureCanvasAgg(fig)
     agg.draw()
     buffer = io.BytesIO()
@@ -63,47 +67,55 @@ def png(fig: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def bundle(fig: Figure, words: str) -> tuple[dict, dict]:
-    """Return a figure as (data, metadata) for a raw display; `words` say what it shows where no picture can."""
-    data = {"image/png": base64.b64encode(png(fig)).decode(), "text/plain": words}
-    return data, {"image/png": {"width": WIDTH, "height": round(WIDTH * fig.get_figheight() / fig.get_figwidth())}}
-
-
 def show_figure(fig: Figure, words: str, handle: DisplayHandle | None = None) -> None:
-    """Display a figure, or draw it in the place of the one that `handle` stands for."""
-    data, metadata = bundle(fig, words)
-    if handle is None:
-        display(data, metadata=metadata, raw=True)
-    else:
-        handle.update(data, metadata=metadata, raw=True)
+    """Display a figure, or replace the one of `handle`; `words` say what it shows where pictures are not drawn."""
+    data = {"image/png": base64.b64encode(png(fig)).decode(), "text/plain": words}
+    size = {"width": WIDTH, "height": round(WIDTH * fig.get_figheight() / fig.get_figwidth())}
+    show = handle.update if handle else display
+    show(data, metadata={"image/png": size}, raw=True)
 
 
-def canvas(height: float = 3.3, **grid) -> tuple[Figure, Axes | np.ndarray | dict[str, Axes]]:
-    """Return an empty figure and its axes in the one style of the course.
+def new_display() -> DisplayHandle:
+    """Return a new, empty place on the page."""
+    handle = display(display_id=True)
+    assert handle is not None  # `display` returns a handle if it is given an id
+    return handle
 
-    `grid` as in `Figure.subplots`, or with `mosaic` as in `Figure.subplot_mosaic`.
-    """
+
+def canvas(height: float = 3.3) -> tuple[Figure, Axes]:
+    """Return an empty figure and its axes in the style of the course; `height` in units of 100 pixels."""
+    fig, axes = mosaic(height, "A")
+    return fig, axes["A"]
+
+
+def mosaic(
+    height: float,
+    layout: str,
+    width_ratios: Sequence[float] | None = None,
+    height_ratios: Sequence[float] | None = None,
+) -> tuple[Figure, dict[str, Axes]]:
+    """Return an empty figure and its axes by name; `layout` has a letter per panel, a line per row, "." for nothing."""
     with matplotlib.rc_context(STYLE):
         fig = Figure(figsize=(WIDTH / 100, height), dpi=150, layout="constrained")
-        return fig, fig.subplot_mosaic(**grid) if "mosaic" in grid else fig.subplots(**grid)
+        return fig, fig.subplot_mosaic(layout, width_ratios=width_ratios, height_ratios=height_ratios)
 
 
 def length_histogram(lengths: Iterable[int], unit: str = "characters") -> None:
-    """Show how long the documents are, with the median marked; a long tail puts the lengths on a log axis."""
-    lengths = np.asarray(list(lengths), dtype=float)
+    """Show how long documents are, with their median; a long tail puts the lengths on a log axis."""
+    sizes = np.asarray(list(lengths), dtype=float)
     fig, ax = canvas(3.0)
     ax.set(xlabel=f"length of a document ({unit})", ylabel="documents")
-    if len(lengths):
-        median = float(np.median(lengths))
-        low, high = max(lengths.min(), 1), max(lengths.max(), 2)
+    if len(sizes):
+        median = float(np.median(sizes))
+        low, high = max(sizes.min(), 1), max(sizes.max(), 2)
         if high > 20 * max(median, 1):
             edges = np.unique(np.round(np.geomspace(low, high + 1, 33))) - 0.5
             ax.set_xscale("log")
         else:
-            # whole numbers: a bin that takes now two, now three of them would make teeth
+            # lengths are whole numbers: bins of now two, now three of them would look like teeth
             step = max(1, math.ceil((high - low + 1) / 48))
             edges = np.arange(low, high + step + 1, step) - 0.5
-        ax.hist(lengths, bins=edges, color=BLUE, alpha=0.85, edgecolor="white", linewidth=0.5)
+        ax.hist(sizes, bins=edges.tolist(), color=BLUE, alpha=0.85, edgecolor="white", linewidth=0.5)
         ax.axvline(median, color=RUST, linewidth=1.2)
         ax.annotate(f"median {median:,.0f}", (median, 1), (5, -2), xycoords=("data", "axes fraction"),
                     textcoords="offset points", color=RUST, fontsize=8.5, va="top")  # fmt: skip
@@ -111,11 +123,11 @@ def length_histogram(lengths: Iterable[int], unit: str = "characters") -> None:
         ax.xaxis.set_minor_formatter(NullFormatter())
     ax.yaxis.set_major_formatter(THOUSANDS)
     ax.grid(axis="x", visible=False)
-    show_figure(fig, f"histogram of {len(lengths):,} document lengths")
+    show_figure(fig, f"histogram of {len(sizes):,} document lengths")
 
 
 def thinned(n: int, points: int = 300) -> np.ndarray:
-    """Return at most about `points` indices of 0..n-1, evenly spaced on a log axis, first and last included."""
+    """Return at most `points` indices of 0 … n-1, evenly spaced on a log axis, first and last included."""
     return np.unique(np.round(np.geomspace(1, n, points)).astype(int)) - 1 if n else np.empty(0, dtype=int)
 
 
@@ -129,14 +141,14 @@ def zipf(counts: Mapping[str, int]) -> None:
         law = frequencies[0] / (at + 1)
         ax.plot(at + 1, np.where(law >= 0.5, law, np.nan), "--", color=GREY, linewidth=1.2, label="Zipf: 1 / rank")
         ax.plot(at + 1, frequencies[at], color=BLUE, label="this text")
-        ax.legend(loc="upper right", **LEGEND)
+        ax.legend(loc="upper right", frameon=False, fontsize=8.5)
     ax.xaxis.set_major_formatter(THOUSANDS)
     ax.yaxis.set_major_formatter(THOUSANDS)
     show_figure(fig, f"frequency against rank of {len(frequencies):,} kinds")
 
 
 def coverage(counts: Mapping[str, int], vocab_size: int | None = None) -> None:
-    """Show which share of the running text the n commonest words cover; `vocab_size` is marked."""
+    """Show which share of the running text the most frequent words cover; `vocab_size` is marked."""
     frequencies = np.array(sorted(counts.values(), reverse=True), dtype=float)
     fig, ax = canvas(3.3)
     ax.set(xlabel="words in the vocabulary, commonest first", ylabel="share of the running text", xscale="log")
@@ -159,15 +171,14 @@ def coverage(counts: Mapping[str, int], vocab_size: int | None = None) -> None:
 
 def schedule(lrs: Sequence[float]) -> None:
     """Show the learning rate of every step."""
-    lrs = np.asarray(list(lrs), dtype=float)
     fig, ax = canvas(2.4)
-    draw_schedule(ax, np.arange(1, len(lrs) + 1), lrs)
+    draw_schedule(ax, np.arange(1, len(lrs) + 1), np.array(lrs, dtype=float))
     ax.set(xlabel="step", ylabel="learning rate")
     show_figure(fig, f"learning rate over {len(lrs):,} steps")
 
 
-def draw_schedule(ax: Axes, steps: Sequence[float], lrs: Sequence[float]) -> None:
-    """Draw the learning rate, its peak as the only number on the axis."""
+def draw_schedule(ax: Axes, steps: ArrayLike, lrs: ArrayLike) -> None:
+    """Draw the learning rate, with its peak as the only number on the axis."""
     ax.plot(steps, lrs, color=GREEN)
     ax.fill_between(steps, lrs, color=GREEN, alpha=0.08, linewidth=0)
     peak = np.nanmax(lrs, initial=0)
@@ -179,11 +190,11 @@ def draw_schedule(ax: Axes, steps: Sequence[float], lrs: Sequence[float]) -> Non
 def window_diagram(n_tokens: int, n_ctx: int, stride: int, limit: int = 8) -> None:
     """Show the windows that a stream of tokens is cut into: new tokens, tokens seen before, padding.
 
-    As `tokens.Windows` cuts it; of many windows the first `limit`.
+    The windows are those of `tokens.windows.Windows`; of many, the first `limit` are shown.
     """
     if n_tokens < 2 or not 1 <= stride <= n_ctx:
         raise ValueError(f"need n_tokens >= 2 and 1 <= stride <= n_ctx, got {n_tokens}, {stride}, {n_ctx}")
-    inputs = n_tokens - 1  # the last token is an answer only
+    inputs = n_tokens - 1  # the last token is only a label
     count = 1 + max(0, math.ceil((inputs - n_ctx) / stride))
     shown = min(count, limit)
     edge = (shown - 1) * stride + n_ctx  # where the picture ends
@@ -207,5 +218,6 @@ def window_diagram(n_tokens: int, n_ctx: int, stride: int, limit: int = 8) -> No
     ax.set(xlabel="position in the stream of tokens")
     handles = [Patch(color=BLUE, label="new"), Patch(color=BLUE, alpha=0.3, label="seen before"),
                Patch(facecolor="white", edgecolor=GREY, hatch="////", label="padding")]  # fmt: skip
-    ax.legend(handles=handles, loc="lower left", ncols=3, bbox_to_anchor=(0, 1), borderaxespad=0.2, **LEGEND)
+    ax.legend(handles=handles, loc="lower left", ncols=3, bbox_to_anchor=(0, 1), borderaxespad=0.2, frameon=False,
+              fontsize=8.5)  # fmt: skip
     show_figure(fig, f"{count:,} windows of {n_ctx:,} tokens over {n_tokens:,}, one every {stride:,}")

@@ -1,47 +1,36 @@
-"""Everything that a notebook shows, under one name: `from helpers.show import notebook as show`."""
+"""Everything that notebooks show, under one name: `from helpers.show import notebook as show`.
+
+It loads no torch, so that a notebook with only figures starts quickly.
+"""
 
 import logging
+from typing import TYPE_CHECKING
 
-# at its first import on a machine matplotlib lists the fonts; where that takes long it says so in the notebook
+# at its first import on a machine matplotlib lists the fonts; if that takes long, it says so in the notebook
 logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
 
-# ruff: noqa: E402
-from helpers.show.curves import loss_curve
+# ruff: noqa: E402, F401
 from helpers.show.dashboard import watch
 from helpers.show.experts import expert_load
 from helpers.show.explain import attention, copied, explained, filters, grid
 from helpers.show.figures import coverage, length_histogram, schedule, window_diagram, zipf
 from helpers.show.history import samples_over_time, spikes
-from helpers.show.metrics_file import attach, read_metrics
-from helpers.show.panel import sampling_panel
+from helpers.show.metrics_file import read_metrics
+from helpers.show.remote_run import attach
 from helpers.show.runs import compare, follow
 from helpers.show.text import documents, labels, pieces, probabilities, samples, table
 
-__all__ = [
-    "attach",
-    "attention",
-    "compare",
-    "copied",
-    "coverage",
-    "documents",
-    "expert_load",
-    "explained",
-    "filters",
-    "follow",
-    "grid",
-    "labels",
-    "length_histogram",
-    "loss_curve",
-    "pieces",
-    "probabilities",
-    "read_metrics",
-    "samples",
-    "samples_over_time",
-    "sampling_panel",
-    "schedule",
-    "spikes",
-    "table",
-    "watch",
-    "window_diagram",
-    "zipf",
-]
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+    from helpers.show.panel import Box
+
+
+def sampling_panel(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", prompt: str = "") -> "Box":
+    """Return a panel to play with a model's sampling; display it as the last line of a cell.
+
+    `model` and `tokenizer` as `generate.load` returns them.
+    """
+    from helpers.show.panel import Panel  # here, because it loads torch
+
+    return Panel(model, tokenizer, prompt).box

@@ -1,30 +1,33 @@
 """The sampling panel: a prompt, sliders, Generate and Cancel, text that streams in, and bars of the next token.
 
-Knows nothing of how text is generated: `generate` writes it, `sampling` filters; this module shows both. Every
-callback returns at once and leaves the work to a thread: a callback that worked itself would make Cancel dead.
+Every callback returns at once and leaves the work to a thread: a callback that did the work itself would block Cancel.
 """
 
 import math
 import os
 import threading
 import time
+from collections.abc import Sequence
 from html import escape
 
 import ipywidgets as widgets
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from helpers.generate import generate
-from helpers.generate.settings import Settings
-from helpers.show.explain import heat, legend, listed
-from helpers.show.text import card, continuation, percent, render_probabilities
+from helpers.generate.settings import RANGES, Chunk, Settings, TokenLogprob
+from helpers.show.explain import coloured, legend, probabilities_in_words
+from helpers.show.text import card, percent, render_continuation, render_probabilities
 
-TOKENS = 10  # bars shown
-ALTERNATIVES = 4  # to a word that was written, under the mouse
-FRAME = 0.1  # seconds between two pictures of the text
+START = {"temperature": 0.8, "top_p": 0.95}  # where their sliders begin; all others begin where they are off
+MOST_BARS = 10
+ALTERNATIVES = 4  # to each written token, under the mouse
+REDRAW = 0.1  # seconds between two pictures of the text, at least
 PAUSE = 0.15  # seconds that the sliders must rest before the bars are computed
 
 
 class Box(widgets.VBox):
-    """A container that leaves a sentence, not a dead widget, in a notebook that runs with nobody watching."""
+    """A container that leaves a sentence, not a dead widget, in a notebook that runs headless."""
 
     def _repr_mimebundle_(self, **kwargs):
         if os.environ.get("HEADLESS"):
@@ -32,39 +35,41 @@ class Box(widgets.VBox):
         return super()._repr_mimebundle_(**kwargs)
 
 
+def sliders(longest: int) -> dict[str, widgets.Widget]:
+    """Return the widgets of `Settings` by name, with the ranges of `RANGES`; a text has at most `longest` tokens."""
+    look = {"layout": {"width": "26em"}, "style": {"description_width": "9.5em"}}
+    made = {
+        "max_new_tokens": widgets.IntSlider(
+            description="max_new_tokens", tooltip="longest continuation", value=min(100, longest), min=1, max=longest,
+            **look,
+        )
+    }  # fmt: skip
+    for name, values in RANGES.items():
+        if values.slider:
+            least, most, step = values.slider
+            kind = widgets.IntSlider if isinstance(values.off, int) else widgets.FloatSlider
+            made[name] = kind(description=name, tooltip=values.note, value=START.get(name, values.off), min=least,
+                              max=most, step=step, **look)  # fmt: skip
+    made["seed"] = widgets.BoundedIntText(
+        description="seed", tooltip="the same seed gives the same text", value=0, min=0, max=2**31, **look
+    )
+    return made
+
+
 class Panel:
     """The widgets of one panel and the two threads behind them; `box` is what a notebook displays."""
 
-    def __init__(self, model, tokenizer, prompt: str):
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompt: str):
         self.model, self.tokenizer = model, tokenizer
         self.stop = threading.Event()
         self.worker: threading.Thread | None = None
         self.timer: threading.Timer | None = None
         self.drawing = threading.Lock()
-        self.seen: tuple | None = None  # (prompt, ids, logits) of the last bars: a slider alone needs no new forward
-
-        wide, label = {"width": "26em"}, {"description_width": "9.5em"}
-
-        def slider(kind: type, name: str, off: str, **values) -> widgets.Widget:
-            return kind(description=name, tooltip=off, layout=wide, style=label, **values)
+        # prompt, ids, logits of the bars that were drawn last: for a slider alone, the model need not run again
+        self.last_prompt: tuple[str, Tensor, Tensor] | None = None
 
         self.prompt = widgets.Textarea(value=prompt, placeholder="prompt", layout={"width": "26em", "height": "5em"})
-        longest = model.config.max_position_embeddings
-        self.settings = {
-            "max_new_tokens": slider(
-                widgets.IntSlider, "max_new_tokens", "longest continuation", value=min(100, longest), min=1, max=longest
-            ),
-            "temperature": slider(
-                widgets.FloatSlider, "temperature", "1 is off, 0 is greedy", value=0.8, min=0, max=2, step=0.05
-            ),
-            "top_k": slider(widgets.IntSlider, "top_k", "0 is off", value=0, min=0, max=100),
-            "top_p": slider(widgets.FloatSlider, "top_p", "1 is off", value=0.95, min=0, max=1, step=0.01),
-            "min_p": slider(widgets.FloatSlider, "min_p", "0 is off", value=0, min=0, max=0.5, step=0.01),
-            "repetition_penalty": slider(
-                widgets.FloatSlider, "repetition_penalty", "1 is off", value=1, min=1, max=2, step=0.05
-            ),
-            "seed": slider(widgets.BoundedIntText, "seed", "the same seed, the same text", value=0, min=0, max=2**31),
-        }
+        self.settings = sliders(longest=model.config.max_position_embeddings)
         self.generate = widgets.Button(description="Generate", icon="play", button_style="primary")
         self.cancel = widgets.Button(description="Cancel", icon="stop", disabled=True)
         self.note = widgets.HTML()
@@ -84,9 +89,8 @@ class Panel:
         self.box = Box([widgets.HBox([left, self.bars], layout={"flex_flow": "row wrap"}), self.text, self.legend])
         self.draw_soon()
 
-    def read(self):
+    def read(self) -> Settings:
         """Return the sliders as `Settings`."""
-
         values = {name: widget.value for name, widget in self.settings.items()}
         return Settings(**values, logprobs=ALTERNATIVES)
 
@@ -101,22 +105,21 @@ class Panel:
         self.draw_soon()
 
     def write(self, prompt: str, stop: threading.Event) -> None:
-        """Write one text into the panel, piece by piece (in the worker thread)."""
-
-        body, characters, began, shown = continuation(prompt, prompt), 0, time.monotonic(), 0.0
+        """Write one text into the panel, chunk by chunk (in the worker thread)."""
+        body, characters, began, drawn = render_continuation(prompt, prompt), 0, time.monotonic(), 0.0
         self.note.value, self.legend.value = "writing …", legend()
         try:
             self.show(body, "▌")
-            for piece in generate.stream_chunks(self.model, self.tokenizer, prompt, self.read(), stop):
-                body += coloured(piece)
-                characters += len(piece.text)
-                if time.monotonic() - shown >= FRAME:
+            for chunk in generate.stream_chunks(self.model, self.tokenizer, prompt, self.read(), stop):
+                body += render_chunk(chunk)
+                characters += len(chunk.text)
+                if time.monotonic() - drawn >= REDRAW:
                     self.show(body, "▌")
-                    shown = time.monotonic()
+                    drawn = time.monotonic()
             ended = "cancelled: " if stop.is_set() else ""
             self.note.value = f"{ended}{characters} characters in {time.monotonic() - began:.1f} s"
-        except Exception as error:  # nobody waits for this thread: whatever went wrong is told in the panel
-            self.note.value = in_words(error)
+        except Exception as error:  # an error in a thread would be lost: the panel shows it
+            self.note.value = render_error(error)
         finally:
             self.show(body)
             self.generate.disabled, self.cancel.disabled = False, True
@@ -139,51 +142,40 @@ class Panel:
             try:
                 self.bars.value = render_probabilities(self.next_token())[0]
             except Exception as error:  # as in `write`
-                self.bars.value = in_words(error)
+                self.bars.value = render_error(error)
 
     def next_token(self) -> list[tuple[str, float, float]]:
         """Return (token, probability before, probability after) of the likeliest next tokens."""
-
         prompt = self.prompt.value
-        if self.seen is None or self.seen[0] != prompt:
-            self.seen = (prompt, *generate.next_logits(self.model, self.tokenizer, prompt))
-        _, ids, logits = self.seen  # (1, T), (1, V)
+        if self.last_prompt is None or self.last_prompt[0] != prompt:
+            self.last_prompt = (prompt, *generate.next_logits(self.model, self.tokenizer, prompt))
+        _, ids, logits = self.last_prompt  # (1, T), (1, V)
         before = logits.softmax(-1)[0]  # (V,)
         after = generate.filtered(logits, ids, self.read()).softmax(-1)[0]  # (V,)
-        likeliest = before.maximum(after).topk(min(TOKENS, len(before))).indices.tolist()
+        likeliest = before.maximum(after).topk(min(MOST_BARS, len(before))).indices.tolist()
         likeliest.sort(key=lambda token: -before[token])
         names = self.tokenizer.convert_ids_to_tokens(likeliest)
         return [(name, float(before[token]), float(after[token])) for token, name in zip(likeliest, names, strict=True)]
 
 
-def coloured(piece) -> str:
-    """Return a `Piece` as HTML: each word by its probability, or all as one where its words are not whole."""
-    choices = piece.choices
-    if "".join(choice.text for choice in choices) == piece.text:
-        parts = [(choice.text, [choice]) for choice in choices]
-    else:  # the bytes of a character, or a word that a stop string cuts
-        parts = [(piece.text, choices)]
+def render_chunk(chunk: Chunk) -> str:
+    """Return a `Chunk` as HTML: each token in its own colour, or all in one colour where its tokens are not whole."""
+    groups: list[tuple[str, Sequence[TokenLogprob]]] = [(token.text, [token]) for token in chunk.logprobs]
+    if "".join(text for text, _ in groups) != chunk.text:  # bytes of a character, or a token cut by a stop string
+        groups = [(chunk.text, chunk.logprobs)]
     html = ""
-    for text, those in parts:
-        nats = sum(choice.logprob for choice in those) / max(1, len(text))
-        html += heat(text, math.exp(nats), "\n".join(map(described, those)))
+    for text, tokens in groups:
+        mean = sum(token.logprob for token in tokens) / max(1, len(text))  # per character
+        html += coloured(text, math.exp(mean), "\n".join(map(token_in_words, tokens)))
     return html
 
 
-def described(choice) -> str:
-    """Return what is known of a `Choice`, for under the mouse."""
-    alternatives = [(text, math.exp(logprob)) for text, logprob in choice.alternatives]
-    return f"{percent(math.exp(choice.logprob))}, number {choice.rank:,}; likeliest: {listed(alternatives)}"
+def token_in_words(token: TokenLogprob) -> str:
+    """Return what is known of a written token, for under the mouse."""
+    likeliest = probabilities_in_words((text, math.exp(logprob)) for text, logprob in token.alternatives)
+    return f"{percent(math.exp(token.logprob))}, number {token.rank:,}; likeliest: {likeliest}"
 
 
-def in_words(error: Exception) -> str:
+def render_error(error: Exception) -> str:
     """Return an error as a line of HTML."""
     return f'<span style="color:#d9534f">{escape(str(error) or type(error).__name__)}</span>'
-
-
-def sampling_panel(model, tokenizer, prompt: str = "") -> widgets.VBox:
-    """Return a panel to play with a model's sampling; display it as the last line of a cell.
-
-    `model` and `tokenizer` as `generate.load` returns them.
-    """
-    return Panel(model, tokenizer, prompt).box

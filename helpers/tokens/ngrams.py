@@ -1,8 +1,8 @@
-"""What a model must beat: models that only count, judged on the validation text. "What loss is right?"
+"""N-gram models of tokens, baselines that a model must beat: what is a good loss, a good perplexity, on this text?
 
-The counts are sorted arrays of numbers, no dictionaries, and only of contexts that the validation text asks for: ten
-million tokens take some seconds and some hundred megabytes. Knows nothing of characters; who wants bits a character
-divides by ln 2 and by the characters a token.
+The counts are sorted arrays, not dictionaries, and only of contexts that occur in the validation text: ten million
+tokens take some seconds and some hundred megabytes. Results are in nats per token, that is ln(perplexity); divided by
+ln 2 and by characters per token they are bits per character.
 """
 
 import math
@@ -14,46 +14,49 @@ from helpers.tokens.windows import Stream
 
 # a corpus may have more; the figures then move in the second decimal, and counting would take hours
 TRAIN_TOKENS, VAL_TOKENS = 2**27, 2**23
-_AT_ONCE = 2**22  # training tokens that are read at a time
-_A_PASS = 2**25  # training tokens, about, whose successors are held at a time
+_BLOCK_TOKENS = 2**22  # training tokens that are read at a time
+_PASS_TOKENS = 2**25  # training tokens whose successors are held at a time, about: 16 bytes each
 
 
 def baselines(train: Stream, val: Stream, vocab_size: int, bos_id: int) -> dict[str, float]:
-    """Return the cross-entropy on `val`, in nats a token, of four models that only count in `train`.
+    """Return the cross-entropy on `val`, in nats per token, of four models that only count in `train`.
 
-    uniform: ln vocab_size. unigram, bigram, trigram: see `probabilities`. The start of a document follows every end;
-    it is nobody's answer. Of long texts the first TRAIN_TOKENS and VAL_TOKENS are used.
+    uniform: ln vocab_size. unigram, bigram, trigram: see `probabilities`. The start of a document (`bos_id`) follows
+    every end and is not scored. Of long texts the first TRAIN_TOKENS and VAL_TOKENS are used.
     """
-    found = probabilities(train, val.read(0, VAL_TOKENS), vocab_size, bos_id)
-    return {"uniform": math.log(vocab_size)} | {name: float(-np.log(p).mean()) for name, p in found.items()}
+    by_model = probabilities(train, val.read(0, VAL_TOKENS), vocab_size, bos_id)
+    return {"uniform": math.log(vocab_size)} | {name: float(-np.log(p).mean()) for name, p in by_model.items()}
 
 
-def probabilities(train: Stream, held: np.ndarray, vocab_size: int, bos_id: int) -> dict[str, np.ndarray]:
-    """Return what each model that counts in `train` gives to the answers in the ids `held`: all but the first and bos.
+def probabilities(train: Stream, held_out: np.ndarray, vocab_size: int, bos_id: int) -> dict[str, np.ndarray]:
+    """Return the probability, (answers,), that each model counted in `train` gives to each answer in `held_out`.
 
-    unigram: add-one frequencies. bigram and trigram: Witten-Bell interpolation with the model that looks one token
-    less far back (Witten and Bell 1991): a context that was seen n times, with t different tokens behind it, is
-    trusted n / (n + t). Over the whole vocabulary each model's probabilities add up to 1.
+    The answers are all ids of `held_out`, (T,), but the first and bos. unigram: add-one frequencies. bigram and
+    trigram: interpolated with the next shorter model (Witten and Bell 1991): a context seen n times, followed by t
+    different tokens, has the weight n / (n + t). Over the whole vocabulary each model's probabilities add up to 1.
+    Raises ValueError if three ids of this vocabulary do not fit into 64 bits.
     """
-    counts = sum(np.bincount(ids, minlength=vocab_size) for ids in _blocks(train, 1))
+    counts = np.zeros(vocab_size, np.int64)
+    for ids in _blocks(train, 1):
+        counts += np.bincount(ids, minlength=vocab_size)
     counts[bos_id] = 0
-    answers = np.flatnonzero(held != bos_id)
+    answers = np.flatnonzero(held_out != bos_id)
     answers = answers[answers > 0]
-    unigram = ((counts + 1) / (counts.sum() + vocab_size))[held[answers]]
-    bigram = _interpolated(train, held, answers, 1, vocab_size, unigram)
-    trigram = _interpolated(train, held, answers, 2, vocab_size, bigram)
+    unigram = ((counts + 1) / (counts.sum() + vocab_size))[held_out[answers]]
+    bigram = _interpolated(train, held_out, answers, 1, vocab_size, unigram)
+    trigram = _interpolated(train, held_out, answers, 2, vocab_size, bigram)
     return {"unigram": unigram, "bigram": bigram, "trigram": trigram}
 
 
 def _blocks(train: Stream, width: int) -> Iterator[np.ndarray]:
-    """Yield the training ids in blocks, so that each `width` ids in a row are in exactly one of them."""
+    """Yield the training ids in blocks that overlap: each `width` ids in a row are in exactly one of them."""
     size = min(len(train), TRAIN_TOKENS)
-    for start in range(0, max(1, size - width + 1), _AT_ONCE):
-        yield train.read(start, min(size, start + _AT_ONCE + width - 1))
+    for start in range(0, max(1, size - width + 1), _BLOCK_TOKENS):
+        yield train.read(start, min(size, start + _BLOCK_TOKENS + width - 1))
 
 
-def _numbers(ids: np.ndarray, width: int, vocab_size: int) -> np.ndarray:
-    """Return one number for each `width` ids in a row: the ids are its digits. (T,) -> (T - width + 1,)"""
+def _as_numbers(ids: np.ndarray, width: int, vocab_size: int) -> np.ndarray:
+    """Return one number for each `width` ids in a row, with the ids as its digits: (T,) -> (T - width + 1,)."""
     if vocab_size**width >= 2**63:
         raise ValueError(f"vocab_size is {vocab_size}: {width} tokens in a row do not fit into one 64-bit number")
     rows = len(ids) - width + 1
@@ -64,48 +67,56 @@ def _numbers(ids: np.ndarray, width: int, vocab_size: int) -> np.ndarray:
 
 
 def _interpolated(
-    train: Stream, held: np.ndarray, answers: np.ndarray, width: int, vocab_size: int, shorter: np.ndarray
+    train: Stream, held_out: np.ndarray, answers: np.ndarray, width: int, vocab_size: int, shorter: np.ndarray
 ) -> np.ndarray:
-    """Return the probability of each answer after the `width` ids before it, mixed with `shorter`, its probability
-    after one id less."""
-    whole = answers >= width  # the others have no such context
-    wanted, of_answer = np.unique(_numbers(held, width + 1, vocab_size)[answers[whole] - width], return_inverse=True)
-    contexts, of_wanted = np.unique(wanted // vocab_size, return_inverse=True)
-    seen, followers, joint = (np.zeros(len(found), np.int64) for found in (contexts, contexts, wanted))
+    """Return the probability of each answer after the `width` ids before it, (answers,), mixed with `shorter`, its
+    probability after one id less. An n-gram is a context and its answer, as one number."""
+    # 1. the n-grams of the held-out text, and their contexts, each once
+    has_context = answers >= width
+    ngrams_here = _as_numbers(held_out, width + 1, vocab_size)[answers[has_context] - width]
+    ngrams, ngram_of_answer = np.unique(ngrams_here, return_inverse=True)
+    contexts, context_of_ngram = np.unique(ngrams // vocab_size, return_inverse=True)
+    context_of_answer = context_of_ngram[ngram_of_answer]
 
-    # the validation text tells how the training text, too, is spread over the contexts, about
-    passes = -(-min(len(train), TRAIN_TOKENS) // _A_PASS)
-    share = np.cumsum(np.bincount(of_wanted[of_answer], minlength=len(contexts))) / max(1, whole.sum())
-    turn = np.minimum((share * passes).astype(np.int64), passes - 1)  # of each context: the pass that counts it
+    # 2. count them in the training text, in several passes over it: each pass takes a part of the contexts, such that
+    #    all passes meet about equally many tokens (if the training text is like the held-out one)
+    seen, followers = np.zeros(len(contexts), np.int64), np.zeros(len(contexts), np.int64)  # n and t of each context
+    joint = np.zeros(len(ngrams), np.int64)  # how often each n-gram occurs
+    passes = -(-min(len(train), TRAIN_TOKENS) // _PASS_TOKENS)
+    share = np.cumsum(np.bincount(context_of_answer, minlength=len(contexts))) / max(1, has_context.sum())
+    pass_of_context = np.minimum((share * passes).astype(np.int64), passes - 1)
     for number in range(passes):
-        grams, times = _count(train, contexts[turn == number], width, vocab_size)
-        at = np.searchsorted(contexts, grams // vocab_size)
-        seen += np.bincount(at, times, len(contexts)).astype(np.int64)
-        followers += np.bincount(at, minlength=len(contexts))
-        both, here, there = np.intersect1d(wanted, grams, assume_unique=True, return_indices=True)
-        joint[here] = times[there]
+        counted, times = _count(train, contexts[pass_of_context == number], width, vocab_size)
+        context = np.searchsorted(contexts, counted // vocab_size)
+        seen += np.bincount(context, times, len(contexts)).astype(np.int64)
+        followers += np.bincount(context, minlength=len(contexts))
+        _, at, at_counted = np.intersect1d(ngrams, counted, assume_unique=True, return_indices=True)
+        joint[at] = times[at_counted]
 
-    place = of_wanted[of_answer]
-    n, t, together = seen[place], followers[place], joint[of_answer]
+    # 3. interpolate: (joint + t × shorter) / (n + t); a context that training never met leaves it to `shorter`
+    n, t = seen[context_of_answer], followers[context_of_answer]
+    below = shorter[has_context]
     mixed = shorter.copy()
-    mixed[whole] = np.where(n > 0, (together + t * shorter[whole]) / np.maximum(n + t, 1), shorter[whole])
+    mixed[has_context] = np.where(n > 0, (joint[ngram_of_answer] + t * below) / np.maximum(n + t, 1), below)
     return mixed
 
 
 def _count(train: Stream, contexts: np.ndarray, width: int, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the different runs of width + 1 training ids that start with one of the contexts, and how often each."""
-    grams, times, waiting = np.empty(0, np.int64), np.empty(0, np.int64), []
+    """Return the distinct n-grams of the training text that start with one of the contexts, and their counts."""
+    merged = np.empty(0, np.int64), np.empty(0, np.int64)
+    waiting: list[tuple[np.ndarray, np.ndarray]] = []
     for ids in _blocks(train, width + 1):
-        some, counts = np.unique(_numbers(ids, width + 1, vocab_size), return_counts=True)
-        at = np.minimum(np.searchsorted(contexts, some // vocab_size), len(contexts) - 1)
-        known = contexts[at] == some // vocab_size if len(contexts) else np.zeros(len(some), bool)
-        waiting.append((some[known], counts[known]))
-        if sum(len(part) for part, _ in waiting) > max(_AT_ONCE, len(grams)):
-            grams, times = _added([(grams, times), *waiting])
-            waiting = []
-    return _added([(grams, times), *waiting])
+        ngrams, times = np.unique(_as_numbers(ids, width + 1, vocab_size), return_counts=True)
+        if len(contexts):
+            at = np.minimum(np.searchsorted(contexts, ngrams // vocab_size), len(contexts) - 1)
+            wanted = contexts[at] == ngrams // vocab_size
+            waiting.append((ngrams[wanted], times[wanted]))
+        if sum(len(part) for part, _ in waiting) > max(_BLOCK_TOKENS, len(merged[0])):  # not each time: merging sorts
+            merged, waiting = _merge([merged, *waiting]), []
+    return _merge([merged, *waiting])
 
 
-def _added(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    grams, where = np.unique(np.concatenate([grams for grams, _ in parts]), return_inverse=True)
-    return grams, np.bincount(where, np.concatenate([times for _, times in parts]), len(grams)).astype(np.int64)
+def _merge(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Add up counts: one (n-grams, times) of several, n-grams sorted and distinct."""
+    ngrams, index = np.unique(np.concatenate([ngrams for ngrams, _ in parts]), return_inverse=True)
+    return ngrams, np.bincount(index, np.concatenate([times for _, times in parts]), len(ngrams)).astype(np.int64)

@@ -1,24 +1,29 @@
-"""Token shards become windows, and windows become batches: packing, padding, labels, the order of an epoch."""
+"""Token shards become windows, windows become batches: packing, padding, labels, the order of an epoch."""
 
 import copy
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from transformers import PreTrainedTokenizerFast
 
 from helpers import paths
 from helpers.manifest import RoomError
-from helpers.tokens.shards import _documents, dtype_for
+from helpers.tokens.shards import dtype_for, encode_documents
 from helpers.wording import run_again
 
 if TYPE_CHECKING:
     import torch
-IGNORE = -100  # the label of a position that has no answer; torch's cross-entropy skips it
+
+IGNORE = -100  # the label of a position without an answer; torch's cross-entropy skips it
+_BLOCK = 64  # windows of about equal length that stay together in an epoch: notebook 04's batch
+_SORTED = 64 * _BLOCK  # windows that are sorted by length at a time: few enough to leave the epoch's order random
 
 
 class Stream:
-    """Several arrays of ids, one after the other, as one read-only sequence; `offsets` says where documents start."""
+    """Shards, 1-D arrays of ids, as one read-only sequence; `offsets` says where documents start in each of them."""
 
-    def __init__(self, shards: list[np.ndarray], offsets: list[np.ndarray]):
+    def __init__(self, shards: Sequence[np.ndarray], offsets: Sequence[np.ndarray]):
         self.shards = shards
         self.starts = np.cumsum([0] + [len(shard) for shard in shards])  # where each shard begins in the stream
         self.documents = np.concatenate([start + at for start, at in zip(self.starts, offsets, strict=False)])
@@ -39,28 +44,29 @@ class Stream:
 
 
 class TokenStream(Stream):
-    """All shards of one split of a run, mapped from disk and never loaded."""
+    """All shards of one split of a run, memory-mapped: never loaded whole. RoomError if there are none."""
 
     def __init__(self, run: str, split: str, dtype: str):
         files = paths.shards(run, "tokenize", split, ".bin")
         if not files:
             raise RoomError(f"run '{run}' has no {split} shards: {run_again('tokenize', run)}")
-        within = [np.load(file.with_suffix(".offsets.npy")) for file in files]
-        super().__init__([np.memmap(file, dtype, "r") for file in files], within)
+        offsets = [np.load(file.with_suffix(".offsets.npy")) for file in files]
+        super().__init__([np.memmap(file, dtype, "r") for file in files], offsets)
 
 
-def encode_texts(tok, texts: list[str]) -> Stream:
-    """Encode a few documents, as a shard holds them, into memory: to try a tokenizer out."""
-    rows = _documents(tok, texts, dtype_for(len(tok)))
-    lengths = np.array([len(row) for row in rows])
-    return Stream([np.concatenate(rows)], [np.cumsum(lengths) - lengths])
+def encode_texts(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> Stream:
+    """Encode a few documents into memory, with the ids that a shard of them would hold: to try a tokenizer."""
+    documents = encode_documents(tokenizer, texts, dtype_for(len(tokenizer)))
+    lengths = np.array([len(document) for document in documents])
+    return Stream([np.concatenate(documents)], [np.cumsum(lengths) - lengths])
 
 
-def choose_packing(packing: str, stream: TokenStream, n_ctx: int) -> str:
-    """Return "documents" or "stream"; "auto" is documents where most of them fit into a window whole.
+def choose_packing(packing: str, stream: Stream, n_ctx: int) -> str:
+    """Return "documents" or "stream"; "auto" is documents if three of four of them fit into a window.
 
-    documents: a window never holds two of them. For short texts: each is seen from its start, and nothing distracts.
+    documents: a window never holds two of them. For short texts: the model sees each from its start, without others.
     stream: all texts in one row, cut every `stride` tokens. For long texts: no window is padded.
+    Raises ValueError for any other word.
     """
     if packing == "auto":
         lengths = np.diff(stream.documents, append=len(stream))
@@ -73,28 +79,36 @@ def choose_packing(packing: str, stream: TokenStream, n_ctx: int) -> str:
 class Windows:
     """Windows of at most `n_ctx` ids with the next id of each as its label, over each document or the whole stream.
 
-    A text of L tokens holds L - 1 answers. Its windows start `stride` ids apart; every answer is in one, at
-    stride = n_ctx in exactly one. A short window is filled with `pad_id` and its labels with IGNORE, so nothing
-    is ragged and no token is lost. With `once` the answers that an earlier window holds are IGNOREd as well:
-    then each token is scored exactly once, with at least n_ctx - stride tokens of its text before it.
+    A text of L tokens holds L - 1 answers. Its windows start `stride` ids apart; every answer is in at least one of
+    them, and with stride = n_ctx in exactly one. A short window is padded with `pad_id`, its labels with IGNORE. With
+    `once`, answers that an earlier window holds are IGNORE as well: each is scored exactly once, with at least
+    n_ctx - stride tokens of its text before it. The text 1 2 3 4 5 6 with n_ctx = stride = 4, pad_id = 0:
+
+        window 0    inputs 1 2 3 4    labels 2 3    4    5
+        window 1    inputs 5 0 0 0    labels 6 -100 -100 -100
+
+    Raises ValueError for a stride outside 1…n_ctx and for a stream of fewer than two tokens.
     """
 
     def __init__(
-        self, stream: TokenStream, n_ctx: int, stride: int, pad_id: int, packing: str = "stream", once: bool = False
+        self, stream: Stream, n_ctx: int, stride: int, pad_id: int, packing: str = "stream", once: bool = False
     ):
         if not 1 <= stride <= n_ctx:
             raise ValueError(f"stride is {stride}, n_ctx is {n_ctx}: a stride outside 1…n_ctx would leave tokens out")
         if len(stream) < 2:
             raise ValueError("the stream holds fewer than two tokens: there is nothing to predict")
         self.stream, self.n_ctx, self.pad_id = stream, n_ctx, pad_id
+        # 1. the texts: each document, or the whole stream as one
         begins = stream.documents if choose_packing(packing, stream, n_ctx) == "documents" else np.zeros(1, np.int64)
-        sizes = np.diff(begins, append=len(stream))  # of each text, in tokens
+        sizes = np.diff(begins, append=len(stream))  # (texts,) in tokens
         per_text = count_windows(sizes, n_ctx, stride)
-        first = np.repeat(np.cumsum(per_text) - per_text, per_text)  # of each window: the first window of its text
-        number = np.arange(len(first)) - first  # of each window: 0, 1, 2, … within its text
+        # 2. of each window: its number within its text
+        first = np.repeat(np.cumsum(per_text) - per_text, per_text)  # (windows,): the first window of its text
+        number = np.arange(len(first)) - first
+        # 3. of each window: where it starts, how many answers it holds, how many of these are not scored again
         self.starts = np.repeat(begins, per_text) + number * stride
-        self.lengths = np.minimum(n_ctx, np.repeat(begins + sizes, per_text) - 1 - self.starts)  # answers in each
-        self.skip = np.where(once & (number > 0), n_ctx - stride, 0)  # how many of them are not scored again
+        self.lengths = np.minimum(n_ctx, np.repeat(begins + sizes, per_text) - 1 - self.starts)
+        self.skip = np.where(once & (number > 0), n_ctx - stride, 0)
         self.answers = int((sizes - 1).sum())
 
     def __len__(self) -> int:
@@ -118,30 +132,33 @@ class Windows:
         labels[: self.skip[index]] = IGNORE
         return inputs, labels
 
-    def batch(self, indices) -> "tuple[torch.Tensor, torch.Tensor]":
-        """Return (inputs, labels) of several windows, each (B, T) int64; T is what the longest needs, in eights."""
-        import torch  # not at the top: the workers that write shards would each wait three seconds for it
+    def batch(self, indices: Sequence[int] | np.ndarray) -> "tuple[torch.Tensor, torch.Tensor]":
+        """Return (inputs, labels), each (B, T) int64; T is the longest window, rounded up to a multiple of 8."""
+        import torch  # not at the top: each worker that writes shards would wait three seconds for it
 
         inputs, labels = zip(*(self[int(i)] for i in indices), strict=True)
         width = min(self.n_ctx, -8 * (-int(self.lengths[np.asarray(indices)].max()) // 8))
         return torch.from_numpy(np.stack(inputs)[:, :width]), torch.from_numpy(np.stack(labels)[:, :width])
 
 
-def count_windows(tokens, n_ctx: int, stride: int):
+def count_windows(tokens: np.ndarray | int, n_ctx: int, stride: int) -> np.ndarray:
     """Return how many windows texts of `tokens` ids need so that each of their tokens - 1 answers is in one."""
-    return 1 + np.maximum(0, -(-(tokens - 1 - n_ctx) // stride))
+    return 1 + np.maximum(0, -(-(np.asarray(tokens) - 1 - n_ctx) // stride))
 
 
 def epoch_order(lengths: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-    """Return the order in which an epoch visits windows of these lengths: a function of seed and epoch alone.
+    """Return the order, (windows,), in which an epoch visits windows of these lengths: a function of seed and epoch.
 
-    Random, but windows of about equal length stand together in blocks of 64, so that batches hold little padding.
-    Whoever knows (seed, epoch, position) knows which windows come next, so a resumed run replays nothing.
+    It is random, but windows of about equal length stay together in blocks of 64, so that batches hold little padding.
+    From (seed, epoch, position) alone follows which windows come next, so a resumed run repeats nothing.
     """
     random = np.random.default_rng([seed, epoch])
+    # 1. shuffle; the last windows, fewer than a block, stay unsorted and come last
     shuffled = random.permutation(len(lengths))
-    whole, rest = np.split(shuffled, [len(shuffled) // 64 * 64])  # the rest, unsorted, comes last
-    blocks = []
-    for chunk in np.split(whole, range(4096, len(whole), 4096)):
-        blocks += np.split(chunk[lengths[chunk].argsort(kind="stable")], range(64, len(chunk), 64))
+    whole, rest = np.split(shuffled, [len(shuffled) // _BLOCK * _BLOCK])
+    # 2. sort runs of the shuffled windows by length, and cut them into blocks
+    blocks: list[np.ndarray] = []
+    for chunk in np.split(whole, range(_SORTED, len(whole), _SORTED)):
+        blocks += np.split(chunk[lengths[chunk].argsort(kind="stable")], range(_BLOCK, len(chunk), _BLOCK))
+    # 3. shuffle the blocks
     return np.concatenate([*(blocks[i] for i in random.permutation(len(blocks))), rest])

@@ -1,13 +1,15 @@
 """Room 04: windows become a model.
 
-model       GPT-2, LLaMA-like models, mixture of experts: config, size, memory
-loss        cross-entropy in chunks over the vocabulary
-optim       AdamW, Muon, learning-rate schedule, gradient clipping
-state       where a run is, how long it will be, when a loss spikes
-log         metrics.jsonl and TensorBoard
-checkpoint  checkpoints that are whole or absent
-trainer     the training loop
-plan        steps, time and memory before a run begins
-job         one run: prepare its room, train in a thread, watch, stop
-launch      several processes: torchrun from a notebook
+settings     a run's settings: notebook 04's parameters, a comment per field
+model        GPT-2, LLaMA-like models, mixture of experts: config, size, memory
+loss         cross-entropy in chunks over the vocabulary
+optim        AdamW, Muon, learning-rate schedule, gradient clipping
+state        where a run is, how long it will be, when a loss spikes
+log          metrics.jsonl and TensorBoard
+checkpoint   checkpoints that are whole or absent
+distributed  several processes: ranks, DDP, FSDP
+trainer      the training loop; Trainer.step is one update
+plan         steps, time and memory before a run begins
+job          one run: prepare its room, train in a thread, watch, stop
+launch       several processes: torchrun from a notebook
 """

@@ -1,6 +1,6 @@
-"""One training run of notebook 04: prepare its room, train, be watched, be stopped."""
+"""One training run of notebook 04: prepare its room, train in a thread or from a shell, watch it, stop it."""
 
-import hashlib
+import dataclasses
 import json
 import os
 import shutil
@@ -9,132 +9,109 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from types import FrameType
+from typing import Any
 
-import torch
 import torch.distributed as dist
 
-from helpers import parallel, paths
-from helpers.device import pick_device, pick_precision
-from helpers.files import write_text
+from helpers import paths
+from helpers.device import pick_device
+from helpers.files import fingerprint, write_text
 from helpers.manifest import open_room
-from helpers.train import trainer
-from helpers.train.plan import load_windows, memory_needed, model_from_parameters, plan
-from helpers.vocab import tokenizer
+from helpers.train.distributed import join_group, leave_group, world
+from helpers.train.model import model_from_settings
+from helpers.train.plan import load_windows, plan
+from helpers.train.settings import TrainSettings
+from helpers.train.trainer import Diverged, Trainer
+from helpers.vocab.tokenizer import load_tokenizer
 
-# parameters that change how a run is watched or where it runs, not what it computes: they may differ on resume
-_NOT_IDENTITY = (
-    "run log_step eval_step sample_step checkpoint_step device devices parallel restarts compile resume recipe_seconds"
-).split()
 TRIAL_WINDOWS = 256  # of the validation text, for a trial of seconds
 
 
-def _identity(parameters: dict, tokens_manifest: dict) -> str:
-    kept = {name: value for name, value in sorted(parameters.items()) if name not in _NOT_IDENTITY}
+def _identity(settings: TrainSettings, tokens_manifest: dict[str, Any]) -> str:
     cut = [tokens_manifest["result"][name] for name in ("n_ctx", "stride", "packing")]
-    text = json.dumps([kept, tokens_manifest["outputs"], cut], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return fingerprint(settings.identity(), tokens_manifest["outputs"], cut)
 
 
-def prepare(parameters: dict) -> None:
+def prepare(settings: TrainSettings) -> None:
     """Make the model room ready: keep what can be resumed, put a finished or different model aside.
 
-    A model of other data or parameters (or any, with resume=False) is moved to `model-previous/`, so that a new
+    A model of other data or settings (or any, with resume=False) is moved to `model-previous/`, so that a new
     run never destroys the last one.
     """
-    folder = paths.room(parameters["run"], "train")
-    identity = _identity(parameters, open_room(parameters["run"], "tokenize"))
+    folder = paths.room(settings.run, "train")
+    identity = _identity(settings, open_room(settings.run, "tokenize"))
     file = folder / "identity.txt"
     same = file.is_file() and file.read_text("utf-8") == identity
-    if folder.exists() and not (parameters["resume"] and same):
+    if folder.exists() and not (settings.resume and same):
         previous = folder.with_name("model-previous")
         shutil.rmtree(previous, ignore_errors=True)
         folder.rename(previous)
         print(f"the model that was here is kept in {previous.name}/")
     write_text(file, identity)
+    parameters = dataclasses.asdict(settings)
     write_text(folder / "parameters.json", json.dumps(parameters, ensure_ascii=False, indent=1))
     (folder / "STOP").unlink(missing_ok=True)
 
 
-def run_job(parameters: dict, stop: Callable[[], bool] = lambda: False) -> dict:
-    """Train as notebook 04's `parameters` say, in this process, and return the run's figures.
+def run_job(settings: TrainSettings, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+    """Train in this process and return the run's figures; the room must be prepared.
 
-    The room must be prepared. In a process group this process does its share. `stop` is asked after each update.
+    In a process group this process does its share. `stop` is asked after each update.
     """
-    return _fit(parameters, paths.room(parameters["run"], "train"), stop)
+    return _train(settings, paths.room(settings.run, "train"), stop)
 
 
-def trial(parameters: dict, seconds: float, folder: Path) -> dict:
-    """Train for so long in a folder of its own, to compare recipes; the run's model is left alone.
+def trial(settings: TrainSettings, seconds: float, folder: Path) -> dict[str, Any]:
+    """Train for `seconds` in a folder of its own, to compare recipes; the run's model is left alone.
 
     It is judged on the first TRIAL_WINDOWS windows of the validation text.
     """
-    short = parameters | {"max_minutes": seconds / 60, "eval_step": 0, "sample_step": 0, "log_step": 1}
-    return _fit(short, folder, judged_by=TRIAL_WINDOWS)
+    short = dataclasses.replace(settings, max_minutes=seconds / 60, eval_step=0, sample_step=0, log_step=1)
+    return _train(short, folder, val_windows=TRIAL_WINDOWS)
 
 
-def _fit(
-    parameters: dict, folder: Path, stop: Callable[[], bool] = lambda: False, judged_by: int | None = None
-) -> dict:
-    device = pick_device(parameters["device"])
-    run = parameters["run"]
-    manifest = open_room(run, "tokenize")
+def _train(
+    settings: TrainSettings, folder: Path, stop: Callable[[], bool] = lambda: False, val_windows: int | None = None
+) -> dict[str, Any]:
+    manifest = open_room(settings.run, "tokenize")
     tokens = manifest["result"]
-    tok = tokenizer.load(paths.room(run, "vocab"))
-    train, val = load_windows(run, tokens, tok.pad_token_id)
-    model = model_from_parameters(parameters, tok, tokens["n_ctx"])
-    precision = pick_precision(parameters["precision"], device)
-    names = (
-        "epochs max_minutes batch_size gradient_accumulation optimizer lr beta2 eps warmup_steps schedule "
-        "final_lr_fraction weight_decay max_grad_norm compile seed log_step eval_step sample_step checkpoint_step"
-    ).split()
-    return trainer.fit(
-        model,
+    tokenizer = load_tokenizer(paths.room(settings.run, "vocab"))
+    train, val = load_windows(settings.run, tokens, tokenizer.pad_token_id)
+    return Trainer(
+        model_from_settings(settings, tokenizer, tokens["n_ctx"]),
         train,
-        val.first(judged_by) if judged_by else val,
+        val.first(val_windows) if val_windows else val,
+        settings,
         folder,
-        tok,
-        precision=precision,
-        parallel=_parallel(parameters, model, precision, tokens["n_ctx"], device),
-        device=device,
+        tokenizer,
         chars_per_token={"train": tokens["chars_per_token"], "val": tokens["val_chars_per_token"]},
-        identity=_identity(parameters, manifest),
+        identity=_identity(settings, manifest),
         stop=stop,
-        **{name: parameters[name] for name in names},
-    )
-
-
-def _parallel(parameters: dict, model, precision: str, n_ctx: int, device: torch.device) -> str:
-    """Return "ddp" or "fsdp"; "auto" is fsdp where a whole copy for each process would not fit into a GPU's memory."""
-    if parameters["parallel"] != "auto":
-        return parameters["parallel"]
-    if device.type != "cuda":
-        return "ddp"
-    total = torch.cuda.get_device_properties(device).total_memory  # the same in all processes, unlike what is free
-    return "fsdp" if memory_needed(model, parameters, precision, n_ctx) > 0.8 * total else "ddp"
+    ).run()
 
 
 class Training:
-    """A run under way in a worker thread: what is needed to watch it, to stop it, and to wait for it."""
+    """A run under way in a worker thread: watch it by its files, stop it, wait for it."""
 
-    def __init__(self, parameters: dict, job):
-        self.folder = paths.room(parameters["run"], "train")
+    def __init__(self, settings: TrainSettings, job: Callable[[TrainSettings], dict[str, Any]], total_steps: int):
+        self.folder = paths.room(settings.run, "train")
         self.metrics_path = self.folder / "metrics.jsonl"
-        self.total_steps = plan(parameters)["total_steps"]
-        self.result: dict | None = None
+        self.total_steps = total_steps
+        self.result: dict[str, Any] | None = None
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._work, args=(job, parameters), name="training", daemon=True)
+        self._thread = threading.Thread(target=self._work, args=(job, settings), name="training", daemon=True)
         self._thread.start()
 
-    def _work(self, job, parameters: dict) -> None:
+    def _work(self, job: Callable[[TrainSettings], dict[str, Any]], settings: TrainSettings) -> None:
         try:
-            self.result = job(parameters)
+            self.result = job(settings)
         except BaseException as error:  # it is raised again in the thread that waits
             self._error = error
 
     @property
     def running(self) -> bool:
-        """Say whether the run is still under way."""
+        """Return whether the run is still under way."""
         return self._thread.is_alive()
 
     def stop(self) -> None:
@@ -142,48 +119,33 @@ class Training:
         if self.running:
             (self.folder / "STOP").touch()
 
-    def wait(self, timeout: float | None = None) -> dict | None:
-        """Wait until the run has ended (or `timeout` seconds) and return its figures; its error is raised here."""
+    def wait(self, timeout: float | None = None) -> dict[str, Any] | None:
+        """Wait until the run has ended (or `timeout` seconds) and return its figures; raise its error here."""
         self._thread.join(timeout)
         if self._error:
             raise self._error
         return self.result
 
 
-def start(parameters: dict, job=run_job) -> Training:
+def start(settings: TrainSettings, job: Callable[[TrainSettings], dict[str, Any]] = run_job) -> Training:
     """Prepare the model room and train in a worker thread of this process; return at once."""
-    plan(parameters)
-    prepare(parameters)
-    return Training(parameters, job)
+    total_steps = plan(settings)["total_steps"]
+    prepare(settings)
+    return Training(settings, job, total_steps)
 
 
-class Signals:
-    """SIGTERM and Ctrl-C ask for the end of the run; a second one ends the process at once."""
+class StopSignals:
+    """SIGTERM and Ctrl-C ask the run to end; a second one ends the process at once."""
 
-    def __init__(self):
-        self.number = 0
+    def __init__(self) -> None:
+        self.number = 0  # of the signal that came
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._ask)
+            signal.signal(number, self._receive)
 
-    def _ask(self, number: int, frame) -> None:
+    def _receive(self, number: int, frame: FrameType | None) -> None:
         self.number = number
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, signal.SIG_DFL)
-
-    def asked(self) -> bool:
-        """Say whether a signal has come."""
-        return self.number > 0
-
-
-def leave_group(code: int) -> NoReturn:
-    """Leave the process group, then end this process with an exit code.
-
-    At once: gloo's threads may still hold tensors, and Python's own clearing up then aborts, one time in fifteen.
-    """
-    dist.destroy_process_group()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def main() -> None:
@@ -191,38 +153,33 @@ def main() -> None:
 
     Ends with 0, with 143 or 130 after SIGTERM or Ctrl-C, else with 1 and a reason.
     """
+    # 1. the settings
     if len(sys.argv) != 2:
         sys.exit("usage: python -m helpers.train PARAMETERS.json  (notebook 04 writes runs/NAME/model/parameters.json)")
-    signals = Signals()
+    signals = StopSignals()
     parameters = json.loads(Path(sys.argv[1]).read_text("utf-8"))
     parameters["devices"] = int(os.environ.get("WORLD_SIZE", 1))
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
-        parameters["resume"] = True  # started again after a failure: what was saved is what this is for
+        parameters["resume"] = True  # started again after a failure: continue from what was saved
+    settings = TrainSettings.from_parameters(parameters)
+    # 2. the process group, and the room, made ready by its first process
     if "WORLD_SIZE" in os.environ:  # torchrun started us
-        device = pick_device(parameters["device"])
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        else:  # by itself each process would take all cores, and how many it takes changes the last digits
-            here = int(os.environ.get("LOCAL_WORLD_SIZE", parameters["devices"]))
-            torch.set_num_threads(max(1, parallel.cores() // here))
-        # the launcher's store outlives a restart, with addresses of dead processes: each attempt has its own keys
-        store, rank, size = next(dist.rendezvous("env://"))
-        store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size)
-    first = trainer.world()[0] == 0
+        join_group(pick_device(settings.device))
+    first = world()[0] == 0
     if first:
-        plan(parameters)
-        prepare(parameters)
+        plan(settings)
+        prepare(settings)
     if dist.is_initialized():
         dist.barrier()
-    launcher = os.getppid()  # if it is killed, nobody would ever end this process: then it saves and ends by itself
+    # 3. the run; if the launcher is killed, nothing else would end this process: it saves and ends by itself
+    launcher = os.getppid()
     try:
-        figures = run_job(parameters, lambda: signals.asked() or os.getppid() != launcher)
-    except trainer.Diverged as error:
+        figures = run_job(settings, lambda: signals.number > 0 or os.getppid() != launcher)
+    except Diverged as error:
         sys.exit(str(error))
+    # 4. the end
     if first and "val_loss" in figures:
-        write_text(paths.room(parameters["run"], "train") / "figures.json", json.dumps(figures))
+        write_text(paths.room(settings.run, "train") / "figures.json", json.dumps(figures))
     code = 128 + signals.number if signals.number else 0
     if dist.is_initialized():
         leave_group(code)

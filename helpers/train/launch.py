@@ -1,7 +1,7 @@
 """The same training loop in several processes: one for each GPU, or several on a CPU to see that it is right.
 
 torchrun's own launcher starts the processes, gives each its rank, and when one fails ends them all and starts
-them again from the last checkpoint; this module only tells it what to run. From a shell or on a cluster the same is
+them again from the last checkpoint; this module gives it the command. The same from a shell or on a cluster:
 `torchrun --nproc-per-node 8 --max-restarts 3 -m helpers.train runs/NAME/model/parameters.json`.
 """
 
@@ -9,44 +9,47 @@ import json
 import sys
 import tempfile
 import uuid
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from helpers import paths
 from helpers.train import job
+from helpers.train.settings import TrainSettings
 
 
-def run_job(parameters: dict) -> dict:
-    """Train in parameters["devices"] processes on this machine and return the run's figures; blocks until the end.
+def run_job(settings: TrainSettings) -> dict[str, Any]:
+    """Train in `settings.devices` processes on this machine and return the run's figures; blocks until the end.
 
-    The room must be prepared. If a process fails, all are started again, parameters["restarts"] times at most; then
+    The room must be prepared. If a process fails, all are started again, `settings.restarts` times at most; then
     RuntimeError, and no process is left.
     """
     with tempfile.TemporaryDirectory(prefix="launch-") as folder:
         file = Path(folder, "parameters.json")
-        file.write_text(json.dumps(parameters | {"resume": True}), "utf-8")
+        file.write_text(json.dumps(asdict(settings) | {"resume": True}), "utf-8")
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
-            nproc_per_node=parameters["devices"],
+            nproc_per_node=settings.devices,
             run_id=uuid.uuid4().hex,
             rdzv_backend="c10d",
             rdzv_endpoint="127.0.0.1:0",
-            max_restarts=parameters["restarts"],
+            max_restarts=settings.restarts,
             monitor_interval=0.5,
         )
         try:
             elastic_launch(config, sys.executable)("-m", "helpers.train", str(file))
         except ChildFailedError as error:
             raise RuntimeError(
-                f"one of the {parameters['devices']} training processes failed; its own message is above. "
-                f"Started again, the run goes on from the last checkpoint in {paths.room(parameters['run'], 'train')}."
+                f"one of the {settings.devices} training processes failed; its own message is above. "
+                f"Started again, the run goes on from the last checkpoint in {paths.room(settings.run, 'train')}."
             ) from error
-    return json.loads((paths.room(parameters["run"], "train") / "figures.json").read_text("utf-8"))
+    return json.loads((paths.room(settings.run, "train") / "figures.json").read_text("utf-8"))
 
 
-def start(parameters: dict) -> job.Training:
-    """Train in parameters["devices"] processes, watched and stopped like a run of one: by its files. Return at once."""
-    return job.start(parameters, run_job)
+def start(settings: TrainSettings) -> job.Training:
+    """Train in `settings.devices` processes, watched and stopped like a run of one: by its files. Return at once."""
+    return job.start(settings, run_job)

@@ -1,20 +1,26 @@
-"""The record of a training run: `metrics.jsonl`, one line an event, and the same scalars for TensorBoard.
+"""The log of a training run: `metrics.jsonl`, one row per event, and the same curves for TensorBoard.
 
-Whoever wants to watch a run, in this process or another, running or finished, reads that file.
+A row of an update holds loss, learning rate, gradient norm, throughput (tokens per second), memory and more. Every
+dashboard, in this process or another, of a run under way or finished, reads that file.
 """
 
 import contextlib
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter as TensorBoard
 
 _CURVES = ("step", "validation", "epoch")  # events whose numbers make curves
 
 
 class MetricsLog:
-    """Appends rows to `metrics.jsonl` and the same scalars to TensorBoard; only the first process writes."""
+    """Appends rows to `metrics.jsonl` and the same scalars to TensorBoard; only a process that `writes` does so."""
 
     def __init__(self, folder: Path, writes: bool):
-        self.file = self.board = None
+        self.file: TextIO | None = None
+        self.board: TensorBoard | None = None
         if writes:
             from torch.utils.tensorboard import SummaryWriter  # takes seconds to import: only where it is used
 
@@ -24,9 +30,9 @@ class MetricsLog:
                 self.file.write("\n")
             self.board = SummaryWriter(str(folder / "tensorboard"))
 
-    def write(self, event: str, **row) -> None:
+    def write(self, event: str, **row: Any) -> None:
         """Write one row; numbers of a step also go to TensorBoard under `event/name`."""
-        if self.file is None:
+        if self.file is None or self.board is None:
             return
         with contextlib.suppress(OSError):  # a full disk costs a line of the log, not the run
             self.file.write(json.dumps({"event": event, **row}, ensure_ascii=False) + "\n")
@@ -37,6 +43,6 @@ class MetricsLog:
 
     def close(self) -> None:
         """Close the file and the board."""
-        if self.file is not None:
+        if self.file is not None and self.board is not None:
             self.file.close()
             self.board.close()

@@ -1,24 +1,25 @@
-"""Model and cross-entropy in one module; the logits, wide as the vocabulary, never stand in memory whole.
+"""The loss: cross-entropy over the vocabulary, a few rows of logits at a time; for a mixture also the router's loss.
 
-Also the second objective of a mixture of experts: that its router gives each of them work. Knows nothing of
-optimizers or of the loop.
+Logits are as wide as the vocabulary, the largest tensor of a batch: here they are never in memory whole. The router's
+loss gives each expert of a mixture work. Knows nothing of optimizers or of the training loop.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from helpers.tokens.windows import IGNORE
 
-# Rows of logits in memory at once. Fewer rows: the gradient of the output matrix, which is added to once a chunk,
+# Rows of logits in memory at once. Fewer rows: the gradient of the output matrix, which is added to once per chunk,
 # costs more than the products themselves. More rows: only more memory.
 ROWS = {"cpu": 512, "cuda": 2048}
 CACHED = 2**20  # elements that a CPU works on at once outside the products: 4 MB in fp32, so they stay in its cache
 
 
 class Scores(NamedTuple):
-    """What a forward pass says of a batch."""
+    """What a forward pass returns about a batch."""
 
     objective: torch.Tensor  # () what is minimised: the summed cross-entropy, and the router's loss of a mixture
     loss: torch.Tensor  # (B,) summed cross-entropy of each window, in nats; no gradient
@@ -33,27 +34,35 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, dtype: torch.dtype):
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Take hidden (N, C), weight (V, C), labels (N,); return summed loss (), losses (N,), right guesses (N,)."""
         device, (words, width) = hidden.device, weight.shape
-        positions = (labels != IGNORE).nonzero()[:, 0]  # (N,) only these have logits
+        positions = (labels != IGNORE).nonzero()[:, 0]  # (n,) only these have logits
         wide = torch.promote_types(dtype, torch.float32)
         learns = any(ctx.needs_input_grad)
         matrix = weight.to(dtype)  # (V, C)
-        grad_hidden = torch.zeros_like(hidden, dtype=dtype) if learns else None
-        grad_weight = torch.zeros_like(weight, dtype=wide) if learns else None
+        grad_hidden = torch.zeros_like(hidden if learns else hidden[:0], dtype=dtype)  # (N, C)
+        grad_weight = torch.zeros_like(weight if learns else weight[:0], dtype=wide)  # (V, C)
         losses = torch.zeros_like(labels, dtype=wide)
         correct = torch.zeros_like(labels)
 
-        whole = device.type != "cpu"  # a GPU gains nothing from small pieces
-        rows = max(1, min(len(positions), ROWS["cuda" if whole else "cpu"]))
-        piece = rows if whole else max(1, min(rows, CACHED // words))
-        block = words if whole else max(1, CACHED // width)  # rows of the matrix
+        # 1. buffers: a chunk of logits, and within it slices that stay in a CPU's cache; a GPU gains nothing from them
+        sliced = device.type == "cpu"
+        rows = max(1, min(len(positions), ROWS["cpu" if sliced else "cuda"]))
+        slice_rows = max(1, min(rows, CACHED // words)) if sliced else rows
+        block = max(1, CACHED // width) if sliced else words  # rows of the matrix
         chunk = torch.empty(rows, words, dtype=dtype, device=device)
-        logits, p = torch.empty(2, piece, words, dtype=wide, device=device)
+        logits, p = torch.empty(2, slice_rows, words, dtype=wide, device=device)
         for at in positions.split(rows) if len(positions) else ():
-            h, y = hidden[at].to(dtype), labels[at]
-            torch.mm(h, matrix.T, out=chunk[: len(at)])
-            for z, at_z, y_z in zip(chunk[: len(at)].split(piece), at.split(piece), y.split(piece), strict=True):
+            # 2. the chunk's logits
+            h, y = hidden[at].to(dtype), labels[at]  # (rows, C), (rows,)
+            torch.mm(h, matrix.T, out=chunk[: len(at)])  # (rows, V)
+            # 3. loss and right guesses; then the gradient of the logits takes their place
+            for z, at_z, y_z in zip(
+                chunk[: len(at)].split(slice_rows), at.split(slice_rows), y.split(slice_rows), strict=True
+            ):
                 logits_z = logits[: len(z)].copy_(z)
                 p_z = torch.softmax(logits_z, -1, out=p[: len(z)])
                 top, guess = logits_z.max(-1)
@@ -61,8 +70,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 log_sum = top - p_z.gather(1, guess[:, None])[:, 0].log()
                 loss = log_sum - logits_z.gather(1, y_z[:, None])[:, 0]
                 losses[at_z], correct[at_z] = loss, (guess == y_z).to(correct.dtype)
-                if learns:  # the gradient: p, and p - 1 at the right word
+                if learns:  # p, and p - 1 at the right word
                     z.copy_(p_z.scatter_add_(1, y_z[:, None], p_z.new_full((len(z), 1), -1.0)))
+            # 4. from there the gradients of hidden states and matrix
             if learns:
                 grad = chunk[: len(at)]
                 grad_hidden[at] = grad @ matrix
@@ -74,9 +84,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return losses.sum(), losses, correct
 
     @staticmethod
-    def backward(ctx, grad_loss: torch.Tensor, *_):
+    def backward(ctx: Any, grad_loss: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients that `forward` computed, times the gradient of the summed loss."""
         if ctx.gradients is None:
-            raise RuntimeError("the gradients of this loss were used already: call Loss anew before each backward()")
+            raise RuntimeError("backward() ran twice on one loss: run the forward pass again before each backward()")
         gradients, ctx.gradients = ctx.gradients, None  # they are as large as the matrix: scaled in place, kept once
         return *(grad.mul_(grad_loss.to(grad.dtype)) for grad in gradients), None, None
 
@@ -93,10 +104,12 @@ class Loss(nn.Module):
 
     With `compile` the model's body is compiled at its first batch (up to a minute; it needs a C++ compiler).
     `expert_load` counts, in training, how often each expert of a mixture was chosen: (n_layer, n_experts), on the
-    device of the batches; None for a dense model. It is this process's own count, and no part of the state.
+    device of the batches; None for a dense model. Each process counts for itself; no part of the state.
     """
 
-    def __init__(self, model: nn.Module, compile: bool = False):
+    model: PreTrainedModel
+
+    def __init__(self, model: PreTrainedModel, compile: bool = False):
         super().__init__()
         self.model = model
         self.mixture = hasattr(model.config, "router_aux_loss_coef")
@@ -133,9 +146,10 @@ class Loss(nn.Module):
     def _balance(self, router_logits: tuple[torch.Tensor, ...], real: torch.Tensor) -> torch.Tensor:
         """Return the router's loss, the mean over layers, and count which experts were chosen.
 
-        Of a layer: n_experts × Σ (share of the tokens sent to an expert) × (its mean probability), over the tokens
-        that are `real` (Fedus et al. 2021). With even work it is the number of experts a token goes to, its least.
-        `transformers` puts all layers into one sum, where a layer that uses one expert only can hide behind the others.
+        For one layer: n_experts × Σ (fraction of the tokens sent to an expert) × (its mean probability), over the
+        tokens that are `real` (B·T,) (Fedus et al. 2021). Its minimum, reached with even work, is the number of
+        experts per token. `transformers` sums over all layers first, where a layer that uses one expert only can
+        hide behind the others. router_logits: a tensor (B·T, E) per layer.
         """
         wide = torch.promote_types(router_logits[0].dtype, torch.float32)
         p = torch.stack([logits.softmax(-1, dtype=wide) for logits in router_logits]) * real[:, None]  # (L, B·T, E)
@@ -147,6 +161,6 @@ class Loss(nn.Module):
         return p.shape[-1] * (counts / n_real * (p.sum(1) / n_real)).sum(-1).mean()
 
     def expert_shares(self) -> list[list[float]] | None:
-        """Return each expert's share of its layer's work since the last call, and count anew; None if none was done."""
+        """Return each expert's fraction of its layer's work since the last call, or None; the count begins again."""
         load, self.expert_load = self.expert_load, None
         return None if load is None else (load / load.sum(1, keepdim=True).clamp(min=1)).tolist()

@@ -1,14 +1,16 @@
-"""A config, or a folder of weights, becomes a causal language model of `transformers`; and what training it will cost.
+"""The model: GPT-2, a LLaMA-like model or a mixture of experts; fresh or pretrained; its size, FLOPs and memory.
 
-GPT-2, a LLaMA-like cousin (RMSNorm, rotary positions, grouped-query attention, SwiGLU) and a mixture of experts come
-from the library as they are: what is trained here loads anywhere. Knows nothing of data or of the training loop.
+All three are the classes of `transformers` as they are, so what is trained here loads anywhere. LLaMA-like means
+RMSNorm, rotary positions, grouped-query attention and SwiGLU. Knows nothing of data or of the training loop.
 """
 
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -16,21 +18,25 @@ from transformers import (
     LlamaConfig,
     PretrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerFast,
     Qwen3MoeConfig,
 )
+
+from helpers.train.settings import TrainSettings
 
 ARCHITECTURES = ("gpt2", "llama", "moe")
 # the projections that write into the residual stream: attention's, and the feed-forward's (an expert's has no .weight)
 _RESIDUAL = ("c_proj.weight", "o_proj.weight", "down_proj.weight", "down_proj")
 _PRETRAINED = ("gpt2", "llama", "mistral", "qwen3", "qwen3_moe")
-# bytes at the peak a token, layer and unit of width, without dropout, in half precision and in fp32: what is kept for
-# backward (36 and 64, 54 and 80, 73 and 109, counted), half as much again for what comes and goes (measured on a CPU)
+# bytes at the peak per token, layer and unit of width, without dropout, in half precision and in fp32: what is kept
+# for backward (36 and 64, 54 and 80, 73 and 109, counted), half as much again for what comes and goes (measured on a
+# CPU; tests/train/test_model.py holds the estimate to 30 %)
 _GPT2, _LLAMA_LIKE, _MIXTURE = (54, 96), (80, 120), (110, 160)
 
 
 def make_config(
     architecture: str,
-    tokenizer,
+    tokenizer: PreTrainedTokenizerFast,
     *,
     n_ctx: int,
     n_embd: int,
@@ -47,6 +53,7 @@ def make_config(
     `n_kv_head` (llama, moe) is the number of key/value heads that the n_head queries share; 0 means n_head. The
     experts' parameters are for moe only: each expert is as wide as the feed-forward part of the dense model.
     """
+    # 1. GPT-2
     if n_embd % n_head:
         raise ValueError(f"n_embd {n_embd} cannot be divided among {n_head} heads: choose n_embd = n_head × head size")
     ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -63,12 +70,13 @@ def make_config(
             attn_pdrop=dropout,
             **ids,
         )
+    # 2. what LLaMA and the mixture share
     if architecture not in ARCHITECTURES:
         raise ValueError(f"architecture '{architecture}' is unknown: choose one of {', '.join(ARCHITECTURES)}")
     if n_head % (n_kv_head or n_head):
         raise ValueError(f"{n_head} query heads cannot share {n_kv_head} key/value heads evenly")
     width = 64 * round(n_embd * 8 / 3 / 64) or 64  # three matrices of 8/3 cost what two of 4 cost
-    shared = dict(
+    shared: dict[str, Any] = dict(
         vocab_size=len(tokenizer),
         max_position_embeddings=n_ctx,
         hidden_size=n_embd,
@@ -82,6 +90,7 @@ def make_config(
     )
     if architecture == "llama":
         return LlamaConfig(intermediate_size=width, **shared)
+    # 3. the mixture: its feed-forward parts are the experts
     if not 1 <= experts_per_token <= n_experts:
         raise ValueError(f"experts_per_token is {experts_per_token}: choose 1 … n_experts, which is {n_experts}")
     return Qwen3MoeConfig(
@@ -95,7 +104,7 @@ def make_config(
     )
 
 
-def build_model(cfg: PretrainedConfig, seed: int) -> PreTrainedModel:
+def build_model(config: PretrainedConfig, seed: int) -> PreTrainedModel:
     """Return a freshly initialised model: the same seed gives the same weights.
 
     Matrices have standard deviation 0.02, those that write into the residual stream 0.02/√(2 × layers), so that
@@ -103,71 +112,96 @@ def build_model(cfg: PretrainedConfig, seed: int) -> PreTrainedModel:
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = _empty(cfg)
-    if cfg.model_type != "gpt2":  # there the library does it
+        model = AutoModelForCausalLM.from_config(config, **_experts(config))
+    if config.model_type != "gpt2":  # there the library does it
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if name.endswith(_RESIDUAL):
-                    parameter.mul_(1 / math.sqrt(2 * cfg.num_hidden_layers))
+                    parameter.mul_(1 / math.sqrt(2 * config.num_hidden_layers))
     return model
 
 
-def _empty(cfg: PretrainedConfig) -> PreTrainedModel:
+def _experts(config: PretrainedConfig) -> dict[str, str]:
     # a mixture's experts one after the other: the library's grouped product does not know fp64, and is slower on a CPU
-    how = {"experts_implementation": "eager"} if cfg.model_type == "qwen3_moe" else {}
-    return AutoModelForCausalLM.from_config(cfg, **how)
+    return {"experts_implementation": "eager"} if config.model_type == "qwen3_moe" else {}
 
 
-def load_pretrained(name: str, tokenizer, n_ctx: int) -> PreTrainedModel:
+def model_from_settings(settings: TrainSettings, tokenizer: PreTrainedTokenizerFast, n_ctx: int) -> PreTrainedModel:
+    """Return the model that notebook 04's settings ask for: freshly initialised, or with pretrained weights."""
+    if settings.pretrained_model:
+        model = load_pretrained(settings.pretrained_model, tokenizer, n_ctx)
+    else:
+        config = make_config(
+            settings.architecture,
+            tokenizer,
+            n_ctx=n_ctx,
+            n_embd=settings.n_embd,
+            n_layer=settings.n_layer,
+            n_head=settings.n_head,
+            n_kv_head=settings.n_kv_head,
+            n_experts=settings.n_experts,
+            experts_per_token=settings.experts_per_token,
+            aux_loss_coef=settings.aux_loss_coef,
+            dropout=settings.dropout,
+        )
+        model = build_model(config, settings.seed)
+    # saved with the model, so that the library's `generate` writes text and never padding
+    never = {i for i in tokenizer.all_special_ids if i < model.config.vocab_size} - {tokenizer.eos_token_id}
+    model.generation_config.suppress_tokens = sorted(never)
+    return model
+
+
+def load_pretrained(name: str, tokenizer: PreTrainedTokenizerFast, n_ctx: int) -> PreTrainedModel:
     """Return the model of a local folder or of a Hub name, in fp32, to be trained further.
 
-    `tokenizer` must be that model's own (tokenizer.pretrained), `n_ctx` no longer than its context. Weights are read
-    from safetensors only. Raises ValueError with what to do about it.
+    `tokenizer` must be that model's own (`vocab.tokenizer`), `n_ctx` no longer than its context. Weights are read
+    from safetensors only. Raises ValueError that says what to do.
     """
     try:
-        cfg = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise ValueError(_unknown(name, error)) from None
-    if cfg.model_type not in _PRETRAINED:
+        raise ValueError(_no_config(name, error)) from None
+    if config.model_type not in _PRETRAINED:
         raise ValueError(
-            f"pretrained_model '{name}' is of the kind '{cfg.model_type}': this course trains {', '.join(_PRETRAINED)}"
+            f"pretrained_model '{name}' is of the kind '{config.model_type}': this course trains "
+            + ", ".join(_PRETRAINED)
         )
-    if len(tokenizer) > cfg.vocab_size:
+    if len(tokenizer) > config.vocab_size:
         raise ValueError(
-            f"the vocabulary has {len(tokenizer)} tokens, the model '{name}' only {cfg.vocab_size}: this is not its "
+            f"the vocabulary has {len(tokenizer)} tokens, the model '{name}' only {config.vocab_size}: this is not its "
             f"tokenizer. Run notebooks 02 and 03 again with pretrained_model = {name!r}"
         )
-    if n_ctx > cfg.max_position_embeddings:
+    if n_ctx > config.max_position_embeddings:
         raise ValueError(
-            f"n_ctx is {n_ctx}, but the model '{name}' has {cfg.max_position_embeddings} positions: "
-            f"run notebook 03 again with n_ctx = {cfg.max_position_embeddings} or less"
+            f"n_ctx is {n_ctx}, but the model '{name}' has {config.max_position_embeddings} positions: "
+            f"run notebook 03 again with n_ctx = {config.max_position_embeddings} or less"
         )
-    how = {"experts_implementation": "eager"} if cfg.model_type == "qwen3_moe" else {}
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            name, use_safetensors=True, trust_remote_code=False, dtype=torch.float32, **how
+            name, use_safetensors=True, trust_remote_code=False, dtype=torch.float32, **_experts(config)
         )
     except (OSError, SafetensorError) as error:
         raise ValueError(_no_weights(name, error)) from None
-    # the special ids are the tokenizer's: many folders of old carry those of another vocabulary
-    for which in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        setattr(model.config, which, getattr(tokenizer, which))
-        setattr(model.generation_config, which, getattr(tokenizer, which))
+    # the special ids are the tokenizer's: many old folders carry those of another vocabulary
+    for special in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        setattr(model.config, special, getattr(tokenizer, special))
+        setattr(model.generation_config, special, getattr(tokenizer, special))
     return model
 
 
-def _unknown(name: str, error: Exception) -> str:
+def _no_config(name: str, error: Exception) -> str:
+    reason = _first_line(error)
     if Path(name).is_dir():
-        return f"pretrained_model: the folder {name} holds no model config that can be read ({_first(error)})"
+        return f"pretrained_model: the folder {name} holds no model config that can be read ({reason})"
     return (
-        f"pretrained_model: '{name}' is no folder here, and no model of that name could be fetched ({_first(error)}). "
+        f"pretrained_model: '{name}' is no folder here, and no model of that name could be fetched ({reason}). "
         "Give the path of a folder with config.json and model.safetensors, or a Hub name while you are online"
     )
 
 
 def _no_weights(name: str, error: Exception) -> str:
     return (
-        f"pretrained_model '{name}': no weights as model.safetensors were found ({_first(error)}). A file "
+        f"pretrained_model '{name}': no weights as model.safetensors were found ({_first_line(error)}). A file "
         "pytorch_model.bin is a pickle: it may run any program when it is opened, so this course never opens one. "
         "Convert it once, in a container or a machine without anything to lose: "
         f"AutoModelForCausalLM.from_pretrained({name!r}, use_safetensors=False).save_pretrained('converted'); "
@@ -175,35 +209,40 @@ def _no_weights(name: str, error: Exception) -> str:
     )
 
 
-def _first(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0][:200]
 
 
-def _attention_width(cfg: PretrainedConfig) -> int:
-    head = getattr(cfg, "head_dim", None) or cfg.hidden_size // cfg.num_attention_heads
-    return head * cfg.num_attention_heads
+def blocks(model: PreTrainedModel) -> nn.ModuleList:
+    """Return the list of a transformer's blocks, whatever the library calls it."""
+    return next(part for part in model.base_model.children() if isinstance(part, nn.ModuleList))
 
 
-def model_sizes(cfg: PretrainedConfig, n_ctx: int = 0) -> dict[str, int]:
-    """Return parameters, embeddings among them, those active for one token, and training FLOPs a token of a config.
+def _attention_width(config: PretrainedConfig) -> int:
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return head * config.num_attention_heads
 
-    FLOPs a token = 6 × (parameters that multiply a token) + 6 × n_layer × n_ctx × n_embd for attention over half
+
+def model_sizes(config: PretrainedConfig, n_ctx: int = 0) -> dict[str, int]:
+    """Return a config's parameters, those active for one token, those in embeddings, and training FLOPs per token.
+
+    FLOPs per token = 6 × (parameters that multiply a token) + 6 × n_layer × n_ctx × n_embd for attention over half
     the window on average (Kaplan et al. 2020; PaLM, appendix B, halved because the mask is causal). `n_ctx` is the
     length of a window; 0 means all positions of the model. In a mixture only the chosen experts are active.
     """
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(cfg)
+        model = AutoModelForCausalLM.from_config(config)
     total = sum(p.numel() for p in model.parameters())
     tokens = model.get_input_embeddings().weight.numel()
-    positions = model.transformer.wpe.weight.numel() if cfg.model_type == "gpt2" else 0
+    positions = model.transformer.wpe.weight.numel() if config.model_type == "gpt2" else 0
     active = total
-    if experts := getattr(cfg, "num_experts", 0):
+    if experts := getattr(config, "num_experts", 0):
         held = sum(p.numel() for p in model.parameters() if p.ndim == 3)
-        active -= held * (experts - cfg.num_experts_per_tok) // experts
+        active -= held * (experts - config.num_experts_per_tok) // experts
     matrices = active - positions  # the token table counts: tied, it is the output matrix
     if model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
         matrices -= tokens
-    attention = 6 * cfg.num_hidden_layers * (n_ctx or cfg.max_position_embeddings) * _attention_width(cfg)
+    attention = 6 * config.num_hidden_layers * (n_ctx or config.max_position_embeddings) * _attention_width(config)
     return {
         "parameters": total,
         "active_parameters": active,
@@ -213,26 +252,28 @@ def model_sizes(cfg: PretrainedConfig, n_ctx: int = 0) -> dict[str, int]:
 
 
 def training_memory(
-    cfg: PretrainedConfig, batch_size: int, *, optimizer: str = "adamw", precision: str = "bf16", n_ctx: int = 0
+    config: PretrainedConfig, batch_size: int, *, optimizer: str = "adamw", precision: str = "bf16", n_ctx: int = 0
 ) -> int:
     """Return an estimate, in bytes, of what training needs at its peak, on top of what the program itself takes.
 
     A parameter takes 4 bytes for its weight, 4 for its gradient, 4 for each moment (AdamW two; Muon one, for the
-    matrices of the blocks), and 2 for its copy in half precision. Activations are kept for backward, a token and a
-    layer, in proportion to the width (the way of Korthikanti et al. 2022; the attention matrix is not kept, and
-    dropout's masks come on top). Of the logits some rows are there (`loss.ROWS`); their matrix has a second
+    matrices of the blocks), and 2 for its copy in half precision. Activations are kept for backward: per token and
+    layer, in proportion to the width (counted as by Korthikanti et al. 2022; the attention matrix is not kept, and
+    dropout's masks come on top). A few rows of logits are in memory at once (`loss.ROWS`); their matrix has a second
     gradient.
     """
     half = precision != "fp32"
-    size = model_sizes(cfg)
+    # 1. weights, gradients and moments
+    size = model_sizes(config)
     matrices = size["parameters"] - size["embedding_parameters"]
-    by_muon = matrices if optimizer == "muon" and cfg.model_type != "qwen3_moe" else 0  # experts stay with AdamW
+    by_muon = matrices if optimizer == "muon" and config.model_type != "qwen3_moe" else 0  # experts stay with AdamW
     states = 8 * size["parameters"] - 4 * by_muon
     weights = (10 if half else 8) * size["parameters"]
-    tokens = batch_size * (n_ctx or cfg.max_position_embeddings)
-    activations = {"gpt2": _GPT2, "qwen3_moe": _MIXTURE}.get(cfg.model_type, _LLAMA_LIKE)[not half]
-    activations *= cfg.hidden_size * cfg.num_hidden_layers * tokens
-    # 2,048 rows with two copies in fp32 on a GPU, 512 rows and two times 4 MB of such copies on a CPU
-    row = cfg.vocab_size * (2 if half else 4)
-    logits = 2048 * (row + 8 * cfg.vocab_size) if torch.cuda.is_available() else 512 * row + 2**23
-    return weights + states + activations + logits + 4 * cfg.vocab_size * cfg.hidden_size
+    # 2. activations
+    tokens = batch_size * (n_ctx or config.max_position_embeddings)
+    per_unit = {"gpt2": _GPT2, "qwen3_moe": _MIXTURE}.get(config.model_type, _LLAMA_LIKE)[0 if half else 1]
+    activations = per_unit * config.hidden_size * config.num_hidden_layers * tokens
+    # 3. logits: 2,048 rows with two copies in fp32 on a GPU, 512 rows and two times 4 MB of such copies on a CPU
+    row = config.vocab_size * (2 if half else 4)
+    logits = 2048 * (row + 8 * config.vocab_size) if torch.cuda.is_available() else 512 * row + 2**23
+    return weights + states + activations + logits + 4 * config.vocab_size * config.hidden_size

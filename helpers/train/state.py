@@ -1,4 +1,4 @@
-"""What a run knows of itself: where it is, what its updates added up to, how long it will be, when a loss stands out.
+"""The state of a training run: its progress, running means, step budget, and the detection of a loss spike.
 
 Plain numbers that fit into a checkpoint. Knows no model, no data and no file.
 """
@@ -8,21 +8,33 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
+SPIKE_MEMORY, SPIKE_MINIMUM = 50, 20  # updates that a loss is compared with, at most and at least
+# how far above their mean: 5 standard deviations, and 10 % of it, for late in a run the deviations are tiny
+SPIKE_DEVIATIONS, SPIKE_FRACTION = 5, 0.1
+FIRST_GUESS = 1000  # total of a time budget before an update is measured: large, so that the first is in the warm-up
+PACE_UPDATES = 20  # last updates whose median time is the pace
 
+
+@dataclass
 class RunningMeans:
-    """Adds up what updates report, until a row of the log is due."""
+    """Sums over several updates and all processes, for means in which each label counts the same."""
 
-    def __init__(self, loss: float = 0.0, correct: float = 0.0, labels: float = 0, seconds: float = 0.0):
-        self.loss, self.correct, self.labels, self.seconds = loss, correct, labels, seconds
+    loss: float = 0.0  # summed cross-entropy, nats
+    correct: float = 0.0  # right first guesses
+    labels: int = 0
+    seconds: float = 0.0
 
     def add(self, loss: float, correct: float, labels: int, seconds: float) -> None:
-        """Add one update's sums over all processes."""
-        self.__init__(self.loss + loss, self.correct + correct, self.labels + labels, self.seconds + seconds)
+        """Add one update's sums."""
+        self.loss += loss
+        self.correct += correct
+        self.labels += labels
+        self.seconds += seconds
 
-    def means(self, bits_a_nat: float) -> dict[str, float]:
-        """Return loss (nats a token), bits a character and accuracy over all labels, each weighed the same."""
+    def means(self, bits_per_char: float) -> dict[str, float]:
+        """Return loss (nats per token), bits per character and accuracy; a nat per token is `bits_per_char`."""
         loss = self.loss / self.labels
-        return {"loss": loss, "bits_per_char": loss * bits_a_nat, "accuracy": self.correct / self.labels}
+        return {"loss": loss, "bits_per_char": loss * bits_per_char, "accuracy": self.correct / self.labels}
 
 
 @dataclass
@@ -44,43 +56,52 @@ class Progress:
 class StepBudget:
     """How many updates a run has: exactly so many epochs, or what fits into so many minutes.
 
-    With a time budget the number is estimated anew before each update from the measured pace; so the schedule,
+    With a time budget the number is estimated again before each update from the measured pace; so the schedule,
     which is a function of that number, comes to its end when the time does.
     """
 
-    def __init__(self, epochs: int, max_minutes: float, windows: int, per_update: int, val_tokens: int):
-        self.epochs, self.seconds = epochs, 60 * max_minutes
-        self.windows, self.per_update, self.val_tokens = windows, per_update, val_tokens
-        self.pace: deque = deque(maxlen=20)  # seconds of the last updates
+    def __init__(self, epochs: int, max_minutes: float, windows: int, windows_per_update: int, val_tokens: int):
+        self.epochs, self.limit = epochs, 60 * max_minutes  # seconds; 0 means that epochs decide
+        self.windows, self.windows_per_update, self.val_tokens = windows, windows_per_update, val_tokens
+        self.update_seconds: deque[float] = deque(maxlen=PACE_UPDATES)
 
-    def total(self, at: Progress) -> int:
-        """Return the number of the run's last update, seen from where it is."""
-        if not self.seconds:
-            rest = math.ceil((self.windows - at.position) / self.per_update) if at.epoch < self.epochs else 0
-            return at.step + rest + max(0, self.epochs - at.epoch - 1) * math.ceil(self.windows / self.per_update)
-        if not at.step:
-            return 1000  # nothing is measured yet: somewhere in the warm-up
-        pace = statistics.median(self.pace) if self.pace else at.updating / at.step
+    @property
+    def by_clock(self) -> bool:
+        """Return whether the time decides, and not the epochs."""
+        return self.limit > 0
+
+    def total_steps(self, progress: Progress) -> int:
+        """Return the number of the run's last update, seen from where the run is."""
+        if not self.by_clock:
+            if progress.epoch >= self.epochs:
+                return progress.step
+            rest = math.ceil((self.windows - progress.position) / self.windows_per_update)
+            per_epoch = math.ceil(self.windows / self.windows_per_update)
+            return progress.step + rest + (self.epochs - progress.epoch - 1) * per_epoch
+        if not progress.step:
+            return FIRST_GUESS
+        pace = statistics.median(self.update_seconds) if self.update_seconds else progress.updating / progress.step
         # the last validation is part of the time; until one is measured: forward only, a third of the work
-        validating = at.validating or self.val_tokens / 3 * at.updating / at.tokens
-        return at.step + max(0, round((self.seconds - at.seconds - validating) / pace))
+        validating = progress.validating or self.val_tokens / 3 * progress.updating / progress.tokens
+        return progress.step + max(0, round((self.limit - progress.seconds - validating) / pace))
 
     def warmup(self, warmup_steps: int, total_steps: int) -> int:
-        """Return the updates of warm-up; in a time budget at most a fifth, for nobody can know their number before."""
-        return min(warmup_steps, total_steps // 5) if self.seconds else warmup_steps
+        """Return the updates of warm-up; by the clock at most a fifth, because the total is not known in advance."""
+        return min(warmup_steps, total_steps // 5) if self.by_clock else warmup_steps
 
 
 class SpikeDetector:
-    """Notices an update whose loss stands out from those before it."""
+    """Detects a loss spike: an update whose loss stands out from those before it."""
 
-    def __init__(self):
-        self.losses: deque = deque(maxlen=50)
+    def __init__(self) -> None:
+        self.losses: deque[float] = deque(maxlen=SPIKE_MEMORY)
 
-    def usual(self, loss: float) -> float | None:
+    def check(self, loss: float) -> float | None:
         """Take the next loss; return the mean of those before it if this one is a spike, else None."""
         before = list(self.losses)
         self.losses.append(loss)
-        if len(before) < 20:
+        if len(before) < SPIKE_MINIMUM:
             return None
         usual = statistics.mean(before)
-        return usual if loss - usual > max(5 * statistics.stdev(before), 0.1 * usual) else None
+        allowed = max(SPIKE_DEVIATIONS * statistics.stdev(before), SPIKE_FRACTION * usual)
+        return usual if loss - usual > allowed else None

@@ -1,7 +1,8 @@
-"""The training loop: forward, loss, backward, clip, step, evaluate, log, save. Knows no notebook and no plot.
+"""The training loop: `Trainer.step` is one update, `Trainer.run` does them all, evaluates, logs and saves.
 
-`fit` is the loop; the pieces above it are small enough to try alone. Whoever wants to watch reads the
-`metrics.jsonl` that it writes; whoever wants to stop puts a file `STOP` beside that.
+One update is a batch, its learning rate, forward, loss and backward with gradient accumulation, clipping, and a step of
+the optimizers; when it runs out of memory it is tried again in smaller micro-batches. To watch a run, read the
+`metrics.jsonl` that it writes; to stop it, put a file `STOP` beside that. Knows no notebook and no plot.
 """
 
 import contextlib
@@ -9,25 +10,34 @@ import hashlib
 import math
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from helpers.device import autocast, empty_cache, is_out_of_memory, matmul_rate, memory_peak
+from helpers.device import (
+    autocast,
+    empty_cache,
+    is_out_of_memory,
+    matmul_rate,
+    memory_peak,
+    pick_device,
+    pick_precision,
+)
 from helpers.tokens.windows import IGNORE, Windows, epoch_order
-from helpers.train import checkpoint, optim
+from helpers.train import checkpoint, distributed, optim
 from helpers.train.log import MetricsLog
 from helpers.train.loss import Loss
-from helpers.train.model import model_sizes
+from helpers.train.model import blocks, model_sizes
+from helpers.train.settings import TrainSettings
 from helpers.train.state import Progress, RunningMeans, SpikeDetector, StepBudget
-from helpers.vocab import tokenizer
+from helpers.vocab.tokenizer import decode
 
 SKIPS_IN_A_ROW = 10  # updates without a finite gradient until a run gives up; a loss scale needs some to settle
 PAUSE = 60.0  # seconds between two checkpoints at least, where a time budget makes many short epochs
@@ -37,465 +47,475 @@ class Diverged(RuntimeError):
     """A run whose gradients stay NaN or infinite; its last checkpoint is from before."""
 
 
-# ---------------------------------------------------------------- the pieces
+class Exchange(NamedTuple):
+    """What the processes sum up once per update, besides their gradients."""
+
+    loss: float  # summed cross-entropy, nats
+    correct: float  # right first guesses
+    stop_file: float  # processes that see a file STOP
+    stop_now: float  # processes whose `stop` says so
+    rank0_total_steps: float  # the length of the run by the first process's clock; 0 from all others
 
 
-def world() -> tuple[int, int]:
-    """Return this process's rank and the number of processes that train together."""
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+class Update(NamedTuple):
+    """What `Trainer.step` did."""
 
-
-def _total(values: list[float], device: torch.device) -> list[float]:
-    """Return the values summed over all processes."""
-    if not dist.is_initialized():
-        return values
-    tensor = torch.tensor(values, dtype=torch.float64, device=device)
-    dist.all_reduce(tensor)
-    return tensor.tolist()
-
-
-def split_across_ranks(indices, batch_size: int, rank: int, world: int) -> list:
-    """Return this process's micro-batches of one update: every world-th window, at most batch_size at a time.
-
-    All processes get equally many, because they meet in each; the last may be empty.
-    """
-    mine = indices[rank::world]
-    most = -(-len(indices) // world)  # of the first process
-    return [mine[i : i + batch_size] for i in range(0, max(1, most), batch_size)]
-
-
-def load(windows: Windows, indices, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (inputs, labels) of some windows on a device, (B, T) each; of none, one window without labels."""
-    inputs, labels = windows.batch(indices if len(indices) else [0])
-    if len(indices) == 0:  # a process without work still takes part in the exchange of gradients
-        labels = torch.full_like(labels, IGNORE)
-    return inputs.to(device, non_blocking=True), labels.to(device, non_blocking=True)
-
-
-def blocks(model: nn.Module) -> nn.ModuleList:
-    """Return the list of a transformer's blocks, whatever the library calls it."""
-    return next(part for part in model.base_model.children() if isinstance(part, nn.ModuleList))
-
-
-def distribute(loss: Loss, parallel: str, device: torch.device) -> nn.Module:
-    """Return `loss` as several processes train it together; one process trains it as it is.
-
-    "ddp": each holds the whole model, and gradients are averaged (Li et al. 2020). "fsdp": each holds a part of
-    each tensor, and a block's weights are put together while it computes (Zhao et al. 2023).
-    """
-    _, size = world()
-    if size == 1:
-        return loss
-    if parallel == "fsdp":
-        mesh = init_device_mesh(device.type, (size,))
-        for block in blocks(loss.model):
-            fully_shard(block, mesh=mesh)
-        return fully_shard(loss, mesh=mesh)
-    return DistributedDataParallel(loss, device_ids=[device.index] if device.type == "cuda" else None)
-
-
-def accumulate(
-    loss_of: nn.Module, batches: list, n_labels: int, precision: str, device: torch.device, scaler, world: int = 1
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add up the gradients of one update's micro-batches; return the loss (n,) and right guesses (n,) of its n windows.
-
-    Each micro-batch's loss is divided by the labels of the whole update, on all processes: so k micro-batches
-    give the gradient of one batch that holds them all, however their labels are spread. Backward runs outside
-    autocast; processes exchange gradients once, in the last micro-batch.
-    """
-    losses, correct = [], []
-    for i, (inputs, labels) in enumerate(batches):
-        wait = isinstance(loss_of, DistributedDataParallel) and i < len(batches) - 1
-        with loss_of.no_sync() if wait else contextlib.nullcontext():
-            with autocast(precision, device):
-                scores = loss_of(inputs, labels)
-            # × world: processes exchange the average of their gradients, and we want the sum
-            scaler.scale(scores.objective * (world / n_labels)).backward()
-        losses.append(scores.loss)
-        correct.append(scores.correct)
-    return torch.cat(losses), torch.cat(correct)
-
-
-def accumulate_in_memory(
-    loss_of: nn.Module, windows: Windows, indices, micro_batch: int, n_labels: int, precision: str, device, scaler
-) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Do what `accumulate` does with these windows, in smaller micro-batches if memory runs out; return their size too.
-
-    Halving the micro-batch doubles their number, so the update stays what it is. One of several processes cannot
-    try again alone: it raises, and the launcher starts all of them anew with the smaller size.
-    """
-    rank, size = world()
-    while True:
-        batches = [load(windows, batch, device) for batch in split_across_ranks(indices, micro_batch, rank, size)]
-        try:
-            return *accumulate(loss_of, batches, n_labels, precision, device, scaler, size), micro_batch
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            if micro_batch == 1:
-                raise MemoryError(
-                    "memory runs out at a single window: choose a smaller model, or a smaller n_ctx in notebook 03"
-                ) from error
-            if size > 1:
-                raise
-        micro_batch = -(-micro_batch // 2)  # here the error, and all that it held, is gone
-        loss_of.zero_grad(set_to_none=True)
-        empty_cache(device)
-
-
-@torch.no_grad()
-def evaluate(loss_of: nn.Module, windows: Windows, batch_size: int, precision: str, device) -> dict[str, float]:
-    """Return mean loss (nats a token), accuracy and number of scored tokens over all windows; dropout is off."""
-    rank, size = world()
-    was_training = loss_of.training
-    loss_of.eval()
-    loss_sum = correct_sum = labels_sum = 0.0
-    by_length = windows.lengths.argsort(kind="stable")  # little padding
-    for batch in split_across_ranks(by_length, batch_size, rank, size):
-        inputs, labels = load(windows, batch, device)
-        with autocast(precision, device):
-            scores = loss_of(inputs, labels)
-        loss_sum += float(scores.loss.double().sum())
-        correct_sum += int(scores.correct.sum())
-        labels_sum += int((labels != IGNORE).sum())
-    loss_of.train(was_training)
-    loss_sum, correct_sum, labels_sum = _total([loss_sum, correct_sum, labels_sum], device)
-    return {"loss": loss_sum / labels_sum, "accuracy": correct_sum / labels_sum, "tokens": int(labels_sum)}
-
-
-def sample(model, tok, device, max_new_tokens: int = 60) -> str:
-    """Return a text the model writes from a document's start; room 05 does this with care, here it is a glance."""
-    was_training = model.training
-    model.eval()
-    start = torch.tensor([[tok.bos_token_id]], device=device)
-    room = min(max_new_tokens, model.config.max_position_embeddings - 1)
-    ids = model.generate(start, attention_mask=torch.ones_like(start), do_sample=True, top_k=30, max_new_tokens=room)
-    model.train(was_training)
-    return tokenizer.decode(tok, ids[0].tolist())
-
-
-def worst_windows(indices: list[int], losses: list[float], windows: Windows, tok, count: int = 3) -> list[dict]:
-    """Return the windows of an update with the highest mean loss, and their text, from all processes' shares."""
-    mine = [(total / max(1, int(windows.lengths[i])), int(i)) for i, total in zip(indices, losses, strict=False)]
-    parts = [mine]
-    if dist.is_initialized():
-        parts = [None] * dist.get_world_size()
-        dist.all_gather_object(parts, mine)
-    worst = sorted((pair for part in parts for pair in part), reverse=True)[:count]
-    text = {i: tokenizer.decode(tok, windows[i][0][: windows.lengths[i]].tolist()) for _, i in worst}
-    return [{"index": i, "loss": loss, "text": text[i]} for loss, i in worst]
-
-
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
-def _distance(tensors: list[torch.Tensor], others: list[torch.Tensor] | None = None) -> float:
-    """Return the length of the difference of two lists of tensors, or of one list."""
-    differences = [_whole(a.detach()) - b for a, b in zip(tensors, others, strict=True)] if others else tensors
-    return math.hypot(*(float(tensor.norm()) for tensor in differences))
-
-
-# ---------------------------------------------------------------- the loop
-
-
-@dataclass(kw_only=True)
-class _Sitting:
-    """A run from where it is found to where it is left: the settings of `fit`, and a method for each thing it does."""
-
-    model: nn.Module
-    train: Windows
-    val: Windows
-    folder: Path
-    tok: object
-    epochs: int
-    max_minutes: float
-    batch_size: int
-    gradient_accumulation: int
-    optimizer: str
     lr: float
-    beta2: float
-    eps: float
-    warmup_steps: int
-    schedule: str
-    final_lr_fraction: float
-    weight_decay: float
-    max_grad_norm: float
-    precision: str
-    compile: bool
-    parallel: str
-    device: torch.device
-    seed: int
-    log_step: int
-    eval_step: int
-    sample_step: int
-    checkpoint_step: int
-    chars_per_token: dict[str, float]
-    identity: str = ""
-    stop: Callable[[], bool] = lambda: False
+    grad_norm: float  # before clipping
+    loss: float  # summed cross-entropy over all processes, nats
+    correct: float  # right first guesses, over all processes
+    labels: int  # tokens with a label, over all processes
+    seconds: float
+    windows: np.ndarray  # indices of this process's windows
+    window_losses: torch.Tensor  # (n,) summed cross-entropy of each of them
 
-    def __post_init__(self) -> None:
-        self.rank, self.size = world()
+    @property
+    def finite(self) -> bool:
+        """Return whether loss and gradient are finite; if not, no weight was changed."""
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+
+class Trainer:
+    """One training run in `folder`, from where it is found to its end: its state, `step`, and a method per event.
+
+    `settings` are notebook 04's parameters. `chars_per_token` (keys train and val) turns nats per token into bits
+    per character. A checkpoint of another `identity` is refused. `stop` is asked after each update whether to save
+    and end.
+
+    An update takes batch_size × gradient_accumulation × processes windows; an epoch's last update takes what is
+    left. The run has `epochs` whole epochs, or with max_minutes > 0 as many updates as fit. It starts from the
+    newest sound checkpoint in `folder/checkpoints` if there is one, exactly where that was taken.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        train: Windows,
+        val: Windows,
+        settings: TrainSettings,
+        folder: Path,
+        tokenizer: PreTrainedTokenizerFast,
+        *,
+        chars_per_token: Mapping[str, float],
+        identity: str = "",
+        stop: Callable[[], bool] = lambda: False,
+    ):
+        self.model, self.train, self.val, self.settings = model, train, val, settings
+        self.folder, self.tokenizer, self.identity, self.stop = folder, tokenizer, identity, stop
+        # of a loss of one nat per token: its bits per character
+        self.bits_per_char = {split: 1 / math.log(2) / chars for split, chars in chars_per_token.items()}
+        # 1. the machine
+        self.rank, self.size = distributed.world()
+        self.device = pick_device(settings.device)
+        self.precision = pick_precision(settings.precision, self.device)
+        self.parallel = distributed.choose_parallel(settings, model.config, train.n_ctx, self.precision, self.device)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.model.to(self.device).train()
-        self.alone = Loss(self.model, self.compile)
-        self.loss_of = distribute(self.alone, self.parallel, self.device)
+        # 2. model, loss and optimizers
+        self.local_loss = Loss(self.model, settings.compile).to(self.device).train()
+        self.loss_of = distributed.distribute(self.local_loss, self.parallel, self.device)
         self.optimizers = optim.make_optimizers(
-            self.model, self.optimizer, self.lr, self.weight_decay, self.beta2, self.eps
+            self.model, settings.optimizer, settings.lr, settings.weight_decay, settings.beta2, settings.eps
         )
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.watched = [[p for p in block.parameters() if p.ndim == 2][-1] for block in blocks(self.model)]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
+        # 3. where the run is
         self.log = MetricsLog(self.folder, writes=self.rank == 0)
-        self.at = Progress()
+        self.progress = Progress()
         self.restore()
-        self.micro_file = self.folder / "micro_batch.txt"  # left by a process whose memory ran out
-        self.micro_batch = self.batch_size
-        if self.micro_file.exists():
-            self.micro_batch = min(self.batch_size, int(self.micro_file.read_text("utf-8")))
-        self.per_update = self.batch_size * self.gradient_accumulation * self.size
+        self.micro_batch_file = self.folder / "micro_batch.txt"  # left by a process whose memory ran out
+        self.micro_batch = settings.batch_size
+        if self.micro_batch_file.exists():
+            self.micro_batch = min(self.micro_batch, int(self.micro_batch_file.read_text("utf-8")))
+        self.windows_per_update = settings.batch_size * settings.gradient_accumulation * self.size
+        self.order = epoch_order(self.train.lengths, settings.seed, self.progress.epoch)
         val_tokens = int(self.val.lengths.sum())
-        self.length = StepBudget(self.epochs, self.max_minutes, len(self.train), self.per_update, val_tokens)
-        self.total_steps = self.length.total(self.at)
-        self.flops = model_sizes(self.model.config, self.train.n_ctx)["flops_per_token"]
-        self.fastest = self.size * matmul_rate(self.precision, self.device)
-        # bits a character of nats a token
-        self.bits = {split: 1 / math.log(2) / n for split, n in self.chars_per_token.items()}
-        self.since, self.in_epoch, self.spikes = RunningMeans(), RunningMeans(**self.at.in_epoch), SpikeDetector()
-        self.order = epoch_order(self.train.lengths, self.seed, self.at.epoch)
-        self.begin, self.saved = time.perf_counter() - self.at.seconds, time.perf_counter()
-        self.stopped = self.hurry = False  # asked to end; and asked by a signal, so without a last validation
-        self.skips_in_a_row, self.validation = 0, None
+        self.budget = StepBudget(
+            settings.epochs, settings.max_minutes, len(self.train), self.windows_per_update, val_tokens
+        )
+        self.total_steps = self.budget.total_steps(self.progress)
+        # 4. what is measured
+        self.flops_per_token = model_sizes(self.model.config, self.train.n_ctx)["flops_per_token"]
+        self.peak_flops = self.size * matmul_rate(self.precision, self.device)
+        self.since_last_row, self.in_epoch = RunningMeans(), RunningMeans(**self.progress.in_epoch)
+        self.spikes = SpikeDetector()
+        self.begin, self.saved = time.perf_counter() - self.progress.seconds, time.perf_counter()
+        self.stopped = False  # asked to end
+        self.stop_now = False  # asked by `stop`: without a last validation
+        self.gradient_complete = False  # all of this update's backward passes are done
+        self.skips_in_a_row = 0
+        self.validation: dict[str, float] | None = None
+
+    # ---- one update ----
+
+    def step(self) -> Update:
+        """Do one update; a loss or gradient that is not finite changes no weight."""
+        begin, settings, progress = time.perf_counter(), self.settings, self.progress
+
+        # 1. the batch: the next windows of the epoch, shared out over processes and micro-batches
+        indices = self.order[progress.position : progress.position + self.windows_per_update]
+        n_labels = int((self.train.lengths[indices] - self.train.skip[indices]).sum())
+        micro_batches = distributed.split_across_ranks(indices, self.micro_batch, self.rank, self.size)
+        self.seed_dropout()
+
+        # 2. the learning rate of this step
+        warmup = self.budget.warmup(settings.warmup_steps, self.total_steps)
+        lr = optim.learning_rate(
+            progress.step, self.total_steps, settings.lr, warmup, settings.schedule, settings.final_lr_fraction
+        )
+        for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
+            group["lr"] = lr
+
+        # 3. zero the gradients
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        self.gradient_complete = False
+
+        # 4. forward, loss, backward: the gradients of the micro-batches add up (gradient accumulation). Each loss is
+        # divided by the labels of the whole update, so k micro-batches give the gradient of one that holds them all
+        losses: list[torch.Tensor] = []
+        correct: list[torch.Tensor] = []
+        for number, micro_batch in enumerate(micro_batches, 1):
+            inputs, labels = load_batch(self.train, micro_batch, self.device)  # (B, T) each
+            with self.exchange_gradients(number == len(micro_batches)):
+                with autocast(self.precision, self.device):
+                    scores = self.loss_of(inputs, labels)
+                # × processes: they exchange the average of their gradients, and what we want is the sum
+                self.scaler.scale(scores.objective * (self.size / n_labels)).backward()
+            losses.append(scores.loss)  # (B,)
+            correct.append(scores.correct)  # (B,)
+        self.gradient_complete = True
+
+        # 5. the one exchange besides the gradients
+        window_losses = torch.cat(losses)
+        progress.seconds = time.perf_counter() - self.begin
+        total = self.exchange(float(window_losses.double().sum()), float(torch.cat(correct).sum()))
+
+        # 6. unscale and clip the gradient
+        norm = optim.clip_gradient(self.optimizers, self.parameters, settings.max_grad_norm, self.scaler)
+
+        # 7. the step of the optimizers
+        optim.step(self.optimizers, self.scaler, finite=math.isfinite(total.loss) and math.isfinite(norm))
+
+        # 8. count
+        seconds = time.perf_counter() - begin
+        progress.step += 1
+        progress.position += len(indices)
+        progress.updating += seconds
+        progress.tokens += n_labels
+        self.budget.update_seconds.append(seconds)
+        if self.budget.by_clock:
+            self.total_steps = int(total.rank0_total_steps)
+        self.stop_now = bool(total.stop_now)
+        self.stopped = bool(total.stop_file or total.stop_now)
+        own = indices[self.rank :: self.size]
+        return Update(lr, norm, total.loss, total.correct, n_labels, seconds, own, window_losses)
+
+    def seed_dropout(self) -> None:
+        """Make dropout's noise a function of seed, update and process: nothing to save, nothing to restore."""
+        noise = hashlib.sha256(f"{self.settings.seed}/{self.progress.step}/{self.rank}".encode()).digest()[:7]
+        torch.manual_seed(int.from_bytes(noise, "big"))
+
+    def exchange_gradients(self, last: bool) -> contextlib.AbstractContextManager:
+        """Return the context of a micro-batch: DDP's processes exchange gradients in the last one only."""
+        if isinstance(self.loss_of, DistributedDataParallel) and not last:
+            return self.loss_of.no_sync()
+        return contextlib.nullcontext()
+
+    def exchange(self, loss: float, correct: float) -> Exchange:
+        """Return the sums over all processes of what this one computed and was asked."""
+        total_steps = self.budget.total_steps(self.progress) if self.rank == 0 else 0
+        own = Exchange(loss, correct, (self.folder / "STOP").exists(), self.stop(), total_steps)
+        return Exchange(*distributed.sum_over_ranks(own, self.device))
+
+    def step_in_memory(self) -> Update:
+        """Do one update, in smaller micro-batches if memory runs out: more of them, so the update stays what it is."""
+        step, before = self.progress.step, self.micro_batch
+        while True:
+            try:
+                update = self.step()
+                break
+            except (RuntimeError, MemoryError) as error:
+                if self.gradient_complete or not is_out_of_memory(error):
+                    raise
+                self.halve_micro_batch(error)
+            empty_cache(self.device)  # here the error, and all that it held, is gone
+        if self.micro_batch < before:
+            self.micro_batch_file.write_text(str(self.micro_batch), "utf-8")
+            self.log.write("out_of_memory", step=step, micro_batch=self.micro_batch)
+        return update
+
+    def halve_micro_batch(self, error: BaseException) -> None:
+        """Halve the micro-batch, or raise where that cannot help.
+
+        One of several processes cannot try again alone: it leaves the smaller size in a file and raises `error`, and
+        the launcher starts all of them again.
+        """
+        if self.micro_batch == 1:
+            raise MemoryError(
+                "memory runs out at a single window: choose a smaller model, or a smaller n_ctx in notebook 03"
+            ) from error
+        self.micro_batch = -(-self.micro_batch // 2)
+        if self.size > 1:
+            self.micro_batch_file.write_text(str(self.micro_batch), "utf-8")
+            raise error
+
+    # ---- the run ----
 
     def run(self) -> dict:
-        """Train to the end, or until asked to stop; return the figures."""
-        at = self.at
+        """Train to the end, or until asked to stop; return the run's figures.
+
+        A file STOP saves, validates and ends after the update; `stop()` saves and ends. Raises Diverged, and leaves
+        the last checkpoint, when the gradient is not finite SKIPS_IN_A_ROW times.
+        """
+        progress = self.progress
         self.log.write(
             "start",
-            step=at.step,
-            total_steps=None if self.max_minutes else self.total_steps,
+            step=progress.step,
+            total_steps=None if self.budget.by_clock else self.total_steps,
             precision=self.precision,
             device=str(self.device),
             processes=self.size,
-            windows_per_update=self.per_update,
-            flops_per_token=self.flops,
-            matmul_rate=self.fastest,
+            windows_per_update=self.windows_per_update,
+            flops_per_token=self.flops_per_token,
+            matmul_rate=self.peak_flops,
         )
-        while at.step < self.total_steps and not self.stopped:
+        while progress.step < self.total_steps and not self.stopped:
             # a row of the log; a time budget may end between two of them
-            due = (at.step + 1) % self.log_step == 0 or at.step + 1 == self.total_steps
-            before = [_whole(p.detach()).clone() for p in self.watched] if due else []
-            rate, norm = self.update()
-            if (due or at.step >= self.total_steps) and self.since.labels:
-                self.write_row(rate, norm, before)
+            due = (progress.step + 1) % self.settings.log_step == 0 or progress.step + 1 == self.total_steps
+            before = [distributed.whole(p.detach()).clone() for p in self.watched] if due else []
+            update = self.step_in_memory()
+            self.account(update)
+            if (due or progress.step >= self.total_steps) and self.since_last_row.labels:
+                self.write_row(update, before)
             self.milestones()
         return self.finish()
 
-    def update(self) -> tuple[float, float]:
-        """Do one update, or skip it if its gradient is not finite; return the learning rate and the gradient's norm."""
-        lap, at = time.perf_counter(), self.at
-        indices = self.order[at.position : at.position + self.per_update]
-        n_labels = int((self.train.lengths[indices] - self.train.skip[indices]).sum())
-        # dropout's noise is a function of seed, update and process: nothing to save, nothing to restore
-        noise = hashlib.sha256(f"{self.seed}/{at.step}/{self.rank}".encode()).digest()[:7]
-        torch.manual_seed(int.from_bytes(noise, "big"))
-        warmup = self.length.warmup(self.warmup_steps, self.total_steps)
-        rate = optim.learning_rate(at.step, self.total_steps, self.lr, warmup, self.schedule, self.final_lr_fraction)
-        for group in (group for each in self.optimizers for group in each.param_groups):
-            group["lr"] = rate
-        losses, correct = self.gradients(indices, n_labels)
-        # the one exchange besides the gradients: sums, whether anyone was asked to stop, the first process's clock
-        at.seconds = time.perf_counter() - self.begin
-        ahead = self.rank == 0 and self.length.total(at)
-        mine = [float(losses.double().sum()), float(correct.sum()), (self.folder / "STOP").exists(), self.stop(), ahead]
-        loss_sum, right, self.stopped, self.hurry, clock = _total(mine, self.device)
-        self.stopped = bool(self.stopped or self.hurry)
-        norm = optim.update(self.optimizers, self.parameters, self.max_grad_norm, self.scaler, math.isfinite(loss_sum))
-        at.step += 1
-        at.position += len(indices)
-        elapsed = time.perf_counter() - lap
-        at.updating += elapsed
-        at.tokens += n_labels
-        self.length.pace.append(elapsed)
-        if self.max_minutes:
-            self.total_steps = int(clock)
-        if math.isfinite(loss_sum) and math.isfinite(norm):
-            self.skips_in_a_row = 0
-            self.since.add(loss_sum, right, n_labels, elapsed)
-            self.in_epoch.add(loss_sum, right, n_labels, elapsed)
-            if (usual := self.spikes.usual(loss_sum / n_labels)) is not None:
-                worst = worst_windows(indices[self.rank :: self.size], losses.tolist(), self.train, self.tok)
-                self.log.write("spike", step=at.step, loss=loss_sum / n_labels, usual=usual, windows=worst)
-        else:
+    def account(self, update: Update) -> None:
+        """Add an update to the running means and report a loss spike; count one that was skipped."""
+        if not update.finite:
             self.skip()
-        return rate, norm
-
-    def gradients(self, indices, n_labels: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add up the gradients of these windows; remember the micro-batch that fits into memory."""
-        try:
-            losses, correct, used = accumulate_in_memory(
-                self.loss_of, self.train, indices, self.micro_batch, n_labels, self.precision, self.device, self.scaler
-            )
-        except (RuntimeError, MemoryError) as error:
-            if is_out_of_memory(error) and self.size > 1:
-                self.micro_file.write_text(str(-(-self.micro_batch // 2)), "utf-8")
-            raise
-        if used < self.micro_batch:
-            self.micro_batch = used
-            self.micro_file.write_text(str(used), "utf-8")
-            self.log.write("out_of_memory", step=self.at.step, micro_batch=used)
-        return losses, correct
+            return
+        self.skips_in_a_row = 0
+        for means in (self.since_last_row, self.in_epoch):
+            means.add(update.loss, update.correct, update.labels, update.seconds)
+        loss = update.loss / update.labels
+        if (usual := self.spikes.check(loss)) is not None:
+            worst = worst_windows(update, self.train, self.tokenizer)
+            self.log.write("spike", step=self.progress.step, loss=loss, usual=usual, windows=worst)
 
     def skip(self) -> None:
         """Count an update whose loss or gradient was not finite; give up after too many in a row."""
         self.skips_in_a_row += 1
-        self.at.skipped += 1
+        self.progress.skipped += 1
         reason = "loss or gradient is not finite"
-        self.log.write("skipped", step=self.at.step, reason=reason, in_a_row=self.skips_in_a_row)
+        self.log.write("skipped", step=self.progress.step, reason=reason, in_a_row=self.skips_in_a_row)
         if self.skips_in_a_row < SKIPS_IN_A_ROW * (2 if self.scaler.is_enabled() else 1):
             return
         seconds = time.perf_counter() - self.begin
-        self.log.write("end", step=self.at.step, reason="gradient not finite", seconds=seconds)
+        self.log.write("end", step=self.progress.step, reason="gradient not finite", seconds=seconds)
         self.log.close()
         raise Diverged(
             f"{self.skips_in_a_row} updates in a row had a loss or gradient that is not finite; no weight was changed "
-            f"by them. Lower lr ({self.lr}), or raise warmup_steps; the last checkpoint before them is kept."
+            f"by them. Lower lr ({self.settings.lr}), or raise warmup_steps; the last checkpoint before them is kept."
         )
 
-    def write_row(self, rate: float, norm: float, before: list[torch.Tensor]) -> None:
-        """Write a row of the log, about all updates since the last; `before` is what `watched` was an update ago."""
-        at, speed = self.at, self.since.labels / self.since.seconds
-        row = self.since.means(self.bits["train"]) | {
+    def write_row(self, update: Update, before: list[torch.Tensor]) -> None:
+        """Write a row of the log, about all updates since the last; `before` is `watched` as it was an update ago."""
+        progress, throughput = self.progress, self.since_last_row.labels / self.since_last_row.seconds
+        row = self.since_last_row.means(self.bits_per_char["train"]) | {
             "total_steps": self.total_steps,
-            "epoch": at.epoch + at.position / len(self.train),
-            "lr": rate,
-            "grad_norm": norm,
-            "tokens_per_second": speed,
-            "mfu": speed * self.flops / self.fastest,
+            "epoch": progress.epoch + progress.position / len(self.train),
+            "lr": update.lr,
+            "grad_norm": update.grad_norm,
+            "tokens_per_second": throughput,
+            "mfu": throughput * self.flops_per_token / self.peak_flops,
             "memory": memory_peak(self.device),
             "seconds": time.perf_counter() - self.begin,
-            "train_seconds": at.updating,
-            "seconds_left": (self.total_steps - at.step) * at.updating / at.step,
-            "skipped": at.skipped,
+            "train_seconds": progress.updating,
+            "seconds_left": (self.total_steps - progress.step) * progress.updating / progress.step,
+            "skipped": progress.skipped,
         }
         if before:
-            row["update_ratio"] = _distance(self.watched, before) / _distance(before)
+            moved = [distributed.whole(p.detach()) - old for p, old in zip(self.watched, before, strict=True)]
+            row["update_ratio"] = _norm(moved) / _norm(before)
         if self.scaler.is_enabled():
             row["scale"] = self.scaler.get_scale()
-        if (shares := self.alone.expert_shares()) is not None:  # of this process; the others' are alike
-            row["expert_load"] = shares
-        self.log.write("step", step=at.step, **row)
-        self.since = RunningMeans()
+        # the load of this process's experts; the others' are alike
+        shares = self.local_loss.expert_shares()
+        extra = {} if shares is None else {"expert_load": shares}
+        self.log.write("step", step=progress.step, **row, **extra)
+        self.since_last_row = RunningMeans()
 
     def milestones(self) -> None:
         """Validate, write a sample, export and save, whatever is due after this update."""
-        at = self.at
-        ends = at.step >= self.total_steps
-        whole = at.position >= len(self.train)
-        if whole:
+        # 1. what is due
+        progress, settings = self.progress, self.settings
+        ends = progress.step >= self.total_steps
+        epoch_ends = progress.position >= len(self.train)
+        if epoch_ends:
             self.close_epoch()
-        milestone = whole and (not self.max_minutes or time.perf_counter() - self.saved > PAUSE)
+        milestone = epoch_ends and (not self.budget.by_clock or time.perf_counter() - self.saved > PAUSE)
+        # 2. validation and sample
         self.validation, better = None, False
-        if not self.hurry and (ends or self.stopped or milestone or _every(self.eval_step, at.step)):
+        if not self.stop_now and (ends or self.stopped or milestone or _every(settings.eval_step, progress.step)):
             self.validation = self.validate()
-            better = self.validation["loss"] < at.best
-            at.best = min(at.best, self.validation["loss"])
+            better = self.validation["loss"] < progress.best
+            progress.best = min(progress.best, self.validation["loss"])
         sharded = self.size > 1 and self.parallel == "fsdp"
-        if self.rank == 0 and not self.hurry and not sharded and (ends or _every(self.sample_step, at.step)):
-            self.log.write("sample", step=at.step, text=sample(self.model, self.tok, self.device))
-        if whole and not self.max_minutes:  # before the checkpoint: killed in between, the run comes by here again
-            self.unless_full(lambda: self.export(f"epoch-{at.epoch}"))
-        if ends or self.stopped or milestone or better or _every(self.checkpoint_step, at.step):
-            self.unless_full(self.save)
+        if self.rank == 0 and not self.stop_now and not sharded:
+            if ends or _every(settings.sample_step, progress.step):
+                text = sample(self.model, self.tokenizer, self.device)
+                self.log.write("sample", step=progress.step, text=text)
+        # 3. the epoch's folder before the checkpoint: killed in between, the run passes here again
+        if epoch_ends and not self.budget.by_clock:
+            self.write_unless_full(lambda: self.export(f"epoch-{progress.epoch}"))
+        if ends or self.stopped or milestone or better or _every(settings.checkpoint_step, progress.step):
+            self.write_unless_full(self.save)
             self.saved = time.perf_counter()
 
     def close_epoch(self) -> None:
-        """Begin the next epoch, and write what the last one was."""
-        at = self.at
-        at.epoch, at.position = at.epoch + 1, 0
-        self.order = epoch_order(self.train.lengths, self.seed, at.epoch)
+        """Begin the next epoch, and log the means of the last one."""
+        progress = self.progress
+        progress.epoch, progress.position = progress.epoch + 1, 0
+        self.order = epoch_order(self.train.lengths, self.settings.seed, progress.epoch)
         if self.in_epoch.labels:
-            means = self.in_epoch.means(self.bits["train"])
-            self.log.write("epoch", step=at.step, epoch=at.epoch, **means, seconds=self.in_epoch.seconds)
+            means = self.in_epoch.means(self.bits_per_char["train"])
+            self.log.write("epoch", step=progress.step, epoch=progress.epoch, **means, seconds=self.in_epoch.seconds)
         self.in_epoch = RunningMeans()
 
-    def validate(self) -> dict:
-        """Score the validation text, all of it, and write the result."""
-        lap = time.perf_counter()
-        found = evaluate(self.alone, self.val, self.micro_batch, self.precision, self.device)
-        found["bits_per_char"] = found["loss"] * self.bits["val"]
-        self.at.validating = time.perf_counter() - lap
-        self.at.seconds = time.perf_counter() - self.begin
-        self.log.write(
-            "validation", step=self.at.step, **found, seconds=self.at.seconds, train_seconds=self.at.updating
-        )
-        return found
+    def validate(self) -> dict[str, float]:
+        """Score the whole validation text and log the result."""
+        begin = time.perf_counter()
+        scores = evaluate(self.local_loss, self.val, self.micro_batch, self.precision, self.device)
+        scores["bits_per_char"] = scores["loss"] * self.bits_per_char["val"]
+        self.progress.validating = time.perf_counter() - begin
+        self.progress.seconds = time.perf_counter() - self.begin
+        times = {"seconds": self.progress.seconds, "train_seconds": self.progress.updating}
+        self.log.write("validation", step=self.progress.step, **scores, **times)
+        return scores
 
     def restore(self) -> None:
-        """Go to the newest sound checkpoint of this run, if there is one."""
-        if resumed := checkpoint.latest(self.folder / "checkpoints", self.identity):
-            path, state, complaints = resumed
+        """Resume from the newest sound checkpoint of this run, if there is one."""
+        if newest := checkpoint.latest(self.folder / "checkpoints", self.identity):
+            path, state, complaints = newest
             checkpoint.restore(path, self.model, self.optimizers)
             self.scaler.load_state_dict(state["scaler"])
-            self.at = Progress(**state["progress"])
-            self.log.write("resume", step=self.at.step, complaints=complaints)
+            self.progress = Progress(**state["progress"])
+            self.log.write("resume", step=self.progress.step, complaints=complaints)
 
     def save(self) -> Path:
-        """Write a checkpoint: all that it takes to go on from here as if nothing had happened."""
-        self.at.seconds, self.at.in_epoch = time.perf_counter() - self.begin, vars(self.in_epoch)
-        state = {"progress": asdict(self.at), "scaler": self.scaler.state_dict(), "identity": self.identity}
-        state["val_loss"] = self.validation["loss"] if self.validation else None
+        """Write a checkpoint: all that a resumed run needs to continue bit for bit."""
+        self.progress.seconds, self.progress.in_epoch = time.perf_counter() - self.begin, vars(self.in_epoch)
+        state = {
+            "progress": asdict(self.progress),
+            "scaler": self.scaler.state_dict(),
+            "identity": self.identity,
+            "val_loss": self.validation["loss"] if self.validation else None,
+        }
         folder = self.folder / "checkpoints"
-        return checkpoint.save(folder, self.at.step, self.model, self.optimizers, state, writes=self.rank == 0)
+        return checkpoint.save(folder, self.progress.step, self.model, self.optimizers, state, writes=self.rank == 0)
 
     def export(self, name: str) -> None:
         """Write the model as a plain Hugging Face folder."""
-        checkpoint.export(self.folder / name, self.model, self.tok, writes=self.rank == 0)
+        checkpoint.export(self.folder / name, self.model, self.tokenizer, writes=self.rank == 0)
 
-    def unless_full(self, write: Callable[[], Path | None]) -> None:
-        """Write something; a full disk must not cost the run: say so, go on, try again next time."""
+    def write_unless_full(self, write: Callable[[], Path | None]) -> None:
+        """Call `write`; a full disk does not end the run: it is logged, and the next save tries again."""
         try:
             if path := write():
-                self.log.write("checkpoint", step=self.at.step, path=path.name)
+                self.log.write("checkpoint", step=self.progress.step, path=path.name)
         except OSError as error:
-            self.log.write("checkpoint_failed", step=self.at.step, reason=str(error))
-            print(f"step {self.at.step}: not saved ({error}); training goes on", file=sys.stderr)
+            self.log.write("checkpoint_failed", step=self.progress.step, reason=str(error))
+            print(f"step {self.progress.step}: not saved ({error}); training goes on", file=sys.stderr)
         if self.size > 1:
             dist.barrier()
 
     def finish(self) -> dict:
-        """Write the final model and return the run's figures; after a signal, without a last validation."""
-        at = self.at
-        speed = at.tokens / at.updating if at.step else 0.0
-        figures = {"steps": at.step, "total_steps": self.total_steps, "tokens_per_second": round(speed)}
-        figures |= {"mfu": round(speed * self.flops / self.fastest, 4), "skipped": at.skipped}
-        if not self.hurry:
-            validation = self.validation or self.validate()
-            names = {"val_loss": "loss", "val_bits_per_char": "bits_per_char", "accuracy": "accuracy"}
-            figures |= {name: validation[found] for name, found in names.items()}
+        """Write the final model and return the run's figures; after `stop`, without a last validation."""
+        progress = self.progress
+        throughput = progress.tokens / progress.updating if progress.step else 0.0
+        figures = {
+            "steps": progress.step,
+            "total_steps": self.total_steps,
+            "tokens_per_second": round(throughput),
+            "mfu": round(throughput * self.flops_per_token / self.peak_flops, 4),
+            "skipped": progress.skipped,
+        }
+        if not self.stop_now:
+            scores = self.validation or self.validate()
+            figures |= {"val_loss": scores["loss"], "val_bits_per_char": scores["bits_per_char"]}
+            figures["accuracy"] = scores["accuracy"]
             self.export("final_model")
-        elapsed = time.perf_counter() - self.begin
-        reason = "finished" if at.step >= self.total_steps else "stopped"
-        self.log.write("end", step=at.step, reason=reason, seconds=elapsed)
+        seconds = time.perf_counter() - self.begin
+        reason = "finished" if progress.step >= self.total_steps else "stopped"
+        self.log.write("end", step=progress.step, reason=reason, seconds=seconds)
         self.log.close()
-        return figures | {"seconds": round(elapsed, 1)}
+        return figures | {"seconds": round(seconds, 1)}
 
 
 def _every(steps: int, step: int) -> bool:
     return steps > 0 and step % steps == 0
 
 
-def fit(model: nn.Module, train: Windows, val: Windows, folder: Path, tok, **settings) -> dict:
-    """Train `model` on `train` and return the run's figures; everything lands in `folder`.
+def _norm(tensors: list[torch.Tensor]) -> float:
+    """Return the Euclidean length of a list of tensors."""
+    return math.hypot(*(float(tensor.norm()) for tensor in tensors))
 
-    `settings` are notebook 04's parameters of the same names, with these: `device`, `chars_per_token` (keys train and
-    val; turns nats a token into bits a character), `identity` (a checkpoint of another one is not gone on from) and
-    `stop`, a function that says when to save and end.
 
-    An update takes batch_size × gradient_accumulation × processes windows; an epoch's last update takes what is
-    left. The run has `epochs` whole epochs, or with max_minutes > 0 as many updates as fit. `*_step` are counted in
-    updates, 0 means only at the end of an epoch. Starts from the newest sound checkpoint in `folder/checkpoints` if
-    there is one, exactly where it was taken. A file STOP saves, validates and ends after the update; `stop()` saves
-    and ends. Raises Diverged, and leaves the last checkpoint, when the gradient is not finite SKIPS_IN_A_ROW times.
-    """
-    return _Sitting(model=model, train=train, val=val, folder=folder, tok=tok, **settings).run()
+# ---- batches, validation, samples ----
+
+
+def load_batch(windows: Windows, indices: np.ndarray, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (inputs, labels) of windows on a device, (B, T) each; for no indices, one window without labels."""
+    inputs, labels = windows.batch(indices if len(indices) else [0])
+    if len(indices) == 0:  # a process without work still takes part in the exchange of gradients
+        labels = torch.full_like(labels, IGNORE)
+    return inputs.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+
+
+@torch.no_grad()
+def evaluate(
+    loss_of: Loss, windows: Windows, batch_size: int, precision: str, device: torch.device
+) -> dict[str, float]:
+    """Return mean loss (nats per token), accuracy and number of scored tokens over all windows; dropout is off."""
+    was_training = loss_of.training
+    loss_of.eval()
+    loss = correct = n_labels = 0.0
+    by_length = windows.lengths.argsort(kind="stable")  # little padding
+    for batch in distributed.split_across_ranks(by_length, batch_size, *distributed.world()):
+        inputs, labels = load_batch(windows, batch, device)  # (B, T) each
+        with autocast(precision, device):
+            scores = loss_of(inputs, labels)
+        loss += float(scores.loss.double().sum())
+        correct += int(scores.correct.sum())
+        n_labels += int((labels != IGNORE).sum())
+    loss_of.train(was_training)
+    loss, correct, n_labels = distributed.sum_over_ranks([loss, correct, n_labels], device)
+    return {"loss": loss / n_labels, "accuracy": correct / n_labels, "tokens": int(n_labels)}
+
+
+def sample(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, device: torch.device, max_new_tokens: int = 60
+) -> str:
+    """Return a text that the model writes from a document's start: a glance; room 05 does this with care."""
+    was_training = model.training
+    model.eval()
+    start = torch.tensor([[tokenizer.bos_token_id]], device=device)
+    length = min(max_new_tokens, model.config.max_position_embeddings - 1)
+    ids = model.generate(  # type: ignore[operator]  # the library's types leave out that a causal model can generate
+        start, attention_mask=torch.ones_like(start), do_sample=True, top_k=30, max_new_tokens=length
+    )
+    model.train(was_training)
+    return decode(tokenizer, ids[0].tolist())
+
+
+def worst_windows(
+    update: Update, windows: Windows, tokenizer: PreTrainedTokenizerFast, count: int = 3
+) -> list[dict[str, object]]:
+    """Return the windows of an update with the highest mean loss, over all processes: index, loss and text of each."""
+    pairs = zip(update.windows, update.window_losses.tolist(), strict=False)  # a process without work has a loss too
+    means = [(loss / max(1, int(windows.lengths[i])), int(i)) for i, loss in pairs]
+    worst = sorted(distributed.gather_over_ranks(means), reverse=True)[:count]
+    text = {i: decode(tokenizer, windows[i][0][: windows.lengths[i]].tolist()) for _, i in worst}
+    return [{"index": i, "loss": loss, "text": text[i]} for loss, i in worst]

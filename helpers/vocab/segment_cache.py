@@ -1,7 +1,7 @@
-"""Where lines of text were cut into words before: a file that a segmenter's work is kept in, by content.
+"""A cache of word segmentations on disk, keyed by a hash of the line: what was segmented once is not segmented again.
 
-Knows nothing of segmenters, and keeps no text: a line's key is its hash, its value the lengths of its pieces. A file
-that is damaged is begun anew; one that cannot be written costs time, never a result.
+Knows nothing of segmenters, and stores no text: a line's value is the lengths of its pieces. A damaged file is replaced
+by an empty one; a file that cannot be written costs time, never a result.
 """
 
 import contextlib
@@ -12,19 +12,25 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _TABLE = "CREATE TABLE IF NOT EXISTS cuts (line BLOB PRIMARY KEY, lengths BLOB) WITHOUT ROWID"
-_AT_ONCE = 500  # keys in one question; SQLite may refuse more than 999
-_PATIENCE = 60  # seconds to wait while another process writes
+_KEYS_PER_QUERY = 500  # SQLite may refuse more than 999
+_LOCK_SECONDS = 60  # how long to wait while another process writes
 
 
 def pack(pieces: Iterable[str]) -> bytes:
-    """Return the lengths of the pieces of a line, two bytes each; a piece has at most 65,535 characters."""
+    """Return the lengths of a line's pieces, two bytes each; OverflowError for a piece of more than 65,535 characters.
+
+    pack(["绿萝", "浇水", "。"]) is the bytes of 2, 2, 1.
+    """
     return array("H", map(len, pieces)).tobytes()
 
 
 def unpack(line: str, lengths: bytes) -> list[str]:
-    """Return the pieces of a line whose lengths were packed."""
+    """Return the pieces of a line from their packed lengths: unpack("".join(pieces), pack(pieces)) == pieces."""
     return [line[start:end] for start, end in pairwise(accumulate(array("H", lengths), initial=0))]
 
 
@@ -37,9 +43,9 @@ def _key(line: str) -> bytes:
 
 
 class SegmentCache:
-    """A file of packed lengths by line; several processes may use one at the same time.
+    """A file of packed lengths, one entry per line of text; several processes may use it at the same time.
 
-    It is for one segmenter in one version: another one needs another file. Deleting the file loses nothing but time.
+    One file is for one segmenter in one version. It may be deleted at any time: that costs nothing but time.
     """
 
     def __init__(self, path: Path):
@@ -47,39 +53,39 @@ class SegmentCache:
         self.usable = True  # until the file cannot be read or written
 
     def find(self, lines: Iterable[str]) -> dict[str, bytes]:
-        """Return the packed lengths of those lines that are known."""
+        """Return {line: packed lengths} of those lines that are in the cache."""
         by_key = {_key(line): line for line in lines}
         keys = list(by_key)
 
-        def look_up(file: sqlite3.Connection) -> dict[str, bytes]:
-            known = {}
-            for i in range(0, len(keys), _AT_ONCE):
-                some = keys[i : i + _AT_ONCE]
-                question = f"SELECT line, lengths FROM cuts WHERE line IN ({','.join('?' * len(some))})"
-                known |= {by_key[key]: lengths for key, lengths in file.execute(question, some)}
+        def look_up(database: sqlite3.Connection) -> dict[str, bytes]:
+            known: dict[str, bytes] = {}
+            for i in range(0, len(keys), _KEYS_PER_QUERY):
+                batch = keys[i : i + _KEYS_PER_QUERY]
+                query = f"SELECT line, lengths FROM cuts WHERE line IN ({','.join('?' * len(batch))})"
+                known |= {by_key[key]: lengths for key, lengths in database.execute(query, batch)}
             return {line: lengths for line, lengths in known.items() if _fits(line, lengths)}
 
-        return self._with_file(look_up) or {}
+        return self._with_database(look_up) or {}
 
-    def keep(self, cut: Mapping[str, bytes]) -> None:
+    def keep(self, segmented: Mapping[str, bytes]) -> None:
         """Add the packed lengths of lines, all or none of them."""
-        rows = [(_key(line), lengths) for line, lengths in cut.items()]
-        self._with_file(lambda file: file.executemany("INSERT OR REPLACE INTO cuts VALUES (?, ?)", rows))
+        rows = [(_key(line), lengths) for line, lengths in segmented.items()]
+        self._with_database(lambda database: database.executemany("INSERT OR REPLACE INTO cuts VALUES (?, ?)", rows))
 
-    def _with_file(self, work: Callable):
-        """Return what `work` makes of the open file, in one transaction; None without a file that works."""
+    def _with_database(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
+        """Return work(open database), done in one transaction; None if the file is damaged or cannot be used."""
         if not self.usable:
             return None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.closing(sqlite3.connect(self.path, _PATIENCE)) as file, file:
-                file.execute(_TABLE)
-                return work(file)
-        except (OSError, sqlite3.OperationalError) as error:  # a disk that is full or read-only, a file locked for long
+            with contextlib.closing(sqlite3.connect(self.path, _LOCK_SECONDS)) as database, database:
+                database.execute(_TABLE)
+                return work(database)
+        except (OSError, sqlite3.OperationalError) as error:  # a full or read-only disk, a file that stays locked
             self.usable = False
-            print(f"{self.path} cannot be used ({error}): lines are cut as if it were not there", file=sys.stderr)
-        except sqlite3.DatabaseError as error:  # not the bytes that SQLite wrote
-            print(f"{self.path} is damaged ({error}) and is begun anew", file=sys.stderr)
+            print(f"{self.path} cannot be used ({error}): every line is segmented again", file=sys.stderr)
+        except sqlite3.DatabaseError as error:  # these are not the bytes that SQLite wrote
+            print(f"{self.path} is damaged ({error}): it is replaced by an empty cache", file=sys.stderr)
             for suffix in ("", "-journal"):
                 self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
         return None

@@ -1,6 +1,6 @@
-"""The words of a corpus: a segmenter finds them, they are counted, the commonest become the word list.
+"""Word segmentation and the word list: a segmenter finds the words of a corpus, the most frequent become the list.
 
-Knows nothing of ids, special tokens or models; `tokenizer` makes those from the word list.
+Knows nothing of ids, special tokens or models: `tokenizer` makes a tokenizer of the word list.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import io
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from importlib import metadata
 from itertools import accumulate
@@ -23,17 +23,18 @@ from helpers.files import write_text
 from helpers.vocab.segment_cache import SegmentCache, pack, unpack
 
 Segmenter = Callable[[str], list[str]]
+Cache = SegmentCache | None
 
-# A blank (thulac would swallow a second one), or a stretch of text that fits thulac's fixed buffer of 50,000.
+# A space (thulac would swallow the second of two), or a stretch of text that fits thulac's fixed buffer of 50,000.
 _STRETCH = re.compile(r"\s|\S{1,4000}")
-_CHUNK_CHARACTERS = 20_000  # a third of a second of thulac: small enough for a bar that moves
-_BLOCK_CHARACTERS = 4_000_000  # text whose lines are held at a time
-_MOST_WORDS = 3_000_000  # different words that are counted at a time: some 400 MB
+_CHUNK_CHARACTERS = 20_000  # a task of a worker, a third of a second of thulac: the progress bar moves
+_BLOCK_CHARACTERS = 4_000_000  # text whose distinct lines are held in memory at a time
+_MOST_WORDS = 3_000_000  # distinct words that are counted at a time: some 400 MB
 _thulac_lock = threading.Lock()
 
 
 def take_texts(texts: Iterable[str], characters: int) -> list[str]:
-    """Return the first documents, as many as it takes to reach so many characters (all, if there are fewer)."""
+    """Return the first documents, whole, until they have at least `characters` characters; all if there are fewer."""
     taken, total = [], 0
     for text in texts:
         if total >= characters:
@@ -44,7 +45,7 @@ def take_texts(texts: Iterable[str], characters: int) -> list[str]:
 
 
 def sample_texts(texts: Iterable[str], share: float) -> Iterator[str]:
-    """Yield about such a share of the characters of a corpus, whole documents, spread evenly over it; 1.0 is all."""
+    """Yield whole documents, spread evenly over a corpus, with about `share` of its characters; 1.0 yields all."""
     seen = taken = 0
     for text in texts:
         seen += len(text)
@@ -54,8 +55,8 @@ def sample_texts(texts: Iterable[str], share: float) -> Iterator[str]:
 
 
 @functools.cache
-def _model() -> thulac.thulac:
-    with contextlib.redirect_stdout(io.StringIO()):  # thulac greets on loading
+def _thulac_model() -> thulac.thulac:
+    with contextlib.redirect_stdout(io.StringIO()):  # thulac prints a greeting when it loads
         return thulac.thulac(seg_only=True)
 
 
@@ -70,29 +71,29 @@ def _without_loss(name: str, cut: Segmenter, text: str) -> list[str]:
 
 
 def segment(text: str) -> list[str]:
-    """Cut a text into words with thulac, losing nothing: "".join(segment(text)) == text, a blank is its own piece.
+    """Cut a text into words with thulac, without loss: "".join(segment(text)) == text; each space is a piece.
 
-    The first call in a process loads thulac's model (about 3 s and 750 MB). thulac cannot serve two
-    threads at once; the second one waits here.
+    segment("绿萝  浇水。") is ["绿萝", " ", " ", "浇水", "。"]. The first call in a process loads thulac's model (about
+    3 s and 750 MB). thulac is not thread-safe: a second thread waits.
     """
     with _thulac_lock:
-        return _without_loss("thulac", lambda stretch: _model().cutline(stretch), text)
+        return _without_loss("thulac", lambda stretch: _thulac_model().cutline(stretch), text)
 
 
 def segment_rjieba(text: str) -> list[str]:
-    """Cut a text into words with rjieba, losing nothing, as `segment` does with thulac; it needs no loading."""
+    """Cut a text into words with rjieba, without loss, as `segment` does with thulac; it needs no loading."""
     import rjieba  # optional
 
     return _without_loss("rjieba", lambda stretch: rjieba.cut(stretch, False), text)
 
 
-SEGMENTERS = {"thulac": segment, "rjieba": segment_rjieba}
+SEGMENTERS: dict[str, Segmenter] = {"thulac": segment, "rjieba": segment_rjieba}
 
 
-def segmenter(name: str) -> tuple[Segmenter, SegmentCache]:
-    """Return the function that cuts a text as `name`, "thulac" or "rjieba", does, and the file that keeps its cuts.
+def get_segmenter(name: str) -> tuple[Segmenter, SegmentCache]:
+    """Return the function that segments as "thulac" or "rjieba" does, and the cache of its results, shared by all runs.
 
-    The file is for all runs: a line that any of them had cut is not cut again.
+    Raises ValueError for another name, ModuleNotFoundError for a segmenter that is not installed.
     """
     if name not in SEGMENTERS:
         raise ValueError(f"segmenter is '{name}': choose {' or '.join(SEGMENTERS)}")
@@ -102,7 +103,7 @@ def segmenter(name: str) -> tuple[Segmenter, SegmentCache]:
 
 
 def _lines(text: str) -> list[str]:
-    """Cut a text behind each newline: no word crosses one, so the lines' words are the text's words."""
+    """Split a text after each newline: no word crosses one, so the lines' words are the text's words."""
     return re.findall(r"[^\n]*\n|[^\n]+", text)
 
 
@@ -118,27 +119,37 @@ def _chunks(lines: Iterable[str]) -> Iterator[list[str]]:
         yield chunk
 
 
-def _cut_lines(segmenter: Segmenter, lines: list[str]) -> list[bytes]:
+def _segment_chunk(segmenter: Segmenter, lines: list[str]) -> list[bytes]:
     return [pack(segmenter(line)) for line in lines]
 
 
-def _cut(
-    lines: Iterable[str], pool: Executor, label: str, segmenter: Segmenter, cuts: SegmentCache | None
+def _segment_lines(
+    lines: Iterable[str], pool: Executor, label: str, segmenter: Segmenter, cache: Cache
 ) -> dict[str, bytes]:
-    """Return the packed lengths of different lines; what `cuts` has is not cut again, what it lacks is added."""
-    known = cuts.find(lines) if cuts else {}
-    new = [line for line in lines if line not in known]
-    chunks = list(_chunks(new))
-    parts = parallel.map_shards(pool, functools.partial(_cut_lines, segmenter), chunks, label if chunks else "")
-    found = dict(zip(new, (lengths for part in parts for lengths in part), strict=True))
-    if cuts and found:
-        cuts.keep(found)
-    return known | found
+    """Return {line: packed lengths} of distinct lines; those that `cache` lacks are segmented and added to it."""
+    known = cache.find(lines) if cache else {}
+    missing = [line for line in lines if line not in known]
+    chunks = list(_chunks(missing))
+    parts = parallel.map_shards(pool, functools.partial(_segment_chunk, segmenter), chunks, label if chunks else "")
+    new = dict(zip(missing, (lengths for part in parts for lengths in part), strict=True))
+    if cache and new:
+        cache.keep(new)
+    return known | new
+
+
+def segment_texts(
+    texts: Sequence[str], pool: Executor, label: str = "", segmenter: Segmenter = segment, cache: Cache = None
+) -> list[list[str]]:
+    """Return the pieces of each text, in order; each distinct line is segmented once, or never if `cache` has it."""
+    lines = dict.fromkeys(line for text in texts for line in _lines(text))
+    lengths = _segment_lines(lines, pool, label, segmenter, cache)
+    return [[word for line in _lines(text) for word in unpack(line, lengths[line])] for text in texts]
 
 
 def _blocks(texts: Iterable[str]) -> Iterator[Counter[str]]:
-    """Yield the different lines of the texts and how often each occurs, so much text at a time as memory may hold."""
-    lines, total = Counter(), 0
+    """Yield the distinct lines of the texts and how often each occurs, one block of bounded memory at a time."""
+    lines: Counter[str] = Counter()
+    total = 0
     for text in texts:
         lines.update(_lines(text))
         total += len(text)
@@ -150,7 +161,7 @@ def _blocks(texts: Iterable[str]) -> Iterator[Counter[str]]:
 
 
 def _forget_rare(counts: Counter[str]) -> None:
-    """Drop the words seen once, then those seen twice, and so on, until half of the places are free."""
+    """Drop the words seen once, then those seen twice, and so on, until at most half of _MOST_WORDS are left."""
     floor = 0
     while len(counts) > _MOST_WORDS // 2:
         floor += 1
@@ -159,48 +170,33 @@ def _forget_rare(counts: Counter[str]) -> None:
 
 
 def count_words(
-    texts: Iterable[str],
-    pool: Executor,
-    label: str = "",
-    segmenter: Segmenter = segment,
-    cuts: SegmentCache | None = None,
+    texts: Iterable[str], pool: Executor, label: str = "", segmenter: Segmenter = segment, cache: Cache = None
 ) -> Counter[str]:
-    """Count the words of all texts as they stand, case and punctuation and blanks included.
+    """Count the words of all texts as they are written: letter case, punctuation and spaces are kept.
 
-    Lines that repeat are segmented once; those that `cuts` has from an earlier run not at all. The counts do not
-    depend on the number of workers in `pool` (see `parallel.executor`). `segmenter` must cut without loss. Memory is
-    bounded, however long the texts: whenever there are three million different words, the rarest are forgotten.
+    Each distinct line is segmented once, or never if `cache` has it. `segmenter` must cut without loss. The counts do
+    not depend on the number of workers in `pool` (see `parallel.executor`). Memory is bounded, however long the texts:
+    beyond three million distinct words the rarest are forgotten.
     """
-    counts = Counter()
+    counts: Counter[str] = Counter()
     for number, lines in enumerate(_blocks(texts), 1):
-        cut = _cut(lines, pool, f"{label} ({number})" if label and number > 1 else label, segmenter, cuts)
+        block_label = f"{label} ({number})" if label and number > 1 else label
+        lengths = _segment_lines(lines, pool, block_label, segmenter, cache)
         for line, times in lines.items():
-            for word in unpack(line, cut[line]):
+            for word in unpack(line, lengths[line]):
                 counts[word] += times
         if len(counts) > _MOST_WORDS:
             _forget_rare(counts)
     return counts
 
 
-def segment_texts(
-    texts: Sequence[str],
-    pool: Executor,
-    label: str = "",
-    segmenter: Segmenter = segment,
-    cuts: SegmentCache | None = None,
-) -> list[list[str]]:
-    """Return the pieces of each text, in order; each distinct line is segmented once, or never if `cuts` has it."""
-    cut = _cut(dict.fromkeys(line for text in texts for line in _lines(text)), pool, label, segmenter, cuts)
-    return [[word for line in _lines(text) for word in unpack(line, cut[line])] for text in texts]
-
-
 def choose_words(
-    counts: dict[str, int], vocab_size: int, min_count: int = 1, max_word_length: int = 12
+    counts: Mapping[str, int], vocab_size: int, min_count: int = 1, max_word_length: int = 12
 ) -> dict[str, int]:
-    """Return the `vocab_size` commonest words with their counts, commonest first, ties in order of code points.
+    """Return the `vocab_size` most frequent words with their counts, in that order; ties follow the code points.
 
-    A word has no blank in it, at most `max_word_length` characters, and was seen `min_count` times
-    or more; so a small corpus gives a list that fits it, shorter than `vocab_size`.
+    A word has no space in it, at most `max_word_length` characters, and occurs at least `min_count` times; so a small
+    corpus gives a list that fits it, shorter than `vocab_size`. Raises ValueError for sizes below 0, 1 and 1.
     """
     if vocab_size < 0 or min_count < 1 or max_word_length < 1:
         raise ValueError(
@@ -215,17 +211,17 @@ def choose_words(
     return dict(sorted(words, key=lambda item: (-item[1], item[0]))[:vocab_size])
 
 
-def characters(counts: dict[str, int]) -> Counter[str]:
-    """Return how often each character occurs in the counted pieces, blanks included."""
-    seen = Counter()
+def count_characters(counts: Mapping[str, int]) -> Counter[str]:
+    """Return how often each character occurs in the counted pieces, spaces included: {"绿萝": 3} -> 绿 3, 萝 3."""
+    totals: Counter[str] = Counter()
     for word, count in counts.items():
         for character in word:
-            seen[character] += count
-    return seen
+            totals[character] += count
+    return totals
 
 
-def coverage(counts: dict[str, int], words: Iterable[str]) -> float:
-    """Return the share of the running words in `counts` that are in `words`; blanks are no words, 1.0 if none is left.
+def coverage(counts: Mapping[str, int], words: Iterable[str]) -> float:
+    """Return the share of the running words in `counts` that are in `words`; spaces do not count, 1.0 for no word.
 
     What is not covered would be `[UNK]` in a closed word list.
     """
@@ -239,49 +235,52 @@ def _boundaries(pieces: Sequence[str]) -> set[int]:
     return set(accumulate(map(len, pieces[:-1])))
 
 
-def boundary_f1(pieces: Sequence[Sequence[str]], reference: Sequence[Sequence[str]]) -> float:
-    """Return how well the inner cuts of the same texts agree: F1 over all of them, 1.0 if there is none to make.
+def boundary_f1(segmented: Sequence[Sequence[str]], reference: Sequence[Sequence[str]]) -> float:
+    """Return how well two segmentations of the same texts agree: F1 of their inner boundaries, 1.0 if there is none.
 
-    One list of pieces a text. Precision is the share of our cuts that the reference makes too, recall
-    the share of the reference's cuts that we make, F1 their harmonic mean.
+    Each argument holds one list of pieces per text. Precision is the share of the boundaries in `segmented` that
+    `reference` has too, recall the share of those in `reference` that `segmented` has too, F1 their harmonic mean: for
+    我|爱|绿萝, boundaries {1, 2}, and 我爱|绿|萝, boundaries {2, 3}, all are 0.5. ValueError where the texts differ.
     """
-    shared = ours = theirs = 0
-    for a, b in zip(pieces, reference, strict=True):
+    shared = in_segmented = in_reference = 0
+    for a, b in zip(segmented, reference, strict=True):
         if "".join(a) != "".join(b):
             raise ValueError(
                 f"the two segmentations are not of the same text: {''.join(a)[:40]!r}… and {''.join(b)[:40]!r}…"
             )
-        cuts_a, cuts_b = _boundaries(a), _boundaries(b)
-        shared += len(cuts_a & cuts_b)
-        ours += len(cuts_a)
-        theirs += len(cuts_b)
-    return 2 * shared / (ours + theirs) if ours + theirs else 1.0
+        boundaries_a, boundaries_b = _boundaries(a), _boundaries(b)
+        shared += len(boundaries_a & boundaries_b)
+        in_segmented += len(boundaries_a)
+        in_reference += len(boundaries_b)
+    return 2 * shared / (in_segmented + in_reference) if in_segmented + in_reference else 1.0
 
 
-def _between(pieces: Sequence[str], cuts: set[int]) -> list[tuple[str, ...]]:
-    groups, group = [], []
+def _between(pieces: Sequence[str], boundaries: set[int]) -> list[tuple[str, ...]]:
+    """Return the pieces in groups that end at the boundaries."""
+    groups: list[tuple[str, ...]] = []
+    group: list[str] = []
     for piece, end in zip(pieces, accumulate(map(len, pieces)), strict=True):
         group.append(piece)
-        if end in cuts:
+        if end in boundaries:
             groups.append(tuple(group))
             group = []
     return [*groups, tuple(group)] if group else groups
 
 
-def differences(
-    pieces: Sequence[Sequence[str]], reference: Sequence[Sequence[str]]
+def count_differences(
+    segmented: Sequence[Sequence[str]], reference: Sequence[Sequence[str]]
 ) -> Counter[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Count the shortest stretches of the same texts that are cut differently: (("归来",), ("归", "来")) -> times."""
-    counts = Counter()
-    for a, b in zip(pieces, reference, strict=True):
-        cuts = _boundaries(a) & _boundaries(b)
-        pairs = zip(_between(a, cuts), _between(b, cuts), strict=True)
+    """Count the shortest stretches that two segmentations cut differently: (("归来",), ("归", "来")) -> times."""
+    counts: Counter[tuple[tuple[str, ...], tuple[str, ...]]] = Counter()
+    for a, b in zip(segmented, reference, strict=True):
+        shared = _boundaries(a) & _boundaries(b)
+        pairs = zip(_between(a, shared), _between(b, shared), strict=True)
         counts.update(pair for pair in pairs if pair[0] != pair[1])
     return counts
 
 
 def write_words(path: Path, words: Iterable[str]) -> None:
-    """Write one word a line, UTF-8; raise ValueError for a word that a line cannot hold (empty, or with a blank)."""
+    """Write one word per line, UTF-8; raise ValueError for a word that a line cannot hold (empty, or with a space)."""
     words = list(words)
     for number, word in enumerate(words, 1):
         if not word or re.search(r"\s", word):

@@ -8,6 +8,7 @@ import statistics
 from collections import Counter, defaultdict
 from functools import cache
 
+import grammar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -115,10 +116,10 @@ def test_skipping_repeats_hardly_biases_the_floor(corpus):
 
 def test_bits_from_the_text_alone_equal_the_bits_of_the_drawing(corpus):
     for document in corpus[:1500]:
-        count, probability = built_in.derive(document.text)
+        count, probability = grammar.derive(document.text)
         assert count == 1
         assert -math.log2(probability) == pytest.approx(document.bits, abs=1e-9)
-    assert built_in.bits(corpus[0].text) == pytest.approx(corpus[0].bits, abs=1e-9)
+    assert grammar.bits(corpus[0].text) == pytest.approx(corpus[0].bits, abs=1e-9)
 
 
 def expand(slot):
@@ -140,7 +141,7 @@ def test_probabilities_of_an_enumerated_part_sum_to_one(name, state):
     assert sum(p for _, p in every) == pytest.approx(1)
     assert len({text for text, _ in every}) == len(every) > 500  # unambiguous: no text twice
     for text, probability in random.Random(0).sample(every, 200):
-        assert built_in._Parse(text).ends(slot, 0)[len(text)] == (1, pytest.approx(probability))
+        assert grammar.Parse(text).ends(slot, 0)[len(text)] == (1, pytest.approx(probability))
 
 
 def test_probabilities_of_a_plants_every_second_question_sum_to_its_documents():
@@ -154,7 +155,7 @@ def test_probabilities_of_a_plants_every_second_question_sum_to_its_documents():
         share = 0.0
         for text in random.Random(0).sample(texts, 20):  # all of them would take a minute
             try:
-                share += 2 ** -built_in.bits(f"{document.text}\n{text}")
+                share += 2 ** -grammar.bits(f"{document.text}\n{text}")
             except ValueError:
                 assert share == 0  # the topic of the first question
         total += share and built_in.SECOND * alone / (len(built_in.topics()) - 1)
@@ -305,14 +306,14 @@ def test_a_text_outside_the_grammar_is_refused_with_reason_and_place(corpus):
     question, answer = document.split("\n")
     plant = next(p for p in built_in.facts() if p in document)
     with pytest.raises(ValueError, match="names no plant"):
-        built_in.bits("今天天气很好")
+        grammar.bits("今天天气很好")
     with pytest.raises(ValueError, match=rf"character {len(document)}: .* goes on with '呀'"):
-        built_in.bits(document + "呀")
+        grammar.bits(document + "呀")
     for wrong in (question, answer, f"{question}\n", f"{document}\n", f"\n{document}", f"{document}\n{document}",
                   document.replace("\n", ""), document.replace(plant, "{plant}"), f"{document}{{{plant}}}",
                   f"{question}\n{question}"):  # fmt: skip
         with pytest.raises(ValueError):
-            built_in.bits(wrong)
+            grammar.bits(wrong)
 
 
 @given(st.text(max_size=40), st.integers(0, 80))
@@ -320,7 +321,7 @@ def test_any_text_gives_bits_or_a_value_error(noise, at):
     document = next(iter(built_in.documents(1))).text
     for text in (noise, document[:at] + noise + document[at:], document[:at] + noise + document[at + len(noise) :]):
         try:
-            assert built_in.derive(text)[0] == 1 and built_in.bits(text) > 20
+            assert grammar.derive(text)[0] == 1 and grammar.bits(text) > 20
         except ValueError as error:
             assert str(error)
 
@@ -352,7 +353,7 @@ def test_held_out_combinations_never_appear(corpus):
     plant, topic, situation = sorted(built_in.held_out())[0]
     text, _ = built_in._wording("first", plant, topic, situation, random.Random(0))
     with pytest.raises(ValueError, match=f"{plant}.*held out"):
-        built_in.bits(text)
+        grammar.bits(text)
 
 
 # --- examination ----------------------------------------------------------------------------------------------------

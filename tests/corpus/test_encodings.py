@@ -1,14 +1,13 @@
-"""Bytes to text: every encoding comes back exactly, what fits none is refused with its place, mojibake is mended."""
+"""Bytes to text: every encoding comes back exactly, what fits none is refused with its place."""
 
 import codecs
 import io
-from collections import Counter
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from helpers.corpus import encodings, mojibake
+from helpers.corpus import encodings
 from helpers.corpus.encodings import BadFile, Encoding
 
 PROSE = "".join(f"第{n}天，绿萝喜欢散射光，土干了再浇水。\n" for n in range(60))
@@ -25,9 +24,6 @@ def find(data: bytes) -> Encoding:
 
 def read(data: bytes) -> str:
     return "".join(encodings.blocks(lambda: io.BytesIO(data), find(data)))
-
-
-# ---------------------------------------------------------------- one encoding
 
 
 @pytest.mark.parametrize(
@@ -143,9 +139,6 @@ def test_a_cut_character_inside_utf8_is_damage_and_not_gbk():
         find(damaged)
 
 
-# ---------------------------------------------------------------- more than one
-
-
 @pytest.mark.parametrize(("first", "second"), [("utf-8", "gb18030"), ("gb18030", "utf-8"), ("utf-8", "cp950")])
 @pytest.mark.parametrize("mark", [b"", codecs.BOM_UTF8])
 def test_a_file_that_changes_its_encoding_is_read_whole(first, second, mark):
@@ -207,11 +200,11 @@ def test_any_bytes_are_refused_or_read_to_the_last(mark, pieces, damage, size):
         encoding = find(data)
     except BadFile:
         return
-    parts = encoding.parts or ((encoding.bom, 1, encoding.name),)
-    ends = [at for at, _, _ in parts[1:]] + [len(data) - encoding.cut]
+    parts = encoding.sections or ((encoding.bom, 1, encoding.name),)
+    ends = [at for at, _, _ in parts[1:]] + [len(data) - encoding.truncated]
     expected = [data[at:end].decode(name) for (at, _, name), end in zip(parts, ends, strict=True)]
     assert parts[0][0] == encoding.bom in (0, len(mark))
-    assert encoding.cut < 4
+    assert encoding.truncated < 4
     assert read(data) == "".join(expected)
 
 
@@ -226,80 +219,3 @@ def test_endless_changes_are_refused(monkeypatch):
     line = "绿萝喜欢散射光，土干了再浇水。\n"
     with pytest.raises(BadFile, match="more than 5 times"):
         find((line.encode() + line.encode("gb18030")) * 9)
-
-
-# ---------------------------------------------------------------- mojibake
-
-SENTENCE = "绿萝喜欢散射光，土干了再浇水。他们说这是一个好办法，你觉得呢？\n" * 5
-
-
-def suspicions(text: str) -> str:
-    seen = Counter()
-    mojibake.look(text, seen)
-    return "; ".join(mojibake.suspicions(seen, Counter()))
-
-
-def reversible(text: str, wrong: str, right: str) -> str:
-    """Return what an earlier program made of a text, of which no byte was lost."""
-    data = text.encode(right)
-    if wrong == "cp1252":
-        return "".join(bytes([byte]).decode("cp1252", "ignore") or chr(byte) for byte in data)
-    return data.decode(wrong)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "right"),
-    [("latin-1", "gb18030"), ("cp1252", "gb18030"), ("latin-1", "utf-8"), ("cp1252", "utf-8"), ("latin-1", "cp950")],
-)
-def test_western_mojibake_is_said_and_mended(wrong, right):
-    text = TRADITIONAL if right == "cp950" else SENTENCE
-    broken = reversible(text, wrong, right)
-    assert "Latin-1" in suspicions(broken)
-    assert "repair=True" in suspicions(broken)
-    assert mojibake.repair(broken) == text
-
-
-@given(st.text(st.sampled_from("绿萝喜欢散射光土干浇水的一是在，。"), min_size=6, max_size=40))
-def test_utf8_read_as_gb18030_is_mended_where_no_byte_was_lost(text):
-    try:
-        broken = text.encode().decode("gb18030")
-    except UnicodeDecodeError:
-        return  # a byte would have been lost
-    assert mojibake.repair(broken * 2) == text * 2
-
-
-def test_lines_of_mojibake_in_a_good_text_are_mended():
-    good, line = "第一章\n", "他水，欢的光"
-    broken = line.encode().decode("gb18030")
-    assert mojibake.repair(good + f"{broken}\n" * 3) == good + f"{line}\n" * 3
-
-
-def test_mojibake_that_lost_bytes_is_said_and_left_alone():
-    broken = (PROSE.encode()).decode("gbk", "replace")
-    assert "UTF-8 read as GBK" in suspicions(broken)
-    assert mojibake.repair("\n".join(row for row in broken.split("\n") if "\ufffd" in row)) is None
-
-
-def test_gbk_that_lost_a_byte_is_said():
-    """All that follows in the line is shifted by half a character."""
-    data = SENTENCE.encode("gbk")
-    broken = (data[:2] + data[3:]).decode("gb18030", "replace")  # with private-use characters
-    assert broken.splitlines()[1:] == SENTENCE.splitlines()[1:]
-    assert "GBK that lost some bytes" in suspicions(broken)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        PROSE,
-        TRADITIONAL,
-        "你在吗?我在这里等你,你什么时候来呢?他们都已经走了!\n" * 9,
-        "Où est le café ? À côté de l'hôtel.\n" * 20,
-        "为什么?\n因为！" * 9,
-        "",
-        "What? Why? 好?\n",
-    ],
-)
-def test_decent_text_is_not_mended(text):
-    assert mojibake.repair(text) is None
-    assert "mojibake" not in suspicions(text)

@@ -1,19 +1,15 @@
-"""Files of every kind to raw documents: formats, packed files, archives, slices, limits. Makes its own files."""
+"""Files of every kind to raw documents: txt, slices, JSON, tables, templates. Makes its own files."""
 
 import csv
 import gzip
-import io
 import json
-import os
 import pickle
 import random
-import tarfile
 import tracemalloc
-import zipfile
 from collections import Counter
-from pathlib import Path
 
 import pytest
+from corpora import SENTENCE, everything, make_tar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,24 +17,7 @@ from helpers.corpus import archives, encodings, formats
 from helpers.corpus.encodings import BadFile
 from helpers.corpus.find import find_inputs
 from helpers.corpus.formats import ReadOptions
-from helpers.corpus.inputs import Input, NoDocuments
 from helpers.corpus.report import FileReport
-
-SENTENCE = "绿萝喜欢散射光，土干了再浇水。"
-
-
-def everything(path: Path, **how) -> tuple[list[str], FileReport]:
-    """Read all inputs of a file or folder; return the documents and one report."""
-    report = FileReport(path.name)
-    inputs, _ = find_inputs(str(path))
-    return [text for item in inputs for text in formats.read(item, ReadOptions(**how), report)], report
-
-
-def names(source) -> list[str]:
-    return [item.source for item in find_inputs(str(source))[0]]
-
-
-# ---------------------------------------------------------------- documents of a .txt
 
 
 @pytest.mark.parametrize(
@@ -116,9 +95,6 @@ def test_a_very_long_document_is_cut_at_a_line_end(tmp_path, monkeypatch):
     assert max(map(len, documents)) < 130
 
 
-# ---------------------------------------------------------------- slices
-
-
 @given(
     ROWS,
     ENDS,
@@ -142,11 +118,11 @@ def test_slices_give_the_same_documents_in_order(tmp_path_factory, rows, end, mo
         patch.setattr(formats, "CELL", cell * 16)
         patch.setattr(formats, "HOLD", 30)
         patch.setattr(encodings, "BLOCK_BYTES", 48)
-        (item,), how = find_inputs(str(path))[0], ReadOptions(mode)
+        (item,), options = find_inputs(str(path))[0], ReadOptions(mode)
         whole, parts = FileReport("whole"), FileReport("parts")
-        expected = list(formats.read(item, how, whole))
-        pieces = formats.slices(item, how, size)
-        assert [text for piece in pieces for text in formats.read(piece, how, parts)] == expected
+        expected = list(formats.read(item, options, whole))
+        pieces = formats.slices(item, options, size)
+        assert [text for piece in pieces for text in formats.read(piece, options, parts)] == expected
     assert [piece.stop for piece in pieces][:-1] == [piece.start for piece in pieces][1:]
     assert (parts.rules, parts.mode, parts.encoding) == (whole.rules, whole.mode, whole.encoding)
     assert sum(piece.size for piece in pieces) == len(data)
@@ -171,13 +147,10 @@ def test_what_cannot_be_cut_stays_whole(tmp_path):
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress("一\n".encode() * 100, mtime=0))
     (tmp_path / "c.txt").write_bytes((SENTENCE + "\n").encode() * 9 + (SENTENCE + "\n").encode("gb18030") * 9)
     for item in find_inputs(str(tmp_path))[0]:
-        assert [piece.source for piece in formats.slices(item, ReadOptions("line"), 10)] == [item.source]
+        assert [piece.name for piece in formats.slices(item, ReadOptions("line"), 10)] == [item.name]
     (tmp_path / "d.txt").write_bytes(b"\x00\x01" * 100)
     with pytest.raises(BadFile, match="binary"):
         formats.slices(find_inputs(str(tmp_path / "d.txt"))[0][0], ReadOptions(), 10)
-
-
-# ---------------------------------------------------------------- JSON
 
 
 def test_json_lists_of_strings_and_objects(tmp_path):
@@ -256,9 +229,6 @@ def test_json_in_pieces_is_the_same_json(values, size, indent, ascii_):
 def test_unicode_line_separators_inside_json_do_not_cut_a_line(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "一\u2028二"}\n{"text": "三"}\n', "utf-8")
     assert everything(tmp_path / "a.jsonl")[0] == ["一\u2028二", "三"]
-
-
-# ---------------------------------------------------------------- tables and templates
 
 
 def test_medical_dialogues_in_a_gb18030_csv_with_quoted_newlines(tmp_path):
@@ -372,315 +342,6 @@ def test_a_mode_that_does_not_exist():
         ReadOptions("page")
 
 
-# ---------------------------------------------------------------- packed
-
-
-def zst(data: bytes) -> bytes:
-    return pytest.importorskip("zstandard").ZstdCompressor().compress(data)
-
-
-@pytest.mark.parametrize("pack", [gzip.compress, zst])
-@pytest.mark.parametrize("block", [7, 2**20])
-def test_packed_files(tmp_path, monkeypatch, pack, block):
-    monkeypatch.setattr(encodings, "BLOCK_BYTES", block)
-    text = "".join(f"第{n}句，{SENTENCE}\n" for n in range(300))
-    suffix = ".gz" if pack is gzip.compress else ".zst"
-    half = len(text) // 2
-    parts = [text[:half].encode("gb18030"), text[half:].encode("gb18030")]
-    path = tmp_path / f"a.txt{suffix}"
-    path.write_bytes(b"".join(map(pack, parts)))  # two members, as `cat a.gz b.gz` writes
-    documents, report = everything(path, document="line")
-    assert documents == text.splitlines()
-    assert report.encoding == "gb18030"
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-40])
-    with pytest.raises(BadFile, match=r"cut off: unpacking stops after [\d,]+ bytes"):
-        everything(path)
-    path.write_bytes(whole[: len(whole) // 2] + b"\xff" * 20 + whole[len(whole) // 2 + 20 :])
-    with pytest.raises(BadFile):
-        everything(path)
-    path.write_bytes(b"")
-    assert everything(path)[0] == []
-
-
-@pytest.mark.parametrize("pack", [gzip.compress, zst])
-def test_a_bomb_is_stopped(tmp_path, monkeypatch, pack):
-    monkeypatch.setattr(archives, "SMALL", 2**22)
-    suffix = ".gz" if pack is gzip.compress else ".zst"
-    (tmp_path / f"a.txt{suffix}").write_bytes(pack(b"\n" * 2**25))
-    tracemalloc.start()
-    with pytest.raises(BadFile, match="more than 200 times its size.*bomb"):
-        everything(tmp_path / f"a.txt{suffix}")
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 2**24 if suffix == ".gz" else peak < 2**26
-
-
-def test_jsonl_and_csv_packed(tmp_path):
-    (tmp_path / "a.jsonl.zst").write_bytes(zst('{"text": "一"}\n'.encode()))
-    (tmp_path / "b.CSV.GZ").write_bytes(gzip.compress("text\n二\n".encode("gb18030")))
-    (tmp_path / "c.json.gz").write_bytes(gzip.compress('["三"]'.encode()))
-    assert everything(tmp_path)[0] == ["一", "二", "三"]
-
-
-# ---------------------------------------------------------------- archives
-
-
-def make_tar(path: Path, members: list, mode: str) -> None:
-    with tarfile.open(path, mode, encoding="utf-8") as archive:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            if data not in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE):
-                info.size = len(data)
-                archive.addfile(info, io.BytesIO(data))
-            else:
-                info.type, info.linkname = data, "/etc/hostname"
-                archive.addfile(info)
-
-
-MEMBERS = [
-    ("b/一.txt", "一\n\n二".encode("gb18030")),
-    ("a.jsonl.gz", gzip.compress('"三"\n'.encode())),
-    ("../out.txt", b"x"),
-    ("/abs.txt", b"x"),
-    ("C:\\x.txt", b"x"),
-    ("in.zip", b"PK"),
-    ("photo.jpg", b"x"),
-    ("__MACOSX/._a.txt", b"x"),
-    ("c.csv", "text\n四\n".encode()),
-]
-
-
-@pytest.mark.parametrize("suffix", [".zip", ".tar", ".tar.gz", ".TGZ"])
-def test_archives_are_read_member_by_member(tmp_path, suffix):
-    path = tmp_path / f"书{suffix}"
-    links = [("link.txt", tarfile.SYMTYPE), ("hard.txt", tarfile.LNKTYPE), ("dev.txt", tarfile.CHRTYPE)]
-    if suffix == ".zip":
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, data in MEMBERS:
-                archive.writestr(name, data)
-            for name, _ in links:
-                info = zipfile.ZipInfo(name)
-                info.create_system, info.external_attr = 3, 0o120777 << 16
-                archive.writestr(info, "/etc/hostname")
-    else:
-        make_tar(path, MEMBERS + links, "w" if suffix == ".tar" else "w:gz")
-    inputs, left_out = find_inputs(str(tmp_path))
-    assert [item.source for item in inputs] == [f"书{suffix}/{name}" for name in ("b/一.txt", "a.jsonl.gz", "c.csv")]
-    assert left_out == {
-        "members with a path that leads out of their archive": 3,
-        "archives inside an archive": 1,
-        "links and devices in an archive": 3,
-        ".jpg": 1,
-    }
-    assert everything(path)[0] == ["一", "二", "三", "四"]
-    report = FileReport("")
-    backwards = [list(formats.read(item, ReadOptions(), report)) for item in reversed(inputs)]
-    assert backwards == [["四"], ["三"], ["一", "二"]]
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == [path.name]  # nothing was unpacked
-
-
-def test_names_in_a_zip_of_a_chinese_windows(tmp_path):
-    """Such names are GBK bytes without a mark; what `zipfile` makes of them is ┬╠┬▄."""
-    wanted = ["绿萝的书.txt", "土干了再浇水.txt", "plain.txt"]
-    raw = [name.encode("gbk") for name in wanted]
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        for number, name in enumerate(raw):
-            archive.writestr(str(number) * len(name), "一")
-    data = (tmp_path / "a.zip").read_bytes()
-    for number, name in enumerate(raw):
-        assert data.count(str(number).encode() * len(name)) == 2
-        data = data.replace(str(number).encode() * len(name), name)
-    (tmp_path / "a.zip").write_bytes(data)
-    assert names(tmp_path / "a.zip") == [f"a.zip/{name}" for name in wanted]
-    assert everything(tmp_path / "a.zip")[0] == ["一"] * 3
-
-
-def test_names_in_a_tar_may_be_gbk(tmp_path):
-    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.GNU_FORMAT, encoding="gbk") as archive:
-        info = tarfile.TarInfo("绿萝的书.txt")
-        info.size = 3
-        archive.addfile(info, io.BytesIO("一".encode()))
-    assert names(tmp_path / "a.tar") == ["a.tar/绿萝的书.txt"]
-
-
-def test_a_folder_that_may_not_be_opened_is_said(tmp_path, monkeypatch):
-    (tmp_path / "a.txt").write_text("一", "utf-8")
-    (tmp_path / "secret").mkdir()
-    scandir = os.scandir
-
-    def guarded(path):
-        if Path(path).name == "secret":
-            raise PermissionError(13, "Permission denied", str(path))
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", guarded)
-    inputs, left_out = find_inputs(str(tmp_path))
-    assert [item.source for item in inputs] == ["a.txt"]
-    assert left_out == {"folders that may not be opened": 1}
-
-
-def test_encrypted_members_are_left_out(tmp_path):
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        archive.writestr("a.txt", "一")
-        archive.writestr("b.txt", "二")
-    data = bytearray((tmp_path / "a.zip").read_bytes())
-    at = data.rindex(b"PK\x01\x02")
-    data[at + 8] |= 1
-    (tmp_path / "a.zip").write_bytes(bytes(data))
-    inputs, left_out = find_inputs(str(tmp_path))
-    assert [item.member for item in inputs] == ["a.txt"]
-    assert left_out == {"encrypted members": 1}
-
-
-@pytest.mark.parametrize("suffix", [".zip", ".tar", ".tar.gz"])
-def test_a_broken_archive_is_one_bad_file(tmp_path, suffix):
-    make_tar(tmp_path / "a.tar", [(f"{n}.txt", os.urandom(3000)) for n in range(9)], "w")
-    data = (tmp_path / "a.tar").read_bytes()
-    (tmp_path / "a.tar").unlink()
-    data = {".zip": b"PK\x03\x04" + data, ".tar": data[:9000], ".tar.gz": gzip.compress(data)[:9000]}[suffix]
-    (tmp_path / f"a{suffix}").write_bytes(data)
-    (tmp_path / "b.txt").write_text("一", "utf-8")
-    inputs, _ = find_inputs(str(tmp_path))
-    assert [(item.source, item.member) for item in inputs] == [(f"a{suffix}", ""), ("b.txt", "")]
-    with pytest.raises(BadFile):
-        list(formats.read(inputs[0], ReadOptions(), FileReport("")))
-
-
-def test_a_damaged_member_is_one_bad_file(tmp_path):
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        archive.writestr("a.txt", SENTENCE * 9)
-        archive.writestr("b.txt", "二")
-    data = (tmp_path / "a.zip").read_bytes().replace("绿萝喜欢".encode(), "吊兰喜欢".encode(), 1)
-    (tmp_path / "a.zip").write_bytes(data)
-    first, second = find_inputs(str(tmp_path))[0]
-    with pytest.raises(BadFile, match="damaged"):
-        list(formats.read(first, ReadOptions(), FileReport("")))
-    assert list(formats.read(second, ReadOptions(), FileReport(""))) == ["二"]
-
-
-@pytest.mark.parametrize("name", ["a.zip", "a.tgz", "a.txt.gz", "a.json", "a.csv", "a.parquet"])
-def test_damaged_bytes_make_a_bad_file_and_nothing_worse(tmp_path, name):
-    text = "".join(f"第{n}句，{SENTENCE}\n" for n in range(100)).encode()
-    path = tmp_path / name
-    if name == "a.zip":
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr("a.txt", text)
-            archive.writestr("绿萝.txt", text)
-    elif name == "a.tgz":
-        make_tar(path, [("a.txt", text), ("b.txt", text)], "w:gz")
-    elif name == "a.parquet":
-        parquet = pytest.importorskip("pyarrow.parquet")
-        parquet.write_table(pytest.importorskip("pyarrow").table({"text": [SENTENCE] * 50}), path)
-    else:
-        rows = json.dumps([SENTENCE] * 50, ensure_ascii=False) if name == "a.json" else f"text\n{SENTENCE}\n" * 50
-        path.write_bytes(gzip.compress(text) if name == "a.txt.gz" else rows.encode())
-    data, dice, bad = path.read_bytes(), random.Random(0), 0
-    for number in range(60):
-        broken = bytearray(data)
-        for _ in range(dice.choice([1, 3, 9])):
-            broken[dice.randrange(len(broken))] = dice.randrange(256)
-        path.write_bytes(broken[: dice.choice([len(broken), dice.randrange(len(broken))])])
-        os.utime(path, (number, number))
-        try:
-            everything(path)
-        except (BadFile, NoDocuments):
-            bad += 1
-    assert bad > 20
-
-
-def test_limits_of_archives(tmp_path, monkeypatch):
-    monkeypatch.setattr(archives, "SMALL", 2**16)
-    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("a.txt", b"\n" * 2**24)
-    make_tar(tmp_path / "b.tgz", [("a.txt", b"\n" * 2**24)], "w:gz")
-    for item in find_inputs(str(tmp_path))[0]:
-        with pytest.raises(BadFile, match="bomb"):
-            list(formats.read(item, ReadOptions(), FileReport("")))
-    monkeypatch.setattr(archives, "MEMBERS", 2)
-    make_tar(tmp_path / "c.tar", [(f"{n}.txt", b"x") for n in range(3)], "w")
-    with pytest.raises(BadFile, match="more than 2 members"):
-        list(formats.read(find_inputs(str(tmp_path / "c.tar"))[0][0], ReadOptions(), FileReport("")))
-
-
-# ---------------------------------------------------------------- what there is to read
-
-
-@pytest.fixture
-def library(tmp_path):
-    for name in ("a.txt", "B.TXT", "子目录 空格/c.jsonl", "deep/er/d.txt.gz", "deep/e.csv", "x.pdf", "none"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(b"")
-    for name in (".DS_Store", ".hidden.txt", "~$lock.txt", "deep/Thumbs.db"):
-        (tmp_path / name).write_bytes(b"")
-    (tmp_path / ".git").mkdir()
-    (tmp_path / ".git" / "x.txt").write_bytes(b"")
-    (tmp_path / "deep" / "loop").symlink_to(tmp_path, target_is_directory=True)
-    (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere.txt")
-    return tmp_path
-
-
-def test_folders_are_read_recursively_sorted_and_in_any_case(library):
-    """The book read its files unsorted, in the order the disk gave them."""
-    inputs, left_out = find_inputs(str(library))
-    assert [item.source for item in inputs] == [
-        "B.TXT",
-        "a.txt",
-        "deep/e.csv",
-        "deep/er/d.txt.gz",
-        "子目录 空格/c.jsonl",
-    ]
-    assert left_out == {".pdf": 1, "(none)": 1}
-
-
-@pytest.mark.parametrize(
-    ("pattern", "found"),
-    [
-        ("*.txt", ["a.txt"]),
-        ("*.[tT][xX][tT]", ["B.TXT", "a.txt"]),
-        ("**/*.gz", ["deep/er/d.txt.gz"]),
-        ("**/*", ["B.TXT", "a.txt", "deep/e.csv", "deep/er/d.txt.gz", "子目录 空格/c.jsonl"]),
-        ("deep/*", ["e.csv"]),
-        ("d*/**/d*", ["deep/er/d.txt.gz"]),
-        ("?.txt", ["a.txt"]),
-    ],
-)
-def test_globs(library, pattern, found):
-    inputs, _ = find_inputs(pattern, library)
-    assert [item.source for item in inputs] == found
-    assert all(item.path.is_file() for item in inputs)
-
-
-def test_errors_say_what_was_looked_for_and_where(library, tmp_path):
-    with pytest.raises(NoDocuments, match="nowhere does not exist: give 'sample', a file or a folder"):
-        find_inputs(str(tmp_path / "nowhere"))
-    with pytest.raises(NoDocuments, match=r"x\.pdf is not one of \.txt, \.json, \.jsonl"):
-        find_inputs(str(tmp_path / "x.pdf"))
-    with pytest.raises(NoDocuments, match=r"no file is named like .*\*\.epub"):
-        find_inputs(str(tmp_path / "*.epub"))
-    with pytest.raises(NoDocuments, match=r"1 \.pdf"):
-        find_inputs(str(tmp_path / "*.pdf"))
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(NoDocuments, match=r"no file of the kinds \.txt, \.json, \.jsonl.*no file at all"):
-        find_inputs(str(tmp_path / "empty"))
-
-
-def test_a_name_with_brackets_is_a_name(tmp_path):
-    (tmp_path / "[完结]书.txt").write_text("一", "utf-8")
-    assert names(tmp_path / "[完结]书.txt") == ["[完结]书.txt"]
-
-
-def test_many_small_files_are_found_fast(tmp_path):
-    for n in range(1000):
-        (tmp_path / f"{n}.txt").write_bytes(b"")
-    inputs, _ = find_inputs(str(tmp_path))
-    assert len(inputs) == 1000
-    assert [item.source for item in inputs] == sorted(f"{n}.txt" for n in range(1000))
-
-
-# ---------------------------------------------------------------- all of it
-
-
 def test_mojibake_is_mended_on_request(tmp_path):
     text = (SENTENCE + "\n") * 9
     (tmp_path / "a.txt").write_text(text.encode("gb18030").decode("latin-1"), "utf-8", newline="")
@@ -717,7 +378,7 @@ def test_memory_is_bounded_by_a_block_not_by_the_file(tmp_path, monkeypatch, nam
         path.write_bytes(gzip.compress(data, 1) if name.endswith(".gz") else data)
     size, expected = len(data), len(rows)
     del rows, dump, text, data
-    archives._tape.cache_clear()
+    archives._tar_gz_reader.cache_clear()
     (item,), _ = find_inputs(str(path))
     tracemalloc.start()
     count = sum(1 for _ in formats.read(item, ReadOptions("line"), FileReport("")))
@@ -725,10 +386,3 @@ def test_memory_is_bounded_by_a_block_not_by_the_file(tmp_path, monkeypatch, nam
     tracemalloc.stop()
     assert count == expected
     assert peak < size / 3
-
-
-def test_an_input_travels_to_another_process(tmp_path):
-    (tmp_path / "a.txt").write_text("一", "utf-8")
-    (item,), _ = find_inputs(str(tmp_path))
-    assert pickle.loads(pickle.dumps((item, ReadOptions()))) == (item, ReadOptions())
-    assert isinstance(item, Input)

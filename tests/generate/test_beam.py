@@ -2,7 +2,13 @@
 
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, NoRepeatNGramLogitsProcessor
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    MistralConfig,
+    MistralForCausalLM,
+    NoRepeatNGramLogitsProcessor,
+)
 
 from helpers.generate import beam, generate
 from helpers.generate.batch import banned, prompt_ids, window_start
@@ -12,7 +18,7 @@ from helpers.train.model import build_model, make_config
 from helpers.vocab import tokenizer
 
 N_CTX = 24
-TOK = tokenizer.build({"绿萝": 5, "浇水": 4, "怎么": 3}, "绿萝怎么浇水看土干透了再，。")
+TOK = tokenizer.build_words({"绿萝": 5, "浇水": 4, "怎么": 3}, "绿萝怎么浇水看土干透了再，。")
 EOS = TOK.eos_token_id
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -70,7 +76,11 @@ def test_texts_and_scores_are_those_of_transformers(net, beams, new, length_pena
 
 def test_some_texts_end_before_others(net):
     """So that the test above means something."""
-    found = [b for prompt in ("绿萝", "", "看土浇水") for b in beam.search(net, TOK, prompt, Settings(12), 4, 0.0)]
+    found = [
+        b
+        for prompt in ("绿萝", "", "看土浇水")
+        for b in beam.search(net, TOK, prompt, Settings(max_new_tokens=12), 4, 0.0)
+    ]
     assert {one.reason for one in found} == {"end", "length"}
     assert all(one.finished == (one.reason == "end") for one in found)
     assert len({len(one.tokens) for one in found}) > 2
@@ -127,6 +137,23 @@ def test_beyond_the_window_the_model_sees_what_generate_shows_it(net, length):
         total += float(logits.log_softmax(-1)[token])
         ids.append(token)
     assert found.score == pytest.approx(total, abs=1e-3)
+
+
+def test_a_sliding_window_bounds_what_a_beam_sees():
+    """Mistral's window slides where that of `generate` slides, and not only at the end of its positions."""
+    shape = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+    cfg = MistralConfig(
+        vocab_size=len(TOK), intermediate_size=48, max_position_embeddings=8 * N_CTX, sliding_window=N_CTX, **shape
+    )
+    torch.manual_seed(0)
+    net = MistralForCausalLM(cfg).eval()
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight.mul_(3)
+    settings, prompt = Settings(max_new_tokens=2 * N_CTX, temperature=0), "绿萝怎么浇水看土"
+    greedy = generate.generate(net, TOK, prompt, settings)[0]
+    assert len(greedy.tokens) > N_CTX
+    assert beam.search(net, TOK, prompt, settings, beams=1)[0].tokens == greedy.tokens
 
 
 def test_a_constraint_holds_in_every_beam(net):

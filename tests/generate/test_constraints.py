@@ -25,7 +25,7 @@ LETTERS = "".join(HAND.values())
 HAND["三皆"] = "月"  # stands in a word only, is no token of its own
 MARKS = "，。！\n"
 WORDS = ["天长", "山间", "风光", "东风", "归去", "诗", "年年", "长天光", "光，", "。日", "乡。\n", "明月"]
-TOK = tokenizer.build(dict.fromkeys(WORDS, 2), LETTERS + MARKS)
+TOK = tokenizer.build_words(dict.fromkeys(WORDS, 2), LETTERS + MARKS)
 EOS = TOK.eos_token_id
 TEXTS = {i: tokenizer.decode(TOK, [i]) for i in range(len(TOK))}
 
@@ -34,7 +34,7 @@ def write(constraint: Constraint, max_new_tokens: int, pick) -> list[int]:
     """Write to the end, `pick` chooses among the allowed tokens; the document's end is one of them, but not kept."""
     state, ids = constraint.begin(TOK, EOS, max_new_tokens), []
     while not state.done and len(ids) < max_new_tokens:
-        allowed = state.allowed()
+        allowed = state.allowed(len(TOK))
         assert allowed.shape == (len(TOK),) and allowed.any()
         token = pick(allowed.nonzero().flatten().tolist())
         state.advance(token)
@@ -119,7 +119,7 @@ def test_no_constraint_is_ever_violated(constraint, more, seed, taste):
     assert holds(constraint, tokenizer.decode(TOK, ids))
 
 
-SMALL = tokenizer.build({"天长": 2, "长天": 2, "天，": 2}, "天长，")
+SMALL = tokenizer.build_words({"天长": 2, "长天": 2, "天，": 2}, "天长，")
 SMALL_TEXTS = {i: tokenizer.decode(SMALL, [i]) for i in range(len(SMALL))}
 # three tokens, of two characters at most; x stands for all other letters
 SMALL_WHOLE = ["".join(t) for n in range(7) for t in itertools.product("天长，x", repeat=n)]
@@ -152,7 +152,7 @@ def test_masks_are_those_of_all_texts_there_are(form, required, forbidden, seed)
             shortest.setdefault(whole[:n], len(whole))
     ids: list[int] = []
     while not state.done and len(ids) < limit:
-        allowed = state.allowed().tolist()
+        allowed = state.allowed(len(SMALL)).tolist()
         assert allowed[SMALL.eos_token_id] == (text in good)
         possible = []
         for token, piece in SMALL_TEXTS.items():
@@ -200,35 +200,42 @@ def test_rhymes_are_those_of_the_dictionary():
 def test_forbidden_words_do_not_hide_behind_the_border_of_two_tokens():
     state = Constraint(forbidden=("长山",)).begin(TOK, EOS, 10)
     token = {text: i for i, text in TEXTS.items() if len(TOK.convert_ids_to_tokens(i)) < 6}
-    assert state.allowed()[token["山间"]]
+    assert state.allowed(len(TOK))[token["山间"]]
     state.advance(token["天长"])
-    assert not state.allowed()[token["山间"]] and not state.allowed()[token["山"]]
-    assert state.allowed()[token["光"]]
+    assert not state.allowed(len(TOK))[token["山间"]] and not state.allowed(len(TOK))[token["山"]]
+    assert state.allowed(len(TOK))[token["光"]]
 
 
 def test_ends_that_no_line_has_need_not_be_in_the_vocabulary():
-    tok = tokenizer.build({}, "天长。")
-    assert Constraint(forbidden=("天",)).begin(tok, EOS, 5).allowed().any()
-    assert Constraint(heads="天", ends=("。", "，")).begin(tok, EOS, 5).allowed().any()
+    tok = tokenizer.build_words({}, "天长。")
+    assert Constraint(forbidden=("天",)).begin(tok, EOS, 5).allowed(len(tok)).any()
+    assert Constraint(heads="天", ends=("。", "，")).begin(tok, EOS, 5).allowed(len(tok)).any()
     with pytest.raises(ValueError, match="end '，'"):
         Constraint(heads="天天", ends=("。", "，")).begin(tok, EOS, 5)
 
 
 def test_bytes_and_signals_are_never_allowed_but_the_end():
     state = Constraint().begin(TOK, EOS, 10)
-    allowed = {TOK.convert_ids_to_tokens(i) for i in state.allowed().nonzero().flatten().tolist()}
+    allowed = {TOK.convert_ids_to_tokens(i) for i in state.allowed(len(TOK)).nonzero().flatten().tolist()}
     assert {"天", "天长", "\n", TOK.eos_token} < allowed
     assert not {name for name in allowed if name.startswith("<0x") or name in ("[PAD]", "[MASK]", "[SEP]", "[UNK]")}
     with pytest.raises(ValueError, match="not allowed"):
         state.advance(TOK.pad_token_id)
 
 
+def test_ids_that_only_the_model_has_are_never_allowed():
+    """A model's table is often rounded up: it is wider than its tokenizer is long."""
+    state = Constraint(heads="天长").begin(TOK, EOS, 10)
+    narrow, wide = state.allowed(len(TOK)), state.allowed(len(TOK) + 8)
+    assert wide.tolist() == narrow.tolist() + [False] * 8 and narrow.any()
+
+
 def test_a_complete_text_takes_nothing_more():
     state = Constraint(lines=1, characters=1, ends=("。",)).begin(TOK, EOS, 9)
     for text in "天。":
-        assert not state.allowed()[EOS] and not state.done
+        assert not state.allowed(len(TOK))[EOS] and not state.done
         state.advance(tokenizer.encode(TOK, text)[0])
-    assert state.done and state.allowed().nonzero().flatten().tolist() == [EOS]
+    assert state.done and state.allowed(len(TOK)).nonzero().flatten().tolist() == [EOS]
     with pytest.raises(ValueError, match="not allowed"):
         state.advance(tokenizer.encode(TOK, "天")[0])
 
@@ -239,7 +246,7 @@ def test_another_kind_of_vocabulary():
     state, text = quatrain("天山水长", 5).begin(tok, tok.eos_token_id, 40), ""
     stream = random.Random(0)
     while not state.done:
-        token = stream.choice(state.allowed().nonzero().flatten().tolist())
+        token = stream.choice(state.allowed(len(tok)).nonzero().flatten().tolist())
         state.advance(token)
         text += tokenizer.decode(tok, [token])
     assert re.fullmatch(r"天\w{4}，山\w{4}。水\w{4}，长\w{4}。", text)

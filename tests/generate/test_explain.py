@@ -2,49 +2,18 @@
 
 import json
 import math
-from dataclasses import replace
 
 import pytest
 import torch
+from models import N_CTX, PLANTS, plants_model
 
 from helpers.generate import explain, generate, sampling
 from helpers.generate.batch import banned, prompt_ids, window_start
 from helpers.generate.constraints import Constraint
-from helpers.generate.diversity import grid
-from helpers.generate.memorization import Index
 from helpers.generate.settings import Settings
-from helpers.train.model import ARCHITECTURES, build_model, make_config
 from helpers.vocab import tokenizer
 
-N_CTX = 16
-TEXT = "绿萝怎么浇水？看土，干透了再浇。龟背竹喜欢散射光，冬天少浇水。"
-
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(scope="module")
-def tok():
-    return tokenizer.build({"绿萝": 5, "浇水": 4, "怎么": 3, "龟背竹": 2, "散射光": 2}, set(TEXT))
-
-
-def build(architecture: str, tok, scale: float = 4):
-    cfg = make_config(architecture, tok, n_ctx=N_CTX, n_embd=32, n_layer=2, n_head=4, n_kv_head=2)
-    cfg.vocab_size += 8  # ids without a token
-    net = build_model(cfg, seed=0).eval()
-    with torch.no_grad():
-        for weight in net.parameters():
-            weight.mul_(scale if weight.dim() > 1 else 1)  # far from uniform, so that a wrong place shows
-    return net
-
-
-@pytest.fixture(scope="module", params=ARCHITECTURES)
-def net(request, tok):
-    return build(request.param, tok)
-
-
-@pytest.fixture(scope="module")
-def small(tok):
-    return build("llama", tok)
 
 
 EVERY = Settings(
@@ -53,18 +22,18 @@ EVERY = Settings(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("prompt", ["绿萝怎么浇水？", "", TEXT])
+@pytest.mark.parametrize("prompt", ["绿萝怎么浇水？", "", PLANTS])
 def test_it_sees_what_the_generator_saw(net, tok, prompt):
     """Past the context too: the text is three windows long."""
     sample = generate.generate(net, tok, prompt, EVERY)[0]
     steps = explain.explain(net, tok, prompt, sample.tokens, EVERY, alternatives=4)
     assert "".join(step.text for step in steps) == sample.text[len(prompt) :]
-    assert [step.token for step in steps] == [choice.token for choice in sample.choices] == sample.tokens
-    for step, choice in zip(steps, sample.choices, strict=True):
-        assert math.log(step.probability) == pytest.approx(choice.logprob, abs=1e-4)
-        assert step.rank == choice.rank
+    assert [step.token for step in steps] == [noted.token for noted in sample.logprobs] == sample.tokens
+    for step, noted in zip(steps, sample.logprobs, strict=True):
+        assert math.log(step.probability) == pytest.approx(noted.logprob, abs=1e-4)
+        assert step.rank == noted.rank
         assert [math.log(p) for _, p in step.alternatives] == pytest.approx(
-            [logprob for _, logprob in choice.alternatives], abs=1e-4
+            [logprob for _, logprob in noted.alternatives], abs=1e-4
         )
 
 
@@ -96,7 +65,7 @@ def test_it_sees_what_the_plainest_loop_sees(net, tok):
             lambda x: sampling.top_k(x, 60),
             lambda x: sampling.top_p(x, 0.95),
             lambda x: sampling.min_p(x, 0.002),
-            lambda x: sampling.typical(x, 0.98),
+            lambda x: sampling.typical_p(x, 0.98),
         ]
         assert [filter.name for filter in step.filters] == names
         for filter, do in zip(step.filters, after, strict=True):
@@ -116,7 +85,7 @@ def test_it_sees_what_the_plainest_loop_sees(net, tok):
 def test_a_constraint_is_the_first_filter(small, tok):
     """And it is followed to its end: each written token was allowed where it stands."""
     wish = Constraint(heads="水土", characters=3, ends=("，", "。"))
-    settings = Settings(20, temperature=0.7, seed=2, constraint=wish)
+    settings = Settings(max_new_tokens=20, temperature=0.7, seed=2, constraint=wish)
     sample = generate.generate(small, tok, "绿萝", settings)[0]
     assert sample.reason == "stop"
     steps = explain.explain(small, tok, "绿萝", sample.tokens, settings)
@@ -125,7 +94,7 @@ def test_a_constraint_is_the_first_filter(small, tok):
     for step in steps:
         mask, temperature = step.filters
         assert (mask.name, temperature.name) == ("constraint", "temperature")
-        assert mask.removed == int((possible & ~state.allowed()).sum()) > 0
+        assert mask.removed == int((possible & ~state.allowed(len(tok))).sum()) > 0
         assert mask.chosen >= step.probability > 0
         state.advance(step.token)
     assert state.done and steps[0].text.startswith("水")
@@ -150,8 +119,12 @@ def test_the_bits_of_a_word_are_shared_by_its_characters_and_bytes_become_one(sm
 
 def test_a_token_that_another_filter_would_have_removed_has_no_chance_after_it(small, tok):
     """What would greedy decoding have said of a sampled text?"""
-    likeliest, any_other = (generate.generate(small, tok, "水", Settings(6, t, seed=1))[0] for t in (0.0, 50.0))
-    steps = explain.explain(small, tok, "水", likeliest.tokens + any_other.tokens, Settings(12, temperature=0.0))
+    likeliest, any_other = (
+        generate.generate(small, tok, "水", Settings(max_new_tokens=6, temperature=t, seed=1))[0] for t in (0.0, 50.0)
+    )
+    steps = explain.explain(
+        small, tok, "水", likeliest.tokens + any_other.tokens, Settings(max_new_tokens=12, temperature=0.0)
+    )
     for step in steps:
         (filter,) = step.filters
         assert filter.name == "temperature" and filter.chosen == step.drawn_with == float(step.rank == 1)
@@ -176,35 +149,9 @@ def test_a_model_in_training_mode_is_refused(small, tok):
     small.train()
     with pytest.raises(ValueError, match=r"model\.eval\(\)"):
         explain.explain(small, tok, "", [tokenizer.encode(tok, "水")[0]])
+    with pytest.raises(ValueError, match=r"model\.eval\(\)"):
+        explain.attentions(small, tok, "水")
     small.eval()
-
-
-# ---- the grid ----
-
-
-def test_the_grid_measures_what_it_says(small, tok):
-    index = Index([TEXT])
-    settings = Settings(12, seed=3)
-    cells = grid(small, tok, ["水", "土"], [0.0, 2.0], [0.5, 1.0], index, samples=4, settings=settings, n=2)
-    assert [(cell.temperature, cell.top_p) for cell in cells] == [(0.0, 0.5), (0.0, 1.0), (2.0, 0.5), (2.0, 1.0)]
-    for cell in cells:
-        wanted = replace(settings, temperature=cell.temperature, top_p=cell.top_p)
-        groups = [[s.text[1:] for s in generate.generate(small, tok, p, wanted, 4)] for p in ("水", "土")]
-        grams = [[text[i : i + 2] for i in range(len(text) - 1)] for group in groups for text in group]
-        pooled = [sum(grams[:4], []), sum(grams[4:], [])]
-        assert cell.diversity == pytest.approx(sum(len(set(all_)) / len(all_) for all_ in pooled) / 2)
-        assert cell.repetition == pytest.approx(sum(1 - len(set(g)) / len(g) for g in grams) / 8)
-        copied = [index.copied(text) for group in groups for text in group]
-        assert cell.longest == pytest.approx(sum(each.longest for each in copied) / 8)
-        assert cell.share == sum(each.known for each in copied) / sum(each.ngrams for each in copied)
-    assert cells[0].diversity <= 0.25 < cells[3].diversity  # greedily all four texts of a prompt are one
-
-
-def test_a_grid_without_an_index_or_with_empty_texts(small, tok):
-    (cell,) = grid(small, tok, [""], [1.0], [1.0], settings=Settings(0), samples=2)
-    assert (cell.diversity, cell.repetition, cell.longest, cell.share) == (1, 0, None, None)
-    with pytest.raises(ValueError, match="no prompt"):
-        grid(small, tok, [], [1.0], [1.0])
 
 
 # ---- attention ----
@@ -213,7 +160,7 @@ def test_a_grid_without_an_index_or_with_empty_texts(small, tok):
 @torch.inference_mode()
 def test_attention_is_that_of_the_formula(tok):
     """GPT-2's first layer by hand: softmax(q k / sqrt(head size)) under the causal mask."""
-    net = build("gpt2", tok)
+    net = plants_model("gpt2", tok)
     names, weights = explain.attentions(net, tok, "绿萝怎么浇水")
     ids = torch.tensor([prompt_ids(tok, "绿萝怎么浇水")])
     assert names == ["[MASK]", "绿萝", "怎么", "浇水"]
@@ -224,17 +171,17 @@ def test_attention_is_that_of_the_formula(tok):
         part = slice(8 * head, 8 * head + 8)
         scores = q[:, part] @ k[:, part].T / math.sqrt(8)
         scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
-        torch.testing.assert_close(explain.attention(net, tok, "绿萝怎么浇水", 0, head), scores.softmax(-1))
+        torch.testing.assert_close(weights[0, head], scores.softmax(-1))
     assert weights.shape == (2, 4, 4, 4)
 
 
 def test_attention_leaves_the_model_as_it_was(net, tok):
     usual = net.config._attn_implementation
-    before = generate.next_logits(net, tok, TEXT)[1]
-    names, weights = explain.attentions(net, tok, TEXT)
+    before = generate.next_logits(net, tok, PLANTS)[1]
+    names, weights = explain.attentions(net, tok, PLANTS)
     assert net.config._attn_implementation == usual != "eager"
-    assert torch.equal(generate.next_logits(net, tok, TEXT)[1], before)
-    size = len(prompt_ids(tok, TEXT))
+    assert torch.equal(generate.next_logits(net, tok, PLANTS)[1], before)
+    size = len(prompt_ids(tok, PLANTS))
     size -= window_start(size, N_CTX)  # what the model sees of a text beyond its context
     assert len(names) == size <= N_CTX and weights.shape[-2:] == (size, size)
     torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
@@ -247,9 +194,3 @@ def test_attention_is_set_back_after_an_error(small, tok, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         explain.attentions(small, tok, "水")
     assert small.config._attn_implementation == usual
-
-
-def test_a_head_that_is_not_there_is_refused(small, tok):
-    for layer, head in ((2, 0), (0, 4), (-1, 0)):
-        with pytest.raises(ValueError, match="layers 0 to 1, heads 0 to 3"):
-            explain.attention(small, tok, "水", layer, head)

@@ -154,7 +154,7 @@ def test_threads_share_a_decoder():
 
 @torch.inference_mode()
 def test_the_cache_grows_by_doubling_and_keeps_what_it_holds():
-    cache = inference.Cache(1, 2, 4, torch.zeros(1))
+    cache = inference.KVCache(1, 2, 4, torch.zeros(1))
     shapes = []
     for length in (1, 64, 65, 130, 300):
         cache.make_room(3, length, 260)
@@ -191,7 +191,17 @@ def test_a_decoder_does_not_keep_its_model_alive():
 def test_a_sliding_window_bounds_the_context():
     """Mistral's attention sees the last `sliding_window` ids: within that many, our full attention is the same."""
     net = MistralForCausalLM(MistralConfig(sliding_window=10, **FEW)).eval()
-    assert inference.of(net).n_ctx == 10
+    assert inference.of(net).n_ctx == inference.context_length(net.config) == 10
+    assert inference.context_length(MistralConfig(sliding_window=None, **FEW)) == N_CTX
+    assert inference.context_length(MistralConfig(sliding_window=10 * N_CTX, **FEW)) == N_CTX
+    assert inference.context_length(GPT2Config(**GPT2)) == N_CTX
+
+
+def test_a_model_in_training_mode_is_refused():
+    net = build("llama")
+    inference.check_eval(net)
+    with pytest.raises(ValueError, match=r"model\.eval\(\)"):
+        inference.check_eval(net.train())
 
 
 def test_an_unknown_family_is_refused():

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
-    ForcedBOSTokenLogitsProcessor,
     MinPLogitsWarper,
     NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
@@ -43,7 +42,7 @@ def rows_of(data, tensor: torch.Tensor, values) -> list:
     return data.draw(st.lists(values, min_size=len(tensor), max_size=len(tensor)))
 
 
-def waits_for(tensor: torch.Tensor, seed: int = 0) -> torch.Tensor:
+def noise_for(tensor: torch.Tensor, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).standard_exponential(tuple(tensor.shape)))
 
 
@@ -103,7 +102,7 @@ def test_min_p_masks_like_transformers(data, tensor):
 @thousand
 @given(st.data(), logits())
 def test_typical_masks_like_transformers(data, tensor):
-    same(sampling.typical, TypicalLogitsWarper, tensor, rows_of(data, tensor, st.floats(0.001, 0.999)))
+    same(sampling.typical_p, TypicalLogitsWarper, tensor, rows_of(data, tensor, st.floats(0.001, 0.999)))
 
 
 @thousand
@@ -143,17 +142,6 @@ def test_bans_mask_like_transformers(data, tensor):
     assert torch.equal(sampling.ban(tensor, masks[0]), SuppressTokensLogitsProcessor(bans[0])(ids, tensor))
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.data(), logits())
-def test_a_forced_token_is_the_only_one_left(data, tensor):
-    tokens = torch.tensor(rows_of(data, tensor, st.integers(-1, tensor.shape[1] - 1)))
-    after, ids = sampling.force(tensor, tokens), torch.zeros((1, 1), dtype=torch.long)
-    for i, token in enumerate(tokens.tolist()):
-        alone = tensor[i : i + 1]
-        expected = alone if token < 0 else ForcedBOSTokenLogitsProcessor(token)(ids, alone.clone())
-        assert torch.equal(after[i : i + 1], expected)
-
-
 @thousand
 @given(st.data(), logits())
 def test_presence_and_frequency_penalties_are_the_published_formula(data, tensor):
@@ -179,7 +167,7 @@ def test_off_changes_nothing(tensor):
         assert torch.equal(sampling.temperature(tensor, value), tensor)
         assert torch.equal(sampling.top_p(tensor, value), tensor)
         assert torch.equal(sampling.repetition_penalty(tensor, ids, value), tensor)
-        assert torch.equal(sampling.typical(tensor, value), tensor)
+        assert torch.equal(sampling.typical_p(tensor, value), tensor)
     for value in (0, off * 0):
         assert torch.equal(sampling.top_k(tensor, value), tensor)
         assert torch.equal(sampling.min_p(tensor, value), tensor)
@@ -192,14 +180,14 @@ def test_off_changes_nothing(tensor):
 @settings(max_examples=50, deadline=None)
 @given(st.data(), logits())
 def test_temperature_zero_is_greedy(data, tensor):
-    waits = waits_for(tensor, seed=data.draw(st.integers(0, 99)))
-    assert torch.equal(sampling.choose(sampling.temperature(tensor, 0), waits), tensor.argmax(-1))
+    noise = noise_for(tensor, seed=data.draw(st.integers(0, 99)))
+    assert torch.equal(sampling.choose(sampling.temperature(tensor, 0), noise), tensor.argmax(-1))
 
 
 @pytest.mark.parametrize("t", [5e-324, 1e-30, 1e-7])
 def test_a_temperature_near_zero_does_not_overflow(t):
     tensor = torch.tensor([[50.0, 80.0, -math.inf, 79.0]])
-    assert sampling.choose(sampling.temperature(tensor, t), waits_for(tensor)).tolist() == [1]
+    assert sampling.choose(sampling.temperature(tensor, t), noise_for(tensor)).tolist() == [1]
 
 
 def test_top_k_beyond_any_vocabulary_keeps_all():
@@ -226,7 +214,8 @@ def test_repetition_penalty_ignores_padding_and_counts_a_token_once():
 
 
 EVERY = dict(
-    penalty=1.3, presence=0.5, frequency=0.25, ngram=2, t=0.7, k=30, p=0.95, min_p=0.02, typical=0.9
+    repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.25, no_repeat_ngram=2,
+    temperature=0.7, top_k=30, top_p=0.95, min_p=0.02, typical_p=0.9,
 )  # fmt: skip
 IN_ORDER = "repetition_penalty presence_penalty no_repeat_ngram temperature top_k top_p min_p typical_p".split()
 
@@ -246,7 +235,7 @@ def test_filters_come_in_the_order_of_transformers():
         TypicalLogitsWarper(0.9),
     ):
         expected.append(processor(ids, expected[-1]))
-    active = EVERY | {"presence": None, "frequency": None}
+    active = {name: value for name, value in EVERY.items() if name not in ("presence_penalty", "frequency_penalty")}
     steps = list(sampling.steps(tensor, ids, allowed=allowed, **active))
     assert [name for name, _ in steps] == ["constraint", *(name for name in IN_ORDER if name != "presence_penalty")]
     for (_, after), wanted in zip(steps, expected, strict=True):
@@ -256,9 +245,14 @@ def test_filters_come_in_the_order_of_transformers():
 
 def test_presence_counts_only_what_the_row_wrote():
     tensor, ids, written = torch.zeros(1, 4), torch.tensor([[0, 1, 2]]), torch.tensor([[2]])
-    assert sampling.filtered(tensor, ids, written, presence=1.0).tolist() == [[0, 0, -1, 0]]
-    assert sampling.filtered(tensor, ids, written, frequency=torch.tensor([2.0])).tolist() == [[0, 0, -2, 0]]
-    assert sampling.filtered(tensor, ids, presence=1.0).tolist() == [[-1, -1, -1, 0]]
+    assert sampling.filtered(tensor, ids, written, presence_penalty=1.0).tolist() == [[0, 0, -1, 0]]
+    assert sampling.filtered(tensor, ids, written, frequency_penalty=torch.tensor([2.0])).tolist() == [[0, 0, -2, 0]]
+    assert sampling.filtered(tensor, ids, presence_penalty=1.0).tolist() == [[-1, -1, -1, 0]]
+
+
+def test_an_unknown_setting_is_refused():
+    with pytest.raises(TypeError, match="no filter has the name top_z: see sampling.FILTERS"):
+        sampling.filtered(torch.zeros(1, 3), torch.zeros((1, 1), dtype=torch.long), top_k=1, top_z=2)
 
 
 def test_a_row_does_not_depend_on_the_others():
@@ -268,7 +262,7 @@ def test_a_row_does_not_depend_on_the_others():
     tensor, ids = torch.randn(rows, 60) * 3, torch.randint(-1, 6, (rows, 9)).sort().values  # padded on the left
     allowed = torch.rand(rows, 60) < 0.8
     settings = {name: value * torch.linspace(0.5, 1, rows, dtype=torch.float64) for name, value in EVERY.items()}
-    settings["k"], settings["ngram"] = torch.arange(rows) * 3, torch.arange(rows) % 4
+    settings["top_k"], settings["no_repeat_ngram"] = torch.arange(rows) * 3, torch.arange(rows) % 4
     together = list(sampling.steps(tensor, ids, ids[:, 4:], allowed=allowed, **settings))
     assert [name for name, _ in together] == ["constraint", *IN_ORDER]
     for i in range(rows):
@@ -283,7 +277,7 @@ def test_a_constraint_wins_over_no_repeat_ngram():
     """The only token that a constraint leaves stood there before: it is written again, other rows are not touched."""
     tensor, ids = torch.zeros(2, 4), torch.tensor([[1, 2], [1, 2]])
     allowed = torch.tensor([[False, True, False, False], [True, True, False, False]])
-    after = sampling.filtered(tensor, ids, allowed=allowed, ngram=1)
+    after = sampling.filtered(tensor, ids, allowed=allowed, no_repeat_ngram=1)
     assert after.isfinite().tolist() == [[False, True, False, False], [True, False, False, False]]
 
 
@@ -291,9 +285,10 @@ def test_choice_follows_the_distribution():
     """100,000 draws: a worse chi-square has a probability of more than 0.1 %; what is removed never comes."""
     torch.manual_seed(0)
     tensor = torch.randn(1, 60) * 1.5
-    tensor = sampling.filtered(tensor, torch.arange(0, 60, 7)[None], penalty=1.3, t=1.2, k=50, p=0.97, min_p=0.005)
+    active = dict(repetition_penalty=1.3, temperature=1.2, top_k=50, top_p=0.97, min_p=0.005)
+    tensor = sampling.filtered(tensor, torch.arange(0, 60, 7)[None], **active)
     many = tensor.expand(100_000, -1)
-    chosen = sampling.choose(many, waits_for(many))
+    chosen = sampling.choose(many, noise_for(many))
     expected, counts = tensor[0].double().softmax(-1) * len(many), torch.bincount(chosen, minlength=60)
     kept = expected > 0
     assert 20 < kept.sum() < 60 and expected[kept].min() > 5
@@ -305,22 +300,22 @@ def test_choice_follows_the_distribution():
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 999), logits())
 def test_the_first_to_arrive_is_chosen(seed, tensor):
-    waits = waits_for(tensor, seed)
-    assert torch.equal(sampling.choose(tensor, waits), (waits / tensor.double().softmax(-1)).argmin(-1))
+    noise = noise_for(tensor, seed)
+    assert torch.equal(sampling.choose(tensor, noise), (noise / tensor.double().softmax(-1)).argmin(-1))
 
 
 def test_what_was_removed_never_arrives():
     tensor = torch.tensor([[-math.inf, 0.0, -math.inf, 0.0, -math.inf]])
-    waits = torch.tensor([[1e-300, 700.0, 1e-300, 800.0, 1e-300]], dtype=torch.float64)
-    assert sampling.choose(tensor, waits).tolist() == [1]
+    noise = torch.tensor([[1e-300, 700.0, 1e-300, 800.0, 1e-300]], dtype=torch.float64)
+    assert sampling.choose(tensor, noise).tolist() == [1]
 
 
 def test_choice_of_a_row_does_not_depend_on_the_others():
     torch.manual_seed(0)
     tensor = torch.randn(16, 40)
-    waits = waits_for(tensor)
-    alone = [sampling.choose(tensor[i : i + 1], waits[i : i + 1]).item() for i in range(16)]
-    assert sampling.choose(tensor, waits).tolist() == alone
+    noise = noise_for(tensor)
+    alone = [sampling.choose(tensor[i : i + 1], noise[i : i + 1]).item() for i in range(16)]
+    assert sampling.choose(tensor, noise).tolist() == alone
 
 
 def test_the_last_digits_of_logits_hardly_ever_matter():
@@ -328,9 +323,9 @@ def test_the_last_digits_of_logits_hardly_ever_matter():
     torch.manual_seed(0)
     tensor = torch.randn(1, 10_000).expand(1000, -1)
     shaken = tensor + 1e-3 * torch.randn(1, 10_000)
-    waits, draws = waits_for(tensor), torch.rand(1000, dtype=torch.float64)
+    noise, draws = noise_for(tensor), torch.rand(1000, dtype=torch.float64)
     lines = [torch.searchsorted(each[0].double().softmax(-1).cumsum(-1), draws) for each in (tensor, shaken)]
-    races = [sampling.choose(each, waits) for each in (tensor, shaken)]
+    races = [sampling.choose(each, noise) for each in (tensor, shaken)]
     by_line, by_race = (int((before != after).sum()) for before, after in (lines, races))
     assert by_race < by_line / 5, (by_race, by_line)
 
@@ -338,4 +333,4 @@ def test_the_last_digits_of_logits_hardly_ever_matter():
 def test_broken_logits_are_refused():
     for broken in (math.nan, -math.inf):
         with pytest.raises(ValueError, match="NaN"):
-            sampling.choose(torch.full((1, 3), broken), waits_for(torch.zeros(1, 3)))
+            sampling.choose(torch.full((1, 3), broken), noise_for(torch.zeros(1, 3)))

@@ -8,14 +8,16 @@ from urllib.parse import quote
 
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 from service import JSON, FakeEngine, in_thread, serving, tiny_engine
 from yarl import URL
 
-from helpers.serve.schema import Limits, request_models
+from helpers.serve.limits import DEFAULT_LIMITS
+from helpers.serve.schema import request_models
 
+pytestmark = pytest.mark.slow
 QUICK = 0.1  # seconds in which whatever needs no text is answered
 KEYS = {"/generate": "context", "/v1/completions": "prompt"}
 
@@ -44,7 +46,7 @@ right = {
 @st.composite
 def nearly_right(draw, path):
     """Return a body that is right, or wrong in a key or two."""
-    model = request_models(Limits())[list(KEYS).index(path)]
+    model = request_models(DEFAULT_LIMITS)[list(KEYS).index(path)]
     body = {key: value for key, value in right.items() if key in model.model_fields and draw(st.booleans())}
     body[KEYS[path]] = draw(text)
     for key in draw(st.lists(st.sampled_from([*model.model_fields, "extra", "Prompt"]), max_size=2)):
@@ -143,6 +145,10 @@ def many(count):
 def test_a_thousand_bodies(client):
     @many(1000)
     @given(bodies)
+    # one for each status that is demanded below: chance may draw none
+    @example(("/generate", b'{"context": "a"}'))  # 200
+    @example(("/generate", b"{}"))  # 400
+    @example(("/generate", b"x" * 200_000))  # 413
     def try_one(case):
         path, body = case
         status, kind, answer = client.send("POST", path, data=body, headers=JSON)
@@ -161,6 +167,12 @@ def test_a_thousand_bodies(client):
 def test_six_hundred_methods_addresses_and_headers(client):
     @many(600)
     @given(methods, paths, st.dictionaries(header, value, max_size=3), anything.map(dump))
+    # one for each status that is demanded below: chance may draw none
+    @example("GET", "/", {}, b"")  # 200
+    @example("POST", "/generate", JSON, b"{}")  # 400
+    @example("GET", "/nothing", {}, b"")  # 404
+    @example("BREW", "/generate", {}, b"")  # 405
+    @example("POST", "/generate", {"Content-Type": "text/html"}, b"{}")  # 415
     def try_one(method, path, headers, body):
         status, kind, answer = client.send(method, path, headers=headers, data=body, allow_redirects=False)
         assert status < 500, (status, answer)

@@ -1,35 +1,32 @@
 """The engine: texts as if alone, a bounded queue, cancellation within a token, and no thread left behind."""
 
 import threading
-import time
 from concurrent.futures import CancelledError, wait
 
 import pytest
+import service
 import torch
+from models import PLANTS
+from service import wait_until
 
 from helpers.generate import generate, inference
+from helpers.generate.batch import prompt_ids
 from helpers.generate.settings import Settings
 from helpers.serve.engine import Engine, QueueFull
-from helpers.train.model import build_model, make_config
-from helpers.vocab import tokenizer
+from helpers.serve.limits import Limits
 
-TEXT = "绿萝怎么浇水？看土，干透了再浇。龟背竹喜欢散射光，冬天少浇水。"
 ENDLESS = Settings(max_new_tokens=10**6, seed=0)
 
 
 @pytest.fixture(scope="module")
 def tok():
-    return tokenizer.build({"绿萝": 5, "浇水": 4, "怎么": 3, "龟背竹": 2, "散射光": 2}, set(TEXT))
+    return service.tiny_tokenizer()
 
 
-@pytest.fixture
-def net(tok):
+@pytest.fixture(scope="module")
+def net():
     """A tiny model that never ends a document by itself."""
-    net = build_model(make_config("gpt2", tok, n_ctx=32, n_embd=32, n_layer=2, n_head=2), seed=0)
-    net.lm_head.bias = torch.nn.Parameter(torch.zeros(len(tok)))
-    with torch.no_grad():
-        net.lm_head.bias[tok.eos_token_id] = -1e4
-    return net.eval().requires_grad_(False)
+    return service.tiny_model()
 
 
 @pytest.fixture
@@ -45,8 +42,9 @@ def start(net, tok):
     """Start engines, and cancel whatever a test has left in them."""
     engines = []
 
-    def make(**limits) -> Engine:
-        engines.append(Engine(net, tok, **limits).start())
+    def make(threads=None, on_first_token=None, **limits) -> Engine:
+        engine = Engine(net, tok, Limits(**limits), threads=threads, on_first_token=on_first_token)
+        engines.append(engine.start())
         return engines[-1]
 
     yield make
@@ -55,17 +53,14 @@ def start(net, tok):
     assert not [thread for thread in threading.enumerate() if thread.name == "engine"]
 
 
-def until(condition, seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "this did not happen in time"
-        time.sleep(0.002)
-
-
 def test_text_is_the_one_a_request_gets_alone(start, net, tok):
     """Eighteen requests of all kinds in one batch of five rows: each gets what `generate` gives it."""
     wishes = [
-        (TEXT[i : i + i % 5], Settings(3 + 7 * (i % 4), temperature=i % 3 / 2, top_k=10 * (i % 2), seed=i), 1 + i % 3)
+        (
+            PLANTS[i : i + i % 5],
+            Settings(max_new_tokens=3 + 7 * (i % 4), temperature=i % 3 / 2, top_k=10 * (i % 2), seed=i),
+            1 + i % 3,
+        )
         for i in range(18)
     ]
     engine = start(max_rows=5)
@@ -78,25 +73,25 @@ def test_requests_share_the_batch_and_short_ones_overtake(start):
     """One sample is not written after another, nor one request after another: a short one leaves while a long runs."""
     engine = start(max_rows=4)
     long = engine.submit("绿萝", ENDLESS)
-    assert len(engine.submit("水", Settings(5, seed=1), 3).result(20)) == 3
+    assert len(engine.submit("水", Settings(max_new_tokens=5, seed=1), 3).result(20)) == 3
     assert not long.done()
 
 
 def test_no_more_rows_than_there_are_places(start, widths):
     engine = start(max_rows=3)
-    wait([engine.submit("水", Settings(4, seed=i), 1 + i % 3) for i in range(12)], 60)
+    wait([engine.submit("水", Settings(max_new_tokens=4, seed=i), 1 + i % 3) for i in range(12)], 60)
     assert max(widths) == 3
 
 
 def test_full_queue_refuses(start):
     engine = start(max_rows=1, max_queue=2)
     running = engine.submit("", ENDLESS)
-    until(lambda: engine._running)
-    queued = [engine.submit("", Settings(1)) for _ in range(2)]
+    wait_until(lambda: engine._running)
+    queued = [engine.submit("", Settings(max_new_tokens=1)) for _ in range(2)]
     with pytest.raises(QueueFull, match="ask again later"):
-        engine.submit("", Settings(1))
+        engine.submit("", Settings(max_new_tokens=1))
     assert queued[0].cancel()
-    queued.append(engine.submit("", Settings(1)))  # who went away takes no place
+    queued.append(engine.submit("", Settings(max_new_tokens=1)))  # who went away takes no place
     running.cancel()
     assert [len(future.result(20)) for future in queued[1:]] == [1, 1]
 
@@ -104,17 +99,17 @@ def test_full_queue_refuses(start):
 def test_cancelled_rows_leave_within_a_token(start, widths):
     engine = start(max_rows=2)
     future, other = engine.submit("绿萝", ENDLESS), engine.submit("水", ENDLESS)
-    until(lambda: engine.rows == 2)
+    wait_until(lambda: engine.rows == 2)
     assert future.cancel()
     widths.clear()
-    until(lambda: len(widths) > 5)
+    wait_until(lambda: len(widths) > 5)
     assert widths.count(2) <= 1 and set(widths[1:]) == {1}
     assert future.cancelled() and not other.done() and len(engine._running) == 1
 
 
 def test_pieces_are_told_while_they_are_written(start, net, tok):
     """A listener hears every sample to its end; its pieces add up to the text, with a reason in the last one."""
-    heard, settings = [], Settings(12, seed=3, logprobs=2)
+    heard, settings = [], Settings(max_new_tokens=12, seed=3, logprobs=2)
     engine = start()
     samples = engine.submit("水", settings, 3, listener=heard.append).result(20)
     alone = generate.generate(net, tok, "水", settings, 3)
@@ -122,7 +117,7 @@ def test_pieces_are_told_while_they_are_written(start, net, tok):
     for number, sample in enumerate(samples):
         mine = [piece for piece in heard if piece.sample == number]
         assert "水" + "".join(piece.text for piece in mine) == sample.text and len(mine) > 5
-        assert tuple(choice for piece in mine for choice in piece.choices) == sample.choices
+        assert tuple(token for piece in mine for token in piece.logprobs) == sample.logprobs
         assert [piece.reason for piece in mine] == [None] * (len(mine) - 1) + ["length"]
 
 
@@ -131,8 +126,8 @@ def test_figures_of_the_engine(start):
     engine = start(max_rows=1, on_first_token=waits.append)
     assert engine.alive and (engine.waiting, engine.rows, engine.tokens) == (0, 0, 0)
     running = engine.submit("", ENDLESS)
-    until(lambda: engine.rows == 1 and engine.tokens > 3)
-    queued = engine.submit("", Settings(7))
+    wait_until(lambda: engine.rows == 1 and engine.tokens > 3)
+    queued = engine.submit("", Settings(max_new_tokens=7))
     assert engine.waiting == 1 and len(waits) == 1
     running.cancel()
     queued.result(20)
@@ -152,10 +147,10 @@ def test_a_large_model_has_the_threads_it_is_given(start, net, monkeypatch, smal
 
 
 def test_who_waits_too_long_is_told(start):
-    engine = start(max_rows=1, max_wait=0.05)
+    engine = start(max_rows=1, queue_seconds=0.05)
     running = engine.submit("", ENDLESS)
-    until(lambda: engine.rows == 1)
-    late = engine.submit("", Settings(1))
+    wait_until(lambda: engine.rows == 1)
+    late = engine.submit("", Settings(max_new_tokens=1))
     with pytest.raises(QueueFull, match="no place was free in time"):
         late.result(20)
     assert not running.done()
@@ -167,7 +162,7 @@ def test_an_impossible_constraint_is_its_callers_alone(start):
             raise ValueError("this cannot be met")
 
     engine = start()
-    good = engine.submit("绿萝", Settings(20, seed=0))
+    good = engine.submit("绿萝", Settings(max_new_tokens=20, seed=0))
     with pytest.raises(ValueError, match="cannot be met"):
         engine.submit("水", Settings(constraint=Impossible())).result(20)
     assert good.result(20)
@@ -176,8 +171,8 @@ def test_an_impossible_constraint_is_its_callers_alone(start):
 def test_an_error_is_its_callers_alone(start):
     """A prompt that cannot be encoded fails its own future; the others and the engine go on."""
     engine = start()
-    good = engine.submit("绿萝", Settings(20, seed=0))
-    bad = engine.submit("\ud800", Settings(20))
+    good = engine.submit("绿萝", Settings(max_new_tokens=20, seed=0))
+    bad = engine.submit("\ud800", Settings(max_new_tokens=20))
     with pytest.raises(ValueError, match="surrogate"):
         bad.result(20)
     assert good.result(20)[0].text.startswith("绿萝")
@@ -191,13 +186,13 @@ def test_a_failing_model_is_told_and_the_engine_goes_on(start, net, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(inference.of(net), "step", fail)
         with pytest.raises(RuntimeError, match="out of memory"):
-            engine.submit("绿萝", Settings(5)).result(20)
-    assert engine.submit("绿萝", Settings(5)).result(20)[0].text.startswith("绿萝")
+            engine.submit("绿萝", Settings(max_new_tokens=5)).result(20)
+    assert engine.submit("绿萝", Settings(max_new_tokens=5)).result(20)[0].text.startswith("绿萝")
 
 
 def test_close_finishes_what_is_here(start):
     engine = start(max_rows=1)
-    futures = [engine.submit("水", Settings(10, seed=i)) for i in range(4)]
+    futures = [engine.submit("水", Settings(max_new_tokens=10, seed=i)) for i in range(4)]
     engine.close()
     assert all(future.done() and future.result()[0].text.startswith("水") for future in futures)
     with pytest.raises(RuntimeError, match="not running"):
@@ -214,8 +209,16 @@ def test_close_can_cancel(start):
             future.result(20)
 
 
+def test_ids_that_the_caller_has_are_taken(start, tok, monkeypatch):
+    ids, settings = prompt_ids(tok, "绿萝"), Settings(max_new_tokens=5, seed=0)
+    engine = start()
+    expected = engine.submit("绿萝", settings).result(20)
+    monkeypatch.setattr("helpers.serve.engine.prompt_ids", lambda *_: pytest.fail("encoded a second time"))
+    assert engine.submit("绿萝", settings, ids=ids).result(20) == expected
+
+
 def test_no_tokens_wanted_is_the_prompt(start):
-    assert [sample.text for sample in start().submit("水", Settings(0), 2).result(20)] == ["水", "水"]
+    assert [sample.text for sample in start().submit("水", Settings(max_new_tokens=0), 2).result(20)] == ["水", "水"]
 
 
 def test_impossible_wishes_are_refused_in_words(start, net, tok):
@@ -224,7 +227,7 @@ def test_impossible_wishes_are_refused_in_words(start, net, tok):
         with pytest.raises(ValueError, match=f"samples is {samples}.*1 to 2"):
             engine.submit("水", samples=samples)
     with pytest.raises(ValueError, match="max_rows is 0"):
-        Engine(net, tok, max_rows=0)
+        Engine(net, tok, Limits(max_rows=0))
     idle = Engine(net, tok)
     with pytest.raises(RuntimeError, match=r"start\(\)"):
         idle.submit("水")

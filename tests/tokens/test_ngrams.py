@@ -1,4 +1,4 @@
-"""baselines: what models that only count reach, against plain dictionaries; and their probabilities add up to 1."""
+"""ngrams: what models that only count reach, against plain dictionaries; and their probabilities add up to 1."""
 
 import math
 from collections import Counter, defaultdict
@@ -43,12 +43,12 @@ class Counted:
 @settings(deadline=None)
 @given(ids_, ids_)
 def test_each_answer_has_the_probability_of_a_plain_count(train, held):
-    found = ngrams.probabilities(stream(train), np.array(held), 6, BOS)
+    computed = ngrams.probabilities(stream(train), np.array(held), 6, BOS)
     model = Counted(train, 6)
     for width, name in enumerate(("unigram", "bigram", "trigram")):
         contexts = [tuple(held[max(0, at - width) : at]) for at in range(len(held))]
         expected = [model.p(contexts[at], held[at]) for at in range(1, len(held)) if held[at] != BOS]
-        np.testing.assert_allclose(found[name], expected, rtol=1e-12)
+        np.testing.assert_allclose(computed[name], expected, rtol=1e-12)
 
 
 @settings(max_examples=50, deadline=None)
@@ -70,8 +70,8 @@ def test_counting_in_blocks_and_passes_changes_nothing(monkeypatch):
             train = train[:300]
             monkeypatch.undo()
             whole = ngrams.probabilities(stream(train), held, 9, BOS)
-        monkeypatch.setattr(ngrams, "_AT_ONCE", at_once)
-        monkeypatch.setattr(ngrams, "_A_PASS", a_pass)
+        monkeypatch.setattr(ngrams, "_BLOCK_TOKENS", at_once)
+        monkeypatch.setattr(ngrams, "_PASS_TOKENS", a_pass)
         cut = ngrams.probabilities(stream(train), held, 9, BOS)
         for name in whole:
             np.testing.assert_allclose(cut[name], whole[name], rtol=1e-12)
@@ -92,16 +92,16 @@ def test_further_back_is_better_where_the_text_has_a_memory():
     ids = [3, 4]
     while len(ids) < 4000:
         ids.append(3 + (ids[-2] - 3 + (chance.random() < 0.1)) % 6)
-    found = ngrams.baselines(stream(ids[:3000]), stream(ids[3000:]), 10, BOS)
-    assert found["uniform"] == math.log(10)
-    assert found["unigram"] < found["uniform"]
-    assert found["trigram"] < 0.4 < 1.5 < found["bigram"]  # 0.33 nats are in the choice
+    losses = ngrams.baselines(stream(ids[:3000]), stream(ids[3000:]), 10, BOS)
+    assert losses["uniform"] == math.log(10)
+    assert losses["unigram"] < losses["uniform"]
+    assert losses["trigram"] < 0.4 < 1.5 < losses["bigram"]  # 0.33 nats are in the choice
 
 
 def test_the_start_of_a_document_is_nobodys_answer():
     ids = [BOS, 5, 1, BOS, 5, 1]
-    found = ngrams.probabilities(stream(ids), np.array(ids), 6, BOS)
-    assert {len(p) for p in found.values()} == {4}
+    computed = ngrams.probabilities(stream(ids), np.array(ids), 6, BOS)
+    assert {len(p) for p in computed.values()} == {4}
 
 
 def test_a_vocabulary_too_large_to_number_is_refused():

@@ -14,12 +14,13 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from helpers.files import fingerprint, sha256
+from helpers import files
+from helpers.files import sha256
 from helpers.train import checkpoint
 from helpers.train.model import build_model, make_config
 from helpers.vocab import tokenizer
 
-TOK = tokenizer.build({"浇水": 3}, "今天浇水很热。")
+TOK = tokenizer.build_words({"浇水": 3}, "今天浇水很热。")
 
 
 def small(seed: int = 0):
@@ -78,7 +79,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     for number, loss in enumerate(losses):
         save(tmp_path, number, val_loss=loss)
     assert names(tmp_path) == [1, 4, 5]
-    assert checkpoint.best(tmp_path).name == "step-00000001"
+    assert checkpoint.verify(tmp_path / "step-00000001")["val_loss"] == 1.0  # the best
     save(tmp_path, 6, val_loss=0.5)
     assert names(tmp_path) == [5, 6]
 
@@ -106,14 +107,14 @@ def test_another_runs_checkpoint_is_named_and_left_alone(tmp_path):
 def test_a_disk_that_loses_a_bit_costs_no_older_checkpoint(tmp_path, monkeypatch):
     """What is written is read back before anything is removed or replaced."""
     save(tmp_path, 1, keep=1)
-    real = checkpoint._sync
+    real = files.sync
 
     def bad_disk(path):
         real(path)
         if path.name == "optimizer.safetensors":
             flip(path)
 
-    monkeypatch.setattr(checkpoint, "_sync", bad_disk)
+    monkeypatch.setattr(files, "sync", bad_disk)
     for number in (1, 2):
         with pytest.raises(OSError, match="optimizer.safetensors is damaged"):
             save(tmp_path, number, keep=1)
@@ -128,7 +129,7 @@ def test_leftovers_of_a_killed_process_are_cleared_and_never_read(tmp_path):
         shutil.copytree(two, tmp_path / ".step-00000007.part")
         shutil.copytree(one, tmp_path / ".step-00000001.old")
         two.rename(tmp_path / ".step-00000002.old")
-        assert [path.name for path in checkpoint.found(tmp_path)] == ["step-00000001"]
+        assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == ["step-00000001"]
         begin()
         assert names(tmp_path)[:2] == [1, 2]
         assert not faults.debris(tmp_path)
@@ -173,9 +174,8 @@ def test_a_pickle_is_never_opened(tmp_path):
         shutil.copy(tmp_path / "evil.pt", bad / name)
         with pytest.raises(checkpoint.BadCheckpoint, match=name):
             checkpoint.verify(bad)
-        prints = fingerprint([bad / each for each in ("model.safetensors", "optimizer.safetensors")], bad)
-        prints["state.json"] = sha256(bad / "state.json")
-        (bad / "checksums.json").write_text(json.dumps(prints), "utf-8")
+        checksums = {each: sha256(bad / each) for each in ("model.safetensors", "optimizer.safetensors", "state.json")}
+        (bad / "checksums.json").write_text(json.dumps(checksums), "utf-8")
         with pytest.raises(checkpoint.BadCheckpoint, match="not a safetensors file"):
             checkpoint.verify(bad)
         with pytest.raises(checkpoint.BadCheckpoint, match="safetensors"):
@@ -250,7 +250,7 @@ def test_export_is_a_plain_folder(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["final_model"]
 
 
-# ---------------------------------------------------------------- parameters spread over processes
+# ---- parameters spread over processes ----
 
 
 def sharded(world: int):
@@ -281,6 +281,7 @@ def pass_on(root: str, world: int, at: int) -> int:
     return len(optimizers[0].state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("worlds", [(1, 2, 1), (2, 1, 2)])
 def test_any_number_of_processes_goes_on_from_whole_tensors(tmp_path, worlds):
     """fully_shard over two gloo processes: what was saved by one, two, one (two, one, two) is the same to the bit."""

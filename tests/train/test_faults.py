@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import faults
@@ -24,9 +25,11 @@ import torch
 from faults import DEFAULTS, FULL, Children, debris, everything, final, newest, rows, seen
 
 from helpers import paths
-from helpers.train import checkpoint, launch, plan, trainer
+from helpers.train import checkpoint, distributed, launch, trainer
+from helpers.train import model as model_module
 from helpers.train.job import main
 from helpers.train.model import load_pretrained
+from helpers.train.settings import TrainSettings
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, or asks the kernel for a limit")
 
@@ -368,7 +371,7 @@ def test_a_file_too_large_costs_one_checkpoint(tmp_path, unbroken, since):
 
 def fit_with_nan(folder: str, where: str, bad: list[int], changes: dict) -> list[str]:
     """Train with a NaN on the last process in the updates `bad`; return a digest of the weights before each update."""
-    rank, size = trainer.world()
+    rank, size = distributed.world()
     model = faults.model_of()
     seen_weights = []
 
@@ -430,14 +433,14 @@ def test_a_run_that_stays_not_finite_ends_with_an_error(tmp_path):
 
 
 @pytest.fixture
-def room(run) -> dict:
-    """The parameters of a run whose corpus, vocabulary and tokens are ready."""
-    return models.parameters(run, checkpoint_step=2, gradient_accumulation=1, dropout=0.1)
+def room(run) -> TrainSettings:
+    """The settings of a run whose corpus, vocabulary and tokens are ready."""
+    return models.settings(run, checkpoint_step=2, gradient_accumulation=1, dropout=0.1)
 
 
-def shell(parameters: dict, pace: float, slow_from: int, slow: float) -> None:
+def shell(settings: TrainSettings, pace: float, slow_from: int, slow: float) -> None:
     """`python -m helpers.train` in this process; an update takes `pace` seconds more, from `slow_from` on `slow`."""
-    real, updates = plan.build_model, []
+    real, updates = model_module.build_model, []
 
     def build(*args):
         model = real(*args)
@@ -450,18 +453,18 @@ def shell(parameters: dict, pace: float, slow_from: int, slow: float) -> None:
         model.transformer.register_forward_pre_hook(wait)
         return model
 
-    plan.build_model = build
+    model_module.build_model = build
     file = Path(paths.run_dir("t"), "asked.json")
-    file.write_text(json.dumps(parameters), "utf-8")
+    file.write_text(json.dumps(asdict(settings)), "utf-8")
     sys.argv = ["train", str(file)]
     main()
 
 
-def start_shell(parameters: dict, pace: float = 0.05, slow_from: int = 10**9, slow: float = 0, world: int = 1):
+def start_shell(settings: TrainSettings, pace: float = 0.05, slow_from: int = 10**9, slow: float = 0, world: int = 1):
     env = {"RUNS_DIR": os.environ["RUNS_DIR"]}
     if world > 1:
         env |= {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    return Children(shell, parameters, pace, slow_from, slow, world=world, env=env)
+    return Children(shell, settings, pace, slow_from, slow, world=world, env=env)
 
 
 def free_port() -> int:
@@ -490,8 +493,7 @@ def steps_done(folder: Path) -> int:
 def test_a_signal_saves_and_ends_at_the_next_step(room, number, code, world):
     """With two processes the signal reaches one of them; both end in the same update."""
     folder = paths.room("t", "train")
-    room |= dict(epochs=40, checkpoint_step=0, eval_step=0)
-    job = start_shell(room, world=world)
+    job = start_shell(replace(room, epochs=40, checkpoint_step=0, eval_step=0), world=world)
     wait_for(folder, lambda: steps_done(folder) >= 3)
     os.kill(job.processes[-1].pid, number)
     at = steps_done(folder)
@@ -505,7 +507,7 @@ def test_a_signal_saves_and_ends_at_the_next_step(room, number, code, world):
 
 def test_a_second_signal_ends_at_once(room):
     folder = paths.room("t", "train")
-    job = start_shell(room | dict(epochs=40), slow_from=4, slow=30)
+    job = start_shell(replace(room, epochs=40), slow_from=4, slow=30)
     wait_for(folder, lambda: steps_done(folder) >= 3)
     time.sleep(0.3)  # now the fourth update sleeps
     begin = time.monotonic()
@@ -519,7 +521,7 @@ def test_a_second_signal_ends_at_once(room):
 
 def test_a_file_stop_ends_the_run_from_anywhere(room):
     folder = paths.room("t", "train")
-    job = start_shell(room | dict(epochs=40))
+    job = start_shell(replace(room, epochs=40))
     wait_for(folder, lambda: steps_done(folder) >= 3)
     (folder / "STOP").touch()
     at = steps_done(folder)
@@ -634,14 +636,14 @@ def kill_at(folder: Path, step: int) -> list[float]:
 def test_a_killed_process_of_two_costs_nothing_or_ends_the_run(room):
     """One restart allowed: the launcher goes on from the last checkpoint. Killed again, none is left: an error within a
     minute, and no process stays. Started anew, it ends as a run that was never broken, to the bit."""
-    given = room | dict(epochs=30, batch_size=2, devices=2, checkpoint_step=5, gradient_accumulation=2)
+    given = replace(room, epochs=30, batch_size=2, devices=2, checkpoint_step=5, gradient_accumulation=2)
     folder = paths.room("t", "train")
     whole = start_shell(given, pace=0, world=2)
     assert whole.wait(240) == [0, 0], whole.said()
     wanted, steps = final(folder), rows(folder, "end")[-1]["step"]
     shutil.rmtree(folder)
     first = kill_at(folder, steps // 4)
-    training = launch.start(given | {"restarts": 1})
+    training = launch.start(replace(given, restarts=1))
     wait_for(folder, lambda: first and rows(folder, "resume"), 240)
     second = kill_at(folder, steps // 2)
     with pytest.raises(RuntimeError, match="training processes failed"):
@@ -657,16 +659,16 @@ def test_a_killed_process_of_two_costs_nothing_or_ends_the_run(room):
     if FULL:  # and with nothing but the launcher
         shutil.rmtree(folder)
         kill_at(folder, steps // 4)
-        assert launch.start(given | {"restarts": 1}).wait()["steps"] == steps
+        assert launch.start(replace(given, restarts=1)).wait()["steps"] == steps
         assert final(folder) == wanted and len(rows(folder, "resume")) == 1
 
 
 @LINUX
 def test_workers_whose_launcher_is_killed_save_and_end(room):
     """Nobody would ever end them: they notice, save, and leave with nothing running; the next start goes on there."""
-    given = room | dict(epochs=10_000, batch_size=2, devices=2, checkpoint_step=0)
+    given = replace(room, epochs=10_000, batch_size=2, devices=2, checkpoint_step=0)
     folder = paths.room("t", "train")
-    code = f"from helpers.train import launch; launch.start({given | {'device': 'cpu'}!r}).wait()"
+    code = f"from helpers.train import launch; from helpers.train.settings import *; launch.start({given}).wait()"
     launcher = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
     try:
         wait_for(folder, lambda: steps_done(folder) >= 20, 240)

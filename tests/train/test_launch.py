@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from models import parameters, weights
+from models import settings, weights
 
 from helpers.train import job, launch
 
@@ -13,9 +13,9 @@ def test_two_processes_equal_one_with_the_doubled_batch(run):
     A LLaMA-like model: GPT-2's key biases have gradient 0, and AdamW blows up the rounding noise in them.
     """
     same = dict(gradient_accumulation=1, architecture="llama")
-    job.start(parameters(run, batch_size=4, **same)).wait()
+    job.start(settings(run, batch_size=4, **same)).wait()
     alone = weights(run)
-    training = launch.start(parameters(run, batch_size=2, devices=2, **same))
+    training = launch.start(settings(run, batch_size=2, devices=2, **same))
     assert training.wait()["steps"] == training.total_steps
     for name, p in weights(run).items():
         torch.testing.assert_close(p, alone[name], rtol=1e-5, atol=1e-6)
@@ -23,4 +23,4 @@ def test_two_processes_equal_one_with_the_doubled_batch(run):
 
 def test_a_failing_process_is_an_error_here(run):
     with pytest.raises(RuntimeError, match="training processes failed"):
-        launch.start(parameters(run, devices=2, optimizer="magic")).wait()
+        launch.start(settings(run, devices=2, optimizer="magic")).wait()

@@ -47,7 +47,7 @@ def small_pieces(monkeypatch, rows: int, cached: int):
     monkeypatch.setattr(loss, "CACHED", cached)
 
 
-# ---------------------------------------------------------------- cross-entropy
+# ---- cross-entropy ----
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
@@ -189,7 +189,7 @@ def test_the_gradient_is_scaled_by_what_comes_in():
 def test_a_second_backward_is_refused_in_words():
     scores = Loss(tiny())(*uneven_batch())
     scores.objective.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="call Loss anew"):
+    with pytest.raises(RuntimeError, match="run the forward pass again"):
         scores.objective.backward()
 
 
@@ -199,7 +199,7 @@ def test_validation_leaves_no_graph():
     assert not scores.objective.requires_grad and (scores.loss.sum() - scores.objective).abs() < 1e-3
 
 
-# ---------------------------------------------------------------- mixtures of experts
+# ---- mixtures of experts ----
 
 
 @pytest.mark.parametrize("chosen", [1, 2])
@@ -276,7 +276,7 @@ def test_a_dense_model_has_no_load():
     assert loss_of.expert_load is None and loss_of.expert_shares() is None
 
 
-# ---------------------------------------------------------------- wrapped
+# ---- wrapped ----
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from helpers.train.loss import Loss
 from helpers.train.model import ARCHITECTURES, build_model, load_pretrained, make_config, model_sizes, training_memory
 from helpers.vocab import tokenizer
 
-TOK = tokenizer.build({"浇水": 3}, "今天浇水很热。")
+TOK = tokenizer.build_words({"浇水": 3}, "今天浇水很热。")
 SHAPE = dict(n_ctx=16, n_embd=32, n_layer=2, n_head=4)
 
 
@@ -165,8 +165,9 @@ def test_grouped_query_attention_is_smaller():
 MEMORY = """
 import torch
 from types import SimpleNamespace
-from helpers import model as models, optim
-from helpers.loss import Loss
+from helpers.train import optim
+from helpers.train.loss import Loss
+from helpers.train.model import build_model, make_config, training_memory
 
 def two_updates(cfg, batch_size):
     model = build_model(cfg, 0)
@@ -176,7 +177,10 @@ def two_updates(cfg, batch_size):
         with torch.autocast("cpu", torch.bfloat16):
             objective = Loss(model)(ids, ids).objective
         objective.backward()
-        optim.update(optimizers, list(model.parameters()), 1.0, torch.amp.GradScaler("cpu", enabled=False))
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        optim.clip_gradient(optimizers, list(model.parameters()), 1.0, scaler)
+        optim.step(optimizers, scaler, finite=True)
+        model.zero_grad()
 
 def peak():  # not ru_maxrss: on Linux a new program inherits the peak of the one that started it
     with open("/proc/self/status") as lines:
@@ -195,6 +199,7 @@ print(training_memory(cfg, 8) / (peak() - before))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells the peak of one program")
 def test_the_memory_estimate_is_near_what_is_taken():
     """Within 30 % of the growth of a fresh process's peak."""
@@ -213,7 +218,7 @@ def test_the_memory_estimate_knows_what_it_depends_on():
         assert training_memory(cfg, 64, n_ctx=4) < training_memory(cfg, 64)
 
 
-# ---------------------------------------------------------------- weights of others
+# ---- weights of others ----
 
 
 SMALL = dict(vocab_size=len(TOK), bos_token_id=0, eos_token_id=0, pad_token_id=0)
@@ -246,10 +251,10 @@ def test_a_model_that_does_not_fit_is_refused(tmp_path):
     GPT2LMHeadModel(THEIRS["gpt2"]).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="n_ctx is 17, but .* has 16 positions: run notebook 03"):
         load_pretrained(str(tmp_path), TOK, n_ctx=17)
-    bigger = tokenizer.build({"浇水": 3, "今天": 2}, "今天浇水很热。")
+    bigger = tokenizer.build_words({"浇水": 3, "今天": 2}, "今天浇水很热。")
     with pytest.raises(ValueError, match="this is not its tokenizer. Run notebooks 02"):
         load_pretrained(str(tmp_path), bigger, n_ctx=16)
-    smaller = tokenizer.build({}, "今天浇水很热。")  # a table with rows to spare is common, and does no harm
+    smaller = tokenizer.build_words({}, "今天浇水很热。")  # a table with rows to spare is common, and does no harm
     assert load_pretrained(str(tmp_path), smaller, n_ctx=8).config.vocab_size == len(TOK)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}), "utf-8")
     with pytest.raises(ValueError, match="of the kind 'bert'"):

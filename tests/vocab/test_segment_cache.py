@@ -1,4 +1,4 @@
-"""cuts: what was cut is found again, in any process; a damaged file costs time and never a result."""
+"""segment_cache: what was segmented is found again, in any process; a damaged file costs time, never a result."""
 
 import sqlite3
 import subprocess
@@ -15,7 +15,7 @@ CUT = {f"绿萝第{i}天浇水": pack(["绿萝", f"第{i}天", "浇水"]) for i 
 
 
 @pytest.fixture
-def cuts(tmp_path):
+def cache(tmp_path):
     made = SegmentCache(tmp_path / "runs" / "cuts.sqlite")
     made.keep(CUT)
     return made
@@ -32,20 +32,20 @@ def test_a_piece_too_long_to_pack_is_an_error():
         pack(["x" * 65_536])
 
 
-def test_what_was_kept_is_found_and_nothing_else(cuts):
-    assert SegmentCache(cuts.path).find([*CUT, "没见过", ""]) == CUT
-    cuts.keep({"没见过": pack(["没", "见过"])})
-    assert SegmentCache(cuts.path).find(["没见过"]) == {"没见过": pack(["没", "见过"])}
-    assert cuts.find([]) == {}
+def test_what_was_kept_is_found_and_nothing_else(cache):
+    assert SegmentCache(cache.path).find([*CUT, "没见过", ""]) == CUT
+    cache.keep({"没见过": pack(["没", "见过"])})
+    assert SegmentCache(cache.path).find(["没见过"]) == {"没见过": pack(["没", "见过"])}
+    assert cache.find([]) == {}
 
 
-def test_a_line_with_half_a_surrogate_pair_is_a_line(cuts):
-    cuts.keep({"\ud800": pack(["\ud800"])})
-    assert cuts.find(["\ud800"])
+def test_a_line_with_half_a_surrogate_pair_is_a_line(cache):
+    cache.keep({"\ud800": pack(["\ud800"])})
+    assert cache.find(["\ud800"])
 
 
-def test_the_file_holds_no_text(cuts):
-    assert "绿萝".encode() not in cuts.path.read_bytes()
+def test_the_file_holds_no_text(cache):
+    assert "绿萝".encode() not in cache.path.read_bytes()
 
 
 def damaged(data: bytes) -> list[bytes]:
@@ -55,38 +55,38 @@ def damaged(data: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize("kind", range(6))
-def test_a_damaged_file_is_begun_anew_and_never_gives_a_wrong_cut(cuts, kind):
-    cuts.path.write_bytes(damaged(cuts.path.read_bytes())[kind])
-    found = cuts.find(CUT)
-    assert all(CUT[line] == lengths for line, lengths in found.items())
-    assert len(found) < len(CUT)
-    cuts.keep(CUT)
-    if cuts.find(CUT) != CUT:  # the damage was met while writing: the next round begins anew
-        cuts.keep(CUT)
-    assert SegmentCache(cuts.path).find(CUT) == CUT
+def test_a_damaged_file_is_replaced_and_never_gives_a_wrong_result(cache, kind):
+    cache.path.write_bytes(damaged(cache.path.read_bytes())[kind])
+    known = cache.find(CUT)
+    assert all(CUT[line] == lengths for line, lengths in known.items())
+    assert len(known) < len(CUT)
+    cache.keep(CUT)
+    if cache.find(CUT) != CUT:  # the damage was met while writing: the next write starts an empty file
+        cache.keep(CUT)
+    assert SegmentCache(cache.path).find(CUT) == CUT
 
 
-def test_lengths_that_do_not_fit_their_line_are_not_believed(cuts):
-    with sqlite3.connect(cuts.path) as file:
+def test_lengths_that_do_not_fit_their_line_are_not_believed(cache):
+    with sqlite3.connect(cache.path) as file:
         file.execute("UPDATE cuts SET lengths = ?", (pack(["绿萝"]) + b"\x01",))
-    assert cuts.find(CUT) == {}
+    assert cache.find(CUT) == {}
 
 
 def test_a_place_that_cannot_be_written_costs_no_result(tmp_path, capsys):
     (tmp_path / "file").write_text("a file where a folder should be")
-    cuts = SegmentCache(tmp_path / "file" / "cuts.sqlite")
-    cuts.keep(CUT)
-    assert cuts.find(CUT) == {}
+    cache = SegmentCache(tmp_path / "file" / "cuts.sqlite")
+    cache.keep(CUT)
+    assert cache.find(CUT) == {}
     assert capsys.readouterr().err.count("cannot be used") == 1
 
 
 WRITER = """if True:
     import sys
     from helpers.vocab.segment_cache import SegmentCache, pack
-    cuts = SegmentCache(sys.argv[1])
+    cache = SegmentCache(sys.argv[1])
     for i in range(40):
-        cuts.keep({f"{sys.argv[2]} {i} {j}": pack([f"{sys.argv[2]} {i} {j}"]) for j in range(50)})
-        assert len(cuts.find(f"{sys.argv[2]} {i} {j}" for j in range(50))) == 50
+        cache.keep({f"{sys.argv[2]} {i} {j}": pack([f"{sys.argv[2]} {i} {j}"]) for j in range(50)})
+        assert len(cache.find(f"{sys.argv[2]} {i} {j}" for j in range(50))) == 50
 """
 
 
@@ -103,18 +103,18 @@ def test_a_process_that_is_killed_leaves_all_or_nothing(tmp_path):
     path = tmp_path / "cuts.sqlite"
     code = """if True:
         import os, sqlite3, sys
-        from helpers.vocab import segment_cache as cuts
-        made = cuts.SegmentCache(sys.argv[1])
-        made.keep({"a": cuts.pack(["a"])})
+        from helpers.vocab import segment_cache
+        made = segment_cache.SegmentCache(sys.argv[1])
+        made.keep({"a": segment_cache.pack(["a"])})
         def rows():
             for i in range(100000):
                 if i == 50000:
                     os.kill(os.getpid(), 9)
-                yield f"line {i}", cuts.pack([f"line {i}"])
+                yield f"line {i}", segment_cache.pack([f"line {i}"])
         with sqlite3.connect(sys.argv[1]) as file:
             file.execute("PRAGMA cache_size = 10")  # so that much of it is on the disk already
-            file.executemany("INSERT INTO cuts VALUES (?, ?)", ((cuts._key(line), n) for line, n in rows()))
+            file.executemany("INSERT INTO cuts VALUES (?, ?)", ((segment_cache._key(line), n) for line, n in rows()))
     """
     assert subprocess.run([sys.executable, "-c", code, path], cwd=paths.repo_root(), check=False).returncode == -9
-    cuts = SegmentCache(path)
-    assert set(cuts.find(["a", *(f"line {i}" for i in range(100))])) == {"a"}
+    cache = SegmentCache(path)
+    assert set(cache.find(["a", *(f"line {i}" for i in range(100))])) == {"a"}

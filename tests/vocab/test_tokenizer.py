@@ -23,7 +23,7 @@ from helpers.vocab.words import write_words
 
 WORDS = {"绿萝": 90, "叶子": 60, "叶": 20, "发黄": 10, "浇水": 50, "，": 80, "的": 70, "the": 5, "ab": 3, "[C": 2}
 TEXT = "绿萝的叶子发黄，怎么办？\n浇水。"
-tok = tokenizer.build(WORDS, TEXT)
+tok = tokenizer.build_words(WORDS, TEXT)
 TOKENIZERS = {
     "words": tok,
     "characters": tokenizer.build_characters(Counter(TEXT)),
@@ -49,7 +49,7 @@ def test_any_text_comes_back_and_is_never_a_special_token(tok):
         ids = tokenizer.encode(tok, text)
         assert tokenizer.decode(tok, ids) == text
         assert not set(ids) & set(tok.all_special_ids)
-        assert "".join(tokenizer.pieces(tok, text)) == text
+        assert "".join(tokenizer.to_pieces(tok, text)) == text
 
     check()
 
@@ -120,7 +120,7 @@ def test_ids_follow_the_word_list_and_every_size_comes_from_the_tokenizer():
 
 
 def test_words_are_found_and_strangers_are_spelled_in_bytes():
-    assert tokenizer.pieces(tok, "绿萝的叶子，") == ["绿萝", "的", "叶子", "，"]
+    assert tokenizer.to_pieces(tok, "绿萝的叶子，") == ["绿萝", "的", "叶子", "，"]
     tokens = tok.convert_ids_to_tokens(tokenizer.encode(tok, "绿é"))
     assert tokens == ["绿", "<0xC3>", "<0xA9>"]
 
@@ -138,15 +138,15 @@ def test_the_cut_is_the_best_of_all_cuts():
     chance = random.Random(0)
     for _ in range(60):
         words = {"".join(chance.choices("甲乙丙", k=chance.randint(1, 4))): chance.randint(1, 99) for _ in range(8)}
-        small = tokenizer.build(words, "甲乙丙")
-        scores = tokenizer.scores(small)
+        small = tokenizer.build_words(words, "甲乙丙")
+        scores = tokenizer.piece_scores(small)
         text = "".join(chance.choices("甲乙丙", k=9))
-        found = sum(scores[piece] for piece in tokenizer.pieces(small, text))
+        found = sum(scores[piece] for piece in tokenizer.to_pieces(small, text))
         assert found == pytest.approx(naive(text, scores), abs=1e-9)
 
 
 def test_a_score_is_the_log_of_the_frequency():
-    scores = tokenizer.scores(tok)
+    scores = tokenizer.piece_scores(tok)
     total = sum(WORDS.values())
     assert scores["绿萝"] == pytest.approx(math.log(90 / total))
     assert scores["黄"] == pytest.approx(math.log(1 / total))  # no word of its own
@@ -170,7 +170,7 @@ def test_decoding_skips_special_tokens_and_survives_broken_bytes(tok):
 
 
 def test_words_named_like_special_or_byte_pieces_do_no_harm():
-    odd = tokenizer.build({"[CLS]": 500, "<0x41>": 500, "绿萝": 9}, "")
+    odd = tokenizer.build_words({"[CLS]": 500, "<0x41>": 500, "绿萝": 9}, "")
     for text in ("[CLS]", "<0x41>", "A绿萝[CLS]é"):
         ids = tokenizer.encode(odd, text)
         assert tokenizer.decode(odd, ids) == text
@@ -179,7 +179,7 @@ def test_words_named_like_special_or_byte_pieces_do_no_harm():
 
 
 def test_no_word_at_all_still_makes_a_tokenizer():
-    empty = tokenizer.build({}, "")
+    empty = tokenizer.build_words({}, "")
     assert tokenizer.decode(empty, tokenizer.encode(empty, TEXT)) == TEXT
 
 
@@ -194,7 +194,7 @@ def test_a_very_long_line_is_fast(tok, line):
 def test_characters_are_single_and_the_commonest_come_first():
     made = tokenizer.build_characters(Counter("绿绿绿萝萝水a\n\n"))
     assert made.convert_ids_to_tokens(range(5, 10)) == ["绿", "\n", "萝", "a", "水"]
-    assert tokenizer.pieces(made, "萝水\n绿a") == list("萝水\n绿a")
+    assert tokenizer.to_pieces(made, "萝水\n绿a") == list("萝水\n绿a")
     assert len(made) == 5 + len({*"绿萝水", "\t", "\n", "\r", *map(chr, range(32, 127))}) + 256
 
 
@@ -203,7 +203,7 @@ def test_bytes_are_all_there_is():
     assert made.convert_ids_to_tokens(range(261)) == [*tokenizer.SPECIAL_TOKENS, *BYTES] and len(made) == 261
     for text in ("绿é a\n", *LOOK_ALIKES):
         assert tokenizer.encode(made, text) == [5 + byte for byte in text.encode()]
-    assert tokenizer.pieces(made, "绿é") == ["绿", "é"]
+    assert tokenizer.to_pieces(made, "绿é") == ["绿", "é"]
 
 
 def naive_bpe(texts: list[str], merges: int, min_count: int) -> list[str]:
@@ -244,9 +244,9 @@ def test_a_bpe_vocabulary_has_its_size_and_all_characters():
     texts = [f"第{i}天，给绿萝浇水，{i * 7}盆" for i in range(300)]
     made = tokenizer.build_bpe(texts, 450)
     assert len(made) == 450
-    assert tokenizer.pieces(made, "给绿萝浇水，") == ["给绿萝浇水", "，"]
+    assert tokenizer.to_pieces(made, "给绿萝浇水，") == ["给绿萝浇水", "，"]
     small = tokenizer.build_bpe(texts, 0)  # no room for a merge: characters and bytes remain
-    assert tokenizer.pieces(small, "绿萝浇水") == list("绿萝浇水")
+    assert tokenizer.to_pieces(small, "绿萝浇水") == list("绿萝浇水")
     assert len(small) == 5 + len({*"".join(texts), *tokenizer._ASCII}) + 256
 
 
@@ -257,12 +257,13 @@ def test_no_merge_crosses_a_mark_a_sign_or_a_blank():
 
 def test_listed_has_a_readable_line_for_each_token(tmp_path):
     for made in TOKENIZERS.values():
-        lines = tokenizer.listed(made)
+        lines = tokenizer.readable_tokens(made)
         assert len(lines) == len(made)
         write_words(tmp_path / "words.txt", lines)
-    assert {"绿萝", "␣", "<0xE7>"} <= set(tokenizer.listed(TOKENIZERS["bpe"]))
+    assert {"绿萝", "␣", "<0xE7>"} <= set(tokenizer.readable_tokens(TOKENIZERS["bpe"]))
 
 
+@pytest.mark.slow
 def test_bpe_is_the_same_in_every_process(tmp_path):
     """Counted by several threads over hashed tables: neither may show in the file."""
     code = """if True:
@@ -280,7 +281,7 @@ def test_bpe_is_the_same_in_every_process(tmp_path):
 
 def test_the_same_words_give_the_same_bytes_whatever_the_order_of_the_characters(tmp_path):
     for name, characters in (("a", TEXT), ("b", set(TEXT)), ("c", TEXT[::-1])):
-        tokenizer.build(WORDS, characters).save_pretrained(tmp_path / name)
+        tokenizer.build_words(WORDS, characters).save_pretrained(tmp_path / name)
     files = sorted(file.name for file in (tmp_path / "a").iterdir())
     assert files == ["tokenizer.json", "tokenizer_config.json"]
     for name in files:
@@ -289,10 +290,10 @@ def test_the_same_words_give_the_same_bytes_whatever_the_order_of_the_characters
 
 def test_load_gives_the_tokenizer_back_or_says_what_to_run(tmp_path):
     tok.save_pretrained(tmp_path)
-    again = tokenizer.load(tmp_path)
+    again = tokenizer.load_tokenizer(tmp_path)
     assert tokenizer.encode(again, "[CLS]绿萝") == tokenizer.encode(tok, "[CLS]绿萝")
     with pytest.raises(RoomError, match="02_vocab"):
-        tokenizer.load(tmp_path / "nowhere")
+        tokenizer.load_tokenizer(tmp_path / "nowhere")
 
 
 OUTSIDE = """
@@ -323,6 +324,7 @@ def outside(folders, texts: list[str], cwd) -> list:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_plain_hugging_face_loads_the_folder_in_another_process(tmp_path):
     texts, expected = [TEXT, *LOOK_ALIKES, "".join(LOOK_ALIKES)], []
     for kind, made in TOKENIZERS.items():
@@ -363,7 +365,7 @@ def own_bpe(folder, **names):
 
 
 def test_a_bert_vocabulary_has_its_ids_and_starts_and_ends_documents(bert):
-    theirs = tokenizer.pretrained(str(bert))
+    theirs = tokenizer.load_pretrained(str(bert))
     assert len(theirs) == len(BERT)
     names = [theirs.pad_token, theirs.unk_token, theirs.bos_token, theirs.eos_token, theirs.mask_token]
     assert names == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -384,11 +386,11 @@ def test_a_bert_vocabulary_has_its_ids_and_starts_and_ends_documents(bert):
     ],
 )
 def test_a_bert_vocabulary_is_joined_without_blanks_between_chinese_characters(bert, text, back):
-    theirs = tokenizer.pretrained(str(bert))
+    theirs = tokenizer.load_pretrained(str(bert))
     ids = tokenizer.encode(theirs, text)
     assert tokenizer.decode(theirs, [theirs.bos_token_id, *ids, theirs.eos_token_id, theirs.pad_token_id]) == back
     assert tokenizer.decode(theirs, theirs.convert_tokens_to_ids(["##s", "明"])) == "s明"
-    assert "".join(tokenizer.pieces(theirs, text)) == text
+    assert "".join(tokenizer.to_pieces(theirs, text)) == text
 
 
 def folders(bert, tmp_path_factory):
@@ -398,33 +400,34 @@ def folders(bert, tmp_path_factory):
 
 def test_a_users_text_never_signals_anything_to_a_pretrained_model_either(bert, tmp_path_factory):
     for folder in folders(bert, tmp_path_factory):
-        theirs = tokenizer.pretrained(str(folder))
+        theirs = tokenizer.load_pretrained(str(folder))
         signals = {theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id}
         for token in [*theirs.all_special_tokens, "[CLS]床前[SEP]", "<s>床</s>", "[cls]", *LOOK_ALIKES]:
             assert not set(tokenizer.encode(theirs, token)) & signals, token
-            assert "".join(tokenizer.pieces(theirs, token)) == token
+            assert "".join(tokenizer.to_pieces(theirs, token)) == token
 
 
 def test_byte_level_bpe_comes_back_exactly_and_is_neither_cut_nor_padded(bert, tmp_path_factory):
-    theirs = tokenizer.pretrained(str(folders(bert, tmp_path_factory)[1]))
+    theirs = tokenizer.load_pretrained(str(folders(bert, tmp_path_factory)[1]))
     for text in (POEM, "é😀 the  cats\n", "<s>", *LOOK_ALIKES):
         assert tokenizer.decode(theirs, tokenizer.encode(theirs, text)) == text
         assert theirs(text)["input_ids"] == tokenizer.encode(theirs, text)
-        assert "".join(tokenizer.pieces(theirs, text)) == text
+        assert "".join(tokenizer.to_pieces(theirs, text)) == text
 
 
+@pytest.mark.slow
 def test_the_saved_pretrained_tokenizer_loads_the_same_here_and_in_plain_hugging_face(bert, tmp_path_factory):
     texts, rooms, expected = [POEM, "[CLS] the cats", "明月 the 光"], [], []
     for folder in folders(bert, tmp_path_factory):
-        theirs, room = tokenizer.pretrained(str(folder)), tmp_path_factory.mktemp("vocab")
+        theirs, room = tokenizer.load_pretrained(str(folder)), tmp_path_factory.mktemp("vocab")
         theirs.save_pretrained(room)
         ids = tokenizer.encode_batch(theirs, texts)
         specials = [theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id, theirs.unk_token_id]
         specials.append(theirs.sep_token_id)
         expected += [[ids, [tokenizer.decode(theirs, row) for row in ids], specials, len(theirs)]] * 6
-        again = tokenizer.load(room)
+        again = tokenizer.load_tokenizer(room)
         assert tokenizer.encode_batch(again, texts) == ids and again.bos_token_id == theirs.bos_token_id
-        once_more = tokenizer.pretrained(str(room))  # a run's own final model is a pretrained one too
+        once_more = tokenizer.load_pretrained(str(room))  # a run's own final model is a pretrained one too
         assert tokenizer.encode_batch(once_more, texts) == ids and len(once_more) == len(theirs)
         rooms.append(room)
     assert outside(rooms, texts, tmp_path_factory.mktemp("elsewhere")) == expected
@@ -432,7 +435,7 @@ def test_the_saved_pretrained_tokenizer_loads_the_same_here_and_in_plain_hugging
 
 def test_our_own_tokenizer_stays_itself_as_a_pretrained_one(tmp_path):
     tok.save_pretrained(tmp_path)
-    again = tokenizer.pretrained(str(tmp_path))
+    again = tokenizer.load_pretrained(str(tmp_path))
     assert again.backend_tokenizer.decoder.__getstate__() == tok.backend_tokenizer.decoder.__getstate__()
     assert (again.bos_token, again.eos_token, again.pad_token) == (tok.bos_token, tok.eos_token, tok.pad_token)
     for text in (TEXT, *LOOK_ALIKES):
@@ -441,21 +444,21 @@ def test_our_own_tokenizer_stays_itself_as_a_pretrained_one(tmp_path):
 
 
 def test_what_a_vocabulary_does_not_name_is_taken_from_the_end_or_refused(tmp_path):
-    theirs = tokenizer.pretrained(str(own_bpe(tmp_path / "a", eos_token="</s>")))
+    theirs = tokenizer.load_pretrained(str(own_bpe(tmp_path / "a", eos_token="</s>")))
     assert theirs.bos_token == theirs.eos_token == theirs.pad_token == "</s>"
     with pytest.raises(ValueError, match="names no token that ends a document"):
-        tokenizer.pretrained(str(own_bpe(tmp_path / "b", pad_token="<pad>")))
+        tokenizer.load_pretrained(str(own_bpe(tmp_path / "b", pad_token="<pad>")))
 
 
 def test_a_vocabulary_that_reads_signals_in_plain_text_is_refused(tmp_path):
     backend = Tokenizer(models.Unigram([("<unk>", 0.0), ("</s>", 0.0), *((letter, -9.0) for letter in "</s>")], 0))
     PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="any text could end a document"):
-        tokenizer.pretrained(str(tmp_path))
+        tokenizer.load_pretrained(str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["nobody/no-such-model", "/no/such/folder", "{here}"])
 def test_a_tokenizer_that_is_not_there_is_refused_in_words(name, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ValueError, match="no tokenizer could be read from .*Give a folder with tokenizer.json"):
-        tokenizer.pretrained(name.format(here=tmp_path))
+        tokenizer.load_pretrained(name.format(here=tmp_path))

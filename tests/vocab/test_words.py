@@ -1,4 +1,4 @@
-"""vocab: segmentation without loss, counts that do not depend on the workers, the word list, agreement."""
+"""words: segmentation without loss, counts that do not depend on the workers, the word list, agreement."""
 
 import re
 import threading
@@ -16,13 +16,13 @@ from helpers import parallel
 from helpers.vocab import words
 from helpers.vocab.segment_cache import SegmentCache
 from helpers.vocab.words import (
-    _model,
+    _thulac_model,
     boundary_f1,
-    characters,
     choose_words,
+    count_characters,
+    count_differences,
     count_words,
     coverage,
-    differences,
     read_words,
     sample_texts,
     segment,
@@ -56,12 +56,12 @@ def model(monkeypatch):
             return iter(stand_in(re.sub(r"([ \u3000])[ \u3000]+", r"\1", text)))
 
     monkeypatch.setattr(words.thulac, "thulac", Model)
-    _model.cache_clear()
+    _thulac_model.cache_clear()
     yield Model
-    _model.cache_clear()
+    _thulac_model.cache_clear()
 
 
-def test_segment_is_silent_and_keeps_every_blank(model, capsys):
+def test_segment_is_silent_and_keeps_every_space(model, capsys):
     text = "  绿萝\u3000\u3000叶子\t\n\n 发黄  "
     assert segment(text) == [*"  ", "绿萝", *"\u3000\u3000", "叶子", *"\t\n\n ", "发黄", *"  "]
     assert capsys.readouterr() == ("", "")
@@ -131,14 +131,14 @@ def test_a_second_run_over_the_same_lines_segments_nothing(tmp_path):
         seen.append(line)
         return stand_in(line)
 
-    cuts = SegmentCache(tmp_path / "cuts.sqlite")
+    cache = SegmentCache(tmp_path / "cuts.sqlite")
     with parallel.executor(1) as pool:
-        first = count_words(TEXTS, pool, segmenter=segmenter, cuts=cuts)
+        first = count_words(TEXTS, pool, segmenter=segmenter, cache=cache)
         assert len(seen) == 5
-        assert count_words(TEXTS[::-1], pool, segmenter=segmenter, cuts=cuts) == first
-        assert segment_texts(TEXTS, pool, segmenter=segmenter, cuts=cuts) == [stand_in(text) for text in TEXTS]
+        assert count_words(TEXTS[::-1], pool, segmenter=segmenter, cache=cache) == first
+        assert segment_texts(TEXTS, pool, segmenter=segmenter, cache=cache) == [stand_in(text) for text in TEXTS]
         assert len(seen) == 5
-        count_words([*TEXTS, "新的一行\n少浇水。"], pool, segmenter=segmenter, cuts=cuts)
+        count_words([*TEXTS, "新的一行\n少浇水。"], pool, segmenter=segmenter, cache=cache)
         assert seen[5:] == ["新的一行\n"]
 
 
@@ -147,8 +147,8 @@ def test_counts_do_not_depend_on_how_much_text_is_held(monkeypatch, tmp_path, bl
     monkeypatch.setattr(words, "_BLOCK_CHARACTERS", block)
     texts = TEXTS * 5
     with parallel.executor(1) as pool:
-        for cuts in (None, SegmentCache(tmp_path / "cuts.sqlite")):
-            counts = count_words(texts, pool, segmenter=stand_in, cuts=cuts)
+        for cache in (None, SegmentCache(tmp_path / "cuts.sqlite")):
+            counts = count_words(texts, pool, segmenter=stand_in, cache=cache)
             assert counts == Counter(word for text in texts for word in stand_in(text))
 
 
@@ -174,16 +174,16 @@ def test_rjieba_loses_nothing_and_finds_words():
 
 
 def test_segmenters_go_by_name_travel_to_processes_and_keep_their_cuts_apart(monkeypatch):
-    found = {name: words.segmenter(name) for name in ("thulac", "rjieba")}
-    assert found["thulac"][0] is segment
-    assert all(getattr(words, cut.__qualname__) is cut for cut, _ in found.values())  # a process finds it by its name
-    assert found["thulac"][1].path.name == f"thulac-{metadata.version('thulac')}.sqlite"
-    assert found["thulac"][1].path != found["rjieba"][1].path
+    both = {name: words.get_segmenter(name) for name in ("thulac", "rjieba")}
+    assert both["thulac"][0] is segment
+    assert all(getattr(words, cut.__qualname__) is cut for cut, _ in both.values())  # a process finds it by its name
+    assert both["thulac"][1].path.name == f"thulac-{metadata.version('thulac')}.sqlite"
+    assert both["thulac"][1].path != both["rjieba"][1].path
     with pytest.raises(ValueError, match="choose thulac or rjieba"):
-        words.segmenter("jieba")
+        words.get_segmenter("jieba")
     monkeypatch.setattr(words.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r'pip install -e "\.\[text\]"'):
-        words.segmenter("rjieba")
+        words.get_segmenter("rjieba")
 
 
 @given(st.lists(st.text("字", max_size=30)), st.floats(0.01, 1))
@@ -239,10 +239,10 @@ def test_sizes_that_make_no_sense_are_refused(bad):
 
 
 def test_characters_are_weighted_by_their_words():
-    assert characters({"绿萝": 3, "绿": 2, "\n": 1}) == {"绿": 5, "萝": 3, "\n": 1}
+    assert count_characters({"绿萝": 3, "绿": 2, "\n": 1}) == {"绿": 5, "萝": 3, "\n": 1}
 
 
-def test_coverage_counts_running_words_and_no_blanks():
+def test_coverage_counts_running_words_and_no_spaces():
     assert coverage({"绿萝": 3, "浇水": 1, "\n": 100, " ": 7}, ["绿萝"]) == 0.75
     assert coverage({"\n": 5}, ["绿萝"]) == 1.0
 
@@ -271,7 +271,7 @@ def test_boundary_f1_is_the_harmonic_mean_of_precision_and_recall(ours, theirs):
 def test_differences_are_the_shortest_stretches_cut_differently():
     ours = [["归来", "也", "，", "一", "片"], ["甲", "乙丙"], [], ["同"]]
     theirs = [["归", "来", "也", "，", "一片"], ["甲乙", "丙"], [], ["同"]]
-    assert differences(ours, theirs) == {
+    assert count_differences(ours, theirs) == {
         (("归来",), ("归", "来")): 1,
         (("一", "片"), ("一片",)): 1,
         (("甲", "乙丙"), ("甲乙", "丙")): 1,

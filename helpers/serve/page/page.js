@@ -6,9 +6,9 @@ const cancel = byId("cancel");
 const keep = byId("keep");
 const results = byId("results");
 const tip = byId("tip");
-const LEVELS = [0.9, 0.5, 0.2, 0.05]; // class p0 from this probability on, then p1, p2, p3; below them p4
-let alternatives = 5; // how many rivals of each token to ask for
-let model; // its name, as the server tells it
+const LEVELS = JSON.parse(byId("legend").dataset.levels); // class p0 from this probability on, then p1, p2, p3; below p4
+const alternatives = Number(form.dataset.logprobs); // how many rivals of each token to ask for
+let model; // its name
 let running = null; // the AbortController of the request under way
 
 // ---- words: Chinese first, English small ----
@@ -32,30 +32,14 @@ function complain(zh, en) {
 const percent = (p) => (p < 0.001 ? "< 0.1 %" : `${(100 * p).toFixed(1)} %`);
 const visible = (text) => text.replaceAll("\n", "↵").replaceAll(" ", "␣");
 
-// ---- settings: the server knows its limits and defaults ----
+// ---- settings: the server has written its limits and defaults into the sliders ----
 
 function showValue(input) {
   const marks = JSON.parse(input.dataset.marks || "{}");
   input.parentElement.querySelector("output").textContent = marks[input.value] ?? input.value;
 }
 
-async function readLimits() {
-  const { components } = await (await fetch("openapi.json")).json();
-  const rule = (name) => {
-    const found = components.schemas.CompletionRequest.properties[name] ?? {};
-    const forms = found.oneOf ?? found.anyOf ?? []; // a number, or null; a text, or a list of texts
-    return { ...forms.find(({ type }) => type !== "null"), ...found };
-  };
-  for (const input of form.querySelectorAll("input")) {
-    const { minimum, maximum, default: usual } = rule(input.name);
-    input.max = Math.min(input.max, maximum ?? input.max);
-    input.min = Math.max(input.min, minimum ?? input.min);
-    if (input.type !== "range") continue;
-    if (!("own" in input.dataset) && usual != null) input.value = usual; // a range keeps it within min and max
-    showValue(input);
-  }
-  form.elements.prompt.maxLength = rule("prompt").maxLength ?? -1;
-  alternatives = Math.min(alternatives, rule("logprobs").maximum ?? alternatives);
+async function readModel() {
   const { data } = await (await fetch("v1/models")).json();
   model = data[0].id;
   byId("model").replaceChildren(...both("模型", "model"), ` ${model}`);
@@ -67,14 +51,14 @@ function request() {
   for (const input of form.querySelectorAll("input")) {
     if (input.value !== "") body[input.name] = Number(input.value);
   }
-  // without a wish, any seed: told to the user, who can have the same texts again
+  // an empty field: any seed, shown to the user, who can then get the same texts again
   body.seed ??= crypto.getRandomValues(new Uint32Array(1))[0] % (Number(form.elements.seed.max) + 1);
   return body;
 }
 
 // ---- a continuation ----
 
-// Cut a piece of text where its tokens meet. A character that was written in several byte pieces stays whole, and
+// Cut a text where its tokens meet. A character that was written in several byte pieces stays whole, and
 // its probability is their product; so does the rest of a token whose end was cut off.
 function cutAtTokens(text, { tokens, token_logprobs: logprobs, top_logprobs: rivals }) {
   const parts = [];
@@ -96,6 +80,12 @@ function cutAtTokens(text, { tokens, token_logprobs: logprobs, top_logprobs: riv
   });
   close(text.length);
   return parts;
+}
+
+// The class of a token's colour: its characters share its surprise, as in the notebooks.
+function surprisal({ text, p }) {
+  const level = LEVELS.findIndex((least) => p ** (1 / [...text].length) >= least);
+  return `p${level < 0 ? LEVELS.length : level}`;
 }
 
 class Card {
@@ -129,15 +119,15 @@ class Card {
     for (const part of parts) {
       const last = this.text.lastElementChild;
       if (logprobs && part.p === null && last.part_) {
-        last.append(part.text); // the end of a token that began in the piece before
+        last.append(part.text); // the end of a token that began in the event before
         last.part_.text += part.text;
+        last.classList.replace(last.classList[0], surprisal(last.part_));
         continue;
       }
       const span = document.createElement("span");
       span.textContent = part.text;
       if (part.p !== null) {
-        const level = LEVELS.findIndex((least) => part.p >= least);
-        span.className = `p${level < 0 ? LEVELS.length : level}`;
+        span.className = surprisal(part);
         span.dataset.p = part.p.toPrecision(4);
         span.part_ = part;
         span.tabIndex = this.text.querySelector("[tabindex]") ? -1 : 0; // one stop a card; the arrows go on from there
@@ -296,7 +286,7 @@ async function write(body, cards, signal) {
 
 async function generate() {
   running?.abort();
-  const mine = (running = new AbortController());
+  const controller = (running = new AbortController());
   const body = request();
   cancel.disabled = false;
   byId("error").hidden = true;
@@ -309,9 +299,9 @@ async function generate() {
   keep.dataset.seed = body.seed;
   keep.replaceChildren(...both("沿用", `reuse ${body.seed}`));
   try {
-    await write(body, cards, mine.signal);
+    await write(body, cards, controller.signal);
   } catch (error) {
-    if (running !== mine) return; // a newer request has taken over
+    if (running !== controller) return; // a newer request has taken over
     const begun = cards.some((card) => card.written);
     if (!begun) results.replaceChildren(); // nothing that could be kept
     const kept = begun ? ["，已写的留着", "; what was written stays"] : ["", ""];
@@ -326,7 +316,7 @@ async function generate() {
       else complain("服务器没有回答。", "The server does not answer.");
     }
   } finally {
-    if (running === mine) {
+    if (running === controller) {
       running = null;
       results.removeAttribute("aria-busy");
       if (document.activeElement === cancel) go.focus(); // a disabled button would lose the keyboard's place
@@ -364,4 +354,4 @@ document.addEventListener("keydown", (event) => {
 });
 byId("settings").open = matchMedia("(min-width: 40rem)").matches;
 form.querySelectorAll("input[type=range]").forEach(showValue);
-readLimits().catch(() => complain("服务器没有回答。", "The server does not answer."));
+readModel().catch(() => complain("服务器没有回答。", "The server does not answer."));

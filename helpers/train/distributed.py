@@ -1,0 +1,121 @@
+"""Data-parallel training: several processes, each with its share of the windows, train one model (DDP, FSDP).
+
+Ranks, shares, sums over processes, and the wrappers that exchange gradients. With a single process everything here
+does nothing, at no cost. Knows no training loop.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from transformers import PretrainedConfig
+
+from helpers import parallel
+from helpers.train.loss import Loss
+from helpers.train.model import blocks, training_memory
+from helpers.train.settings import TrainSettings
+
+FULLEST = 0.8  # of a GPU's memory, planned for a whole copy of the model: the estimate is right to some 20 %
+
+
+def world() -> tuple[int, int]:
+    """Return this process's rank and the number of processes that train together."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def join_group(device: torch.device) -> None:
+    """Join the process group that torchrun's environment variables describe."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    else:  # by itself each process would take all cores, and how many it takes changes the last digits
+        neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
+        torch.set_num_threads(max(1, parallel.cores() // neighbours))
+    # the launcher's store outlives a restart, with addresses of dead processes: each attempt has its own keys
+    store, rank, size = next(dist.rendezvous("env://"))
+    store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=rank, world_size=size)
+
+
+def leave_group(code: int) -> NoReturn:
+    """Leave the process group, then end this process with an exit code.
+
+    At once: gloo's threads may still hold tensors, and Python's own clearing up then aborts, one time in fifteen.
+    """
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def split_across_ranks(indices: np.ndarray, batch_size: int, rank: int, world: int) -> list[np.ndarray]:
+    """Return this process's micro-batches of one update: every world-th window, at most batch_size at a time.
+
+    All processes get equally many, because they meet in each; the last may be empty.
+    """
+    own = indices[rank::world]
+    most = -(-len(indices) // world)  # windows of the first process
+    return [own[i : i + batch_size] for i in range(0, max(1, most), batch_size)]
+
+
+def sum_over_ranks(values: Sequence[float], device: torch.device) -> list[float]:
+    """Return the values summed over all processes."""
+    if not dist.is_initialized():
+        return list(values)
+    tensor = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(tensor)
+    return tensor.tolist()
+
+
+def gather_over_ranks(values: list) -> list:
+    """Return the lists of all processes as one."""
+    if not dist.is_initialized():
+        return values
+    parts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, values)
+    return [value for part in parts for value in part]
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whole, also where each process holds a part of it; then all of them must call this."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def choose_parallel(
+    settings: TrainSettings, config: PretrainedConfig, n_ctx: int, precision: str, device: torch.device
+) -> str:
+    """Return "ddp" or "fsdp"; "auto" is fsdp where a whole copy for each process would not fit into a GPU's memory."""
+    if settings.parallel != "auto":
+        return settings.parallel
+    if device.type != "cuda":
+        return "ddp"
+    total = torch.cuda.get_device_properties(device).total_memory  # the same in all processes, unlike what is free
+    needed = training_memory(
+        config, settings.batch_size, optimizer=settings.optimizer, precision=precision, n_ctx=n_ctx
+    )
+    return "fsdp" if needed > FULLEST * total else "ddp"
+
+
+def distribute(loss: Loss, parallel: str, device: torch.device) -> nn.Module:
+    """Return `loss` as several processes train it together; one process trains it as it is.
+
+    "ddp": each holds the whole model, and gradients are averaged (Li et al. 2020). "fsdp": each holds a part of
+    each tensor, and a block's weights are put together while it computes (Zhao et al. 2023).
+    """
+    _, size = world()
+    if size == 1:
+        return loss
+    if parallel == "fsdp":
+        mesh = init_device_mesh(device.type, (size,))
+        for block in blocks(loss.model):
+            fully_shard(block, mesh=mesh)
+        fully_shard(loss, mesh=mesh)
+        return loss
+    return DistributedDataParallel(loss, device_ids=[device.index] if device.type == "cuda" else None)

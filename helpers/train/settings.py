@@ -1,0 +1,96 @@
+"""The settings of a training run: notebook 04's parameters as one checked record, a comment per field.
+
+A new setting is written in three places: the notebook's parameter cell, a field here, and where it is used. Knows no
+model, no data and no torch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from helpers.wording import did_you_mean
+
+
+def _setting(default: Any, *, least: int | None = None, affects: str = "result") -> Any:
+    """Return a field; `least` is its smallest value, `affects` says what changes with it: result, speed or watching."""
+    return field(default=default, metadata={"least": least, "affects": affects})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """Notebook 04's parameters, by the same names and with the same defaults.
+
+    Raises ValueError for a number out of its range. What depends on more than one setting, or on the machine, is
+    checked where it is used: `plan.plan`, `model.make_config`, `optim`, `device`.
+    """
+
+    run: str = _setting("sample", affects="watching")  # name of the run: all files are in runs/<run>/
+    # the model
+    architecture: str = _setting("llama")  # llama, gpt2 or moe (llama with a mixture of experts)
+    n_embd: int = _setting(256)  # width
+    n_layer: int = _setting(3)  # blocks
+    n_head: int = _setting(4)  # attention heads per block
+    n_kv_head: int = _setting(0)  # heads for keys and values, shared by the others (llama, moe); 0 means n_head
+    n_experts: int = _setting(4)  # experts per block (moe)
+    experts_per_token: int = _setting(1)  # experts that see each token (moe)
+    aux_loss_coef: float = _setting(5e-4)  # weight of the loss that keeps the experts' work even (moe)
+    dropout: float = _setting(0.0)  # fraction of activations switched off while training
+    pretrained_model: str = _setting("")  # train this model further: a folder or a Hub name; "" means fresh weights
+    # how long, and how much per update
+    epochs: int = _setting(2, least=1)  # times that the model sees the corpus
+    max_minutes: float = _setting(0.0)  # time budget in minutes, instead of epochs; 0 means none
+    batch_size: int = _setting(64, least=1)  # windows per forward pass and process
+    gradient_accumulation: int = _setting(1, least=1)  # forward passes per update
+    # the optimizer
+    optimizer: str = _setting("muon")  # adamw, or muon for the matrices and adamw for the rest
+    lr: float = _setting(1e-2)  # learning rate at its peak
+    beta2: float = _setting(0.95)  # AdamW: decay of the running mean of squared gradients
+    eps: float = _setting(1e-8)  # AdamW: added to the root of that mean
+    warmup_steps: int = _setting(20)  # updates in which the rate climbs from 0 to lr
+    schedule: str = _setting("linear")  # how it falls after that: linear, cosine, wsd (flat, then down) or constant
+    final_lr_fraction: float = _setting(0.0)  # where it ends, as a fraction of lr
+    weight_decay: float = _setting(0.01)  # pull of matrices and tables towards 0
+    max_grad_norm: float = _setting(1.0)  # a longer gradient is shortened to this; 0 means no limit
+    # the machine
+    precision: str = _setting("auto")  # auto, fp32, bf16 or fp16
+    compile: bool = _setting(False, affects="speed")  # let torch compile the model's body
+    device: str = _setting("auto", affects="speed")  # auto, cpu, cuda or mps
+    devices: int = _setting(1, least=1, affects="speed")  # processes that train together
+    parallel: str = _setting("auto", affects="speed")  # each holds the whole model (ddp) or a part of it (fsdp)
+    restarts: int = _setting(1, affects="watching")  # times that all are started again after one has failed
+    # what is written; steps are updates
+    log_step: int = _setting(10, least=1, affects="watching")  # steps between two rows of the log
+    eval_step: int = _setting(200, affects="watching")  # steps between two validations; 0: at the end of an epoch
+    sample_step: int = _setting(100, affects="watching")  # steps between two samples; 0: at the end of the run
+    checkpoint_step: int = _setting(0, affects="watching")  # steps between two checkpoints; 0: one per epoch
+    resume: bool = _setting(True, affects="watching")  # continue an interrupted run of the same settings
+    seed: int = _setting(0)  # first weights, order of the windows, dropout
+    recipe_seconds: float = _setting(6.0, affects="watching")  # seconds per recipe in section 6 of the notebook
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            least, value = each.metadata["least"], getattr(self, each.name)
+            if least is not None and value < least:
+                raise ValueError(f"{each.name} is {value}: it must be at least {least}")
+        if self.max_minutes < 0:
+            raise ValueError(f"max_minutes is {self.max_minutes}: it is a time, or 0 for as long as epochs take")
+        if self.parallel not in ("auto", "ddp", "fsdp"):
+            raise ValueError(f"parallel is '{self.parallel}': choose auto, ddp or fsdp")
+
+    @classmethod
+    def from_parameters(cls, parameters: Mapping[str, Any]) -> "TrainSettings":
+        """Return the settings that notebook 04's parameters give; raise ValueError for a name that is none of them."""
+        known = [each.name for each in fields(cls)]
+        for name in parameters:
+            if name not in known:
+                raise ValueError(f"notebook 04 has no parameter '{name}'{did_you_mean(name, known)}")
+        return cls(**parameters)
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that decide what is computed: a run may be resumed only where these are the same."""
+        return {name: value for name, value in asdict(self).items() if name in names_that_affect("result")}
+
+
+def names_that_affect(what: str) -> set[str]:
+    """Return the names of the settings that change `what`: the result, the speed, or only the watching of a run."""
+    return {each.name for each in fields(TrainSettings) if each.metadata["affects"] == what}

@@ -1,0 +1,100 @@
+"""Mojibake is said where it is, mended where no byte was lost, and never seen in decent text."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.corpus import mojibake
+from helpers.corpus.mojibake import Signs
+
+PROSE = "".join(f"第{n}天，绿萝喜欢散射光，土干了再浇水。\n" for n in range(60))
+TRADITIONAL = "".join(f"第{n}天，綠蘿喜歡散射光，這個國家的人說：「土乾了再澆水！」\n" for n in range(60))
+SENTENCE = "绿萝喜欢散射光，土干了再浇水。他们说这是一个好办法，你觉得呢？\n" * 5
+
+
+def suspicions(text: str) -> str:
+    signs = Signs()
+    signs.count(text)
+    return "; ".join(signs.notes(Counter()))
+
+
+def reversible(text: str, wrong: str, right: str) -> str:
+    """Return what an earlier program made of a text, of which no byte was lost."""
+    data = text.encode(right)
+    if wrong == "cp1252":
+        return "".join(bytes([byte]).decode("cp1252", "ignore") or chr(byte) for byte in data)
+    return data.decode(wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("latin-1", "gb18030"), ("cp1252", "gb18030"), ("latin-1", "utf-8"), ("cp1252", "utf-8"), ("latin-1", "cp950")],
+)
+def test_western_mojibake_is_said_and_mended(wrong, right):
+    text = TRADITIONAL if right == "cp950" else SENTENCE
+    broken = reversible(text, wrong, right)
+    assert "Latin-1" in suspicions(broken)
+    assert "repair=True" in suspicions(broken)
+    assert mojibake.repair(broken) == text
+
+
+@given(st.text(st.sampled_from("绿萝喜欢散射光土干浇水的一是在，。"), min_size=6, max_size=40))
+def test_utf8_read_as_gb18030_is_mended_where_no_byte_was_lost(text):
+    try:
+        broken = text.encode().decode("gb18030")
+    except UnicodeDecodeError:
+        return  # a byte would have been lost
+    assert mojibake.repair(broken * 2) == text * 2
+
+
+def test_lines_of_mojibake_in_a_good_text_are_mended():
+    good, line = "第一章\n", "他水，欢的光"
+    broken = line.encode().decode("gb18030")
+    assert mojibake.repair(good + f"{broken}\n" * 3) == good + f"{line}\n" * 3
+
+
+def test_mojibake_that_lost_bytes_is_said_and_left_alone():
+    broken = (PROSE.encode()).decode("gbk", "replace")
+    assert "UTF-8 read as GBK" in suspicions(broken)
+    assert mojibake.repair("\n".join(row for row in broken.split("\n") if "\ufffd" in row)) is None
+
+
+def test_gbk_that_lost_a_byte_is_said():
+    """All that follows in the line is shifted by half a character."""
+    data = SENTENCE.encode("gbk")
+    broken = (data[:2] + data[3:]).decode("gb18030", "replace")  # with private-use characters
+    assert broken.splitlines()[1:] == SENTENCE.splitlines()[1:]
+    assert "GBK that lost some bytes" in suspicions(broken)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        PROSE,
+        TRADITIONAL,
+        "你在吗?我在这里等你,你什么时候来呢?他们都已经走了!\n" * 9,
+        "Où est le café ? À côté de l'hôtel.\n" * 20,
+        "为什么?\n因为！" * 9,
+        "",
+        "What? Why? 好?\n",
+    ],
+)
+def test_decent_text_is_not_mended(text):
+    assert mojibake.repair(text) is None
+    assert "mojibake" not in suspicions(text)
+
+
+def test_slices_add_up_to_the_file():
+    texts = [PROSE, reversible(SENTENCE, "latin-1", "gb18030"), "???\n？好\n", PROSE.encode().decode("gbk", "replace")]
+    whole, parts = Signs(), Signs()
+    for text in texts:
+        part = Signs()
+        part.count(text)
+        parts.add(part)
+        whole.count(text)
+    assert parts == whole
+    assert (whole.characters, whole.repairable) == (sum(map(len, texts)), 1)
+    assert (whole.question_marks, whole.wide_question_marks) == (3, 1) and whole.misread and whole.latin
+    assert "2 U+FFFD" in "; ".join(whole.notes(Counter({"U+FFFD": 2})))

@@ -1,0 +1,85 @@
+"""What is said of a corpus: per file, per rule, and where nothing is usable."""
+
+import json
+
+import pytest
+from corpora import SENTENCE, build
+
+from helpers import paths
+from helpers.corpus import partition
+from helpers.corpus.inputs import NoDocuments
+from helpers.corpus.mojibake import Signs
+from helpers.corpus.report import NOTES, FileReport, PartReport, Report
+
+
+def test_report_is_written_and_readable(raw):
+    (raw / "a.txt").write_text("<p>一</p>\n<p>二</p>\n", "utf-8")
+    report = build(raw, document="line")
+    written = json.loads((paths.room("test", "corpus") / "report.json").read_text("utf-8"))
+    assert written["rules"] == dict(report.rules) == {"HTML tags": 4}
+    assert written["files"][0]["rules"] == {"HTML tags": 4}
+    assert report.rows()[0][:4] == ("a.txt", "utf-8", 2, 2)
+
+
+def test_bad_lines_of_a_file_in_many_slices_do_not_flood_its_notes(raw, monkeypatch):
+    with open(raw / "a.jsonl", "w", encoding="utf-8") as file:
+        for n in range(900):
+            file.write(json.dumps({"text": f"第{n}篇，{SENTENCE}"}) + "\n" + ("{torn\n" if n % 15 == 0 else ""))
+    monkeypatch.setattr(partition, "TASK_BYTES", 3000)
+    report = build(raw)
+    assert report.documents == 900 and report.dropped == {"unreadable": 60}
+    assert len(report.files) == 1 and len(report.files[0].notes) == NOTES + 1
+    assert "notes more" in report.files[0].notes[-1]
+
+
+def test_errors_say_what_was_looked_for_and_where(raw):
+    with pytest.raises(NoDocuments, match=r"nowhere does not exist: give 'sample', a file or a folder"):
+        build(raw / "nowhere")
+    with pytest.raises(NoDocuments, match=r"no file of the kinds \.txt, \.json, \.jsonl.*no file at all"):
+        build(raw)
+    (raw / "a.pdf").write_bytes(b"%PDF")
+    with pytest.raises(NoDocuments, match=r"1 \.pdf"):
+        build(raw)
+    with pytest.raises(NoDocuments, match=r"a\.pdf is not one of"):
+        build(raw / "a.pdf")
+    (raw / "a.txt").write_bytes(b"\xff\xfe\xfd" * 5 + b"\x00")
+    (raw / "b.txt").write_bytes(b"\xef\xbb\xbf")
+    (raw / "c.txt").write_text("\n\r\n \u3000\t\n", "utf-8", newline="")
+    (raw / "d.txt").write_text("短\n", "utf-8")
+    with pytest.raises(NoDocuments) as error:
+        build(raw, min_length=5)
+    message = str(error.value)
+    assert "no usable document in 4 file(s)" in message
+    assert "b.txt: no text in it" in message
+    assert "d.txt: 1 too short" in message
+    assert not paths.room("test", "corpus").joinpath("parts").exists()
+
+
+def test_slices_are_joined_per_file():
+    first, second, bad = (
+        FileReport("a", "utf-8", "line"),
+        FileReport("a", "utf-8", "line"),
+        FileReport("b", bad="binary"),
+    )
+    first.notes, second.notes = ["once", "twice"], ["twice", "late"]
+    for file, reasons in ((first, ["empty"]), (second, ["empty", "too short"])):
+        for reason in reasons:
+            file.drop(reason, 3)
+    first.signs, second.signs = Signs(characters=9), Signs(characters=1)
+    first.long, first.pieces, second.long, second.pieces = 1, 2, 1, 3
+    parts = [
+        PartReport([first], {"NFC": [["1", "2"], ["3", "4"]]}),
+        PartReport([second, bad], {"NFC": [["5", "6"]] * 9}),
+    ]
+    report = Report("x", [FileReport("a"), FileReport("b")])
+    report.join((PartReport.from_json(part.as_json()) for part in parts), max_length=2000)  # as they travel
+    a, b = report.files
+    assert (a.encoding, a.mode, a.dropped, a.lost) == (
+        "utf-8",
+        "line",
+        {"empty": 2, "too short": 1},
+        {"empty": 6, "too short": 3},
+    )
+    assert a.notes == ["once", "twice", "late", "2 longer than 2,000 characters, cut into 5 documents"]
+    assert (b.bad, b.notes, b.dropped) == ("binary", [], {})
+    assert report.examples == {"NFC": [["1", "2"], ["3", "4"], ["5", "6"]]}

@@ -1,0 +1,126 @@
+"""A batch of rows: each is as if alone, whatever joins, leaves, or slides beside it."""
+
+import pytest
+import torch
+from models import N_CTX, naive_logits
+
+from helpers.generate import generate
+from helpers.generate.batch import DecodeBatch, Row, active_filters, prompt_ids, window_start
+from helpers.generate.settings import Settings
+from helpers.vocab.tokenizer import encode
+
+PROMPTS = ["绿萝怎么浇水？", "", "龟背竹喜欢散射光，冬天", "水"]
+SAMPLED = Settings(max_new_tokens=30, temperature=0.9, top_k=40, top_p=0.95, repetition_penalty=1.2, seed=3)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.parametrize("length", [1, N_CTX - 1, N_CTX, N_CTX + 1, 3 * N_CTX])
+def test_logits_equal_those_without_cache_past_the_window(net, tok, length):
+    """A prompt of any length, and a text that grows past the context, is no crash: the window slides as documented.
+
+    Every logit at every length agrees with a full forward pass to 1e-4.
+    """
+    short = Row([tok.bos_token_id, 9, 10], Settings(max_new_tokens=3 * N_CTX + 2, seed=1))
+    long = Row(range(8, 8 + length), Settings(max_new_tokens=3 * N_CTX + 2, seed=2))
+    batch = DecodeBatch(net, tok)
+    batch.add([short])
+    batch.step()
+    batch.add([long])
+    while long in batch.rows and short in batch.rows:
+        for row, logits in zip(batch.rows, batch.logits, strict=True):
+            torch.testing.assert_close(logits[None], naive_logits(net, tok, row.ids), atol=1e-4, rtol=1e-4)
+        batch.step()
+    assert len(short.new) > 2 or short.finished
+
+
+def test_window_start_slides_by_halves():
+    starts = [window_start(length, 8) for length in range(1, 20)]
+    assert starts == [0] * 8 + [5] * 5 + [10] * 5 + [15]
+    for n_ctx in (1, 2, 3, 8, 9):
+        for length in range(1, 100):
+            assert 1 <= length - window_start(length, n_ctx) <= n_ctx
+
+
+def test_rows_join_and_leave_without_a_trace(net, tok):
+    """Same seed, same text, whatever else is in the batch: rows come, end, and are dropped around it."""
+    ids = [prompt_ids(tok, prompt) for prompt in PROMPTS]
+    alone = generate.generate(net, tok, PROMPTS[0], SAMPLED)[0]
+    row = Row(ids[0], SAMPLED)
+    others = [Row(ids[i % 4], Settings(max_new_tokens=2 + 3 * i, temperature=i / 3, top_k=i, seed=i)) for i in range(8)]
+    batch = DecodeBatch(net, tok)
+    batch.add(others[:3])
+    batch.step()
+    batch.add([row, others[3]])
+    while row in batch.rows:
+        batch.step()
+        if others[4:]:
+            batch.add([others.pop()])
+        batch.drop([other for other in batch.rows if other is not row][:1] if len(batch.rows) > 3 else [])
+    assert row.new == alone.tokens and row.finished == alone.finished
+
+
+def test_only_who_asks_is_told_and_as_much_as_asked(net, tok):
+    rows = [Row(prompt_ids(tok, "水"), Settings(max_new_tokens=3, seed=0, logprobs=n)) for n in (None, 0, 2, 1000)]
+    batch = DecodeBatch(net, tok)
+    batch.add(rows)
+    while batch.rows:
+        batch.step()
+    counts = [[len(token.alternatives) for token in row.logprobs] for row in rows]
+    size = net.config.vocab_size
+    assert counts == [[], *([n] * len(row.new) for n, row in zip((0, 2, size), rows[1:], strict=True))]
+
+
+@pytest.mark.parametrize("length", [N_CTX - 2, 2 * N_CTX])
+def test_no_ngram_comes_twice(net, tok, length):
+    """Within what the model sees; beyond the window it has forgotten."""
+    settings = Settings(max_new_tokens=length, temperature=0.3, seed=1, no_repeat_ngram=2)
+    row = Row(prompt_ids(tok, "水"), settings)
+    batch = DecodeBatch(net, tok)
+    batch.add([row])
+    while batch.rows:
+        seen = batch.ids[0].tolist()
+        batch.step()
+        if not row.finished:
+            assert (seen[-1], row.ids[-1]) not in zip(seen, seen[1:], strict=False)
+
+
+class Only:
+    """A constraint: these tokens, in this order."""
+
+    def __init__(self, tokens):
+        self.tokens = tokens
+
+    def begin(self, tokenizer, eos, max_new_tokens):
+        self.left = list(self.tokens)
+        return self
+
+    def allowed(self, width):
+        return torch.arange(width) == self.left[0]
+
+    def advance(self, token):
+        assert token == self.left.pop(0)
+
+    @property
+    def done(self):
+        return not self.left
+
+
+def test_a_constraint_is_obeyed_and_ends_the_text(net, tok):
+    wanted = encode(tok, "龟背竹喜欢浇水")
+    rows = [Row(prompt_ids(tok, "水"), Settings(max_new_tokens=20, seed=3, constraint=Only(wanted)))]
+    rows.append(Row(prompt_ids(tok, "水"), Settings(max_new_tokens=20, seed=3)))
+    batch = DecodeBatch(net, tok)
+    batch.add(rows)
+    while batch.rows:
+        batch.step()
+    assert rows[0].new == wanted and rows[0].reason == "stop"
+    assert rows[1].new == generate.generate(net, tok, "水", Settings(max_new_tokens=20, seed=3))[0].tokens
+
+
+def test_filters_that_are_off_in_all_rows_are_left_out():
+    """Greedy rows are rows at temperature 0, whatever their top_p; a row that does not use a filter has it off."""
+    rows = [Settings(), Settings(top_p=0, top_k=3), Settings(temperature=0.5, min_p=0.1)]
+    columns = {name: values.tolist() for name, values in active_filters(rows).items()}
+    assert columns == {"temperature": [1, 0, 0.5], "top_k": [0, 3, 0], "min_p": [0, 0, 0.1]}
+    assert active_filters([Settings()]) == {}

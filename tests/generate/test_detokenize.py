@@ -1,0 +1,55 @@
+"""Ids become characters while a text is written: never half a character, nothing after its end, nothing taken back."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.generate.detokenize import Detokenizer
+from helpers.vocab.tokenizer import encode
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    words=st.lists(st.sampled_from(["绿萝", "浇", "水", "浇水", "。", "é", "🌱", "a"]), max_size=12),
+    stop=st.lists(st.text("绿萝浇水。é🌱a", min_size=1, max_size=4), min_size=1, max_size=3),
+)
+def test_stop_strings_are_a_search_in_the_text(tok, words, stop):
+    """Whatever the cuts: the text ends where the first stop string to be complete begins; nothing settled changes."""
+    whole, written, settled = "".join(words), Detokenizer(tok, tuple(stop)), ""
+    for token in encode(tok, whole):
+        ended = written.push(token)
+        assert written.text.startswith(settled)
+        settled = written.text[: written.settled]
+        if ended:
+            break
+    complete = [end for end in range(len(whole) + 1) if any(whole[:end].endswith(each) for each in stop)]
+    assert written.stopped == bool(complete)
+    if not complete:
+        assert written.text == whole
+    else:  # a token may complete several: then the one that begins first
+        assert not any(each in written.text for each in stop)
+        assert whole.startswith(written.text) and len(written.text) <= complete[0]
+
+
+def test_a_character_appears_with_its_last_byte(tok):
+    written, seen = Detokenizer(tok), []
+    for token in encode(tok, "绿萝🌱水"):
+        assert not written.push(token)
+        seen.append(written.text)
+    assert seen == ["绿萝", "绿萝", "绿萝", "绿萝", "绿萝🌱", "绿萝🌱水"]
+    assert written.starts == [0, 2, 2, 2, 2, 3] and written.tokens == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "ended"),
+    [("看土。浇", "看土。"), ("看土。", None), ("\n\n看土\n浇", "\n\n看土\n"), ("“看土！？”浇", "“看土！？”")],
+)
+def test_a_sentence_ends_with_the_character_after_it(tok, text, ended):
+    """Only the next character shows that no closing quote follows."""
+    written = Detokenizer(tok, sentence=True).extend(encode(tok, text))
+    assert (written.text, written.stopped) == (ended or text, ended is not None)
+
+
+def test_tokens_after_the_end_do_not_count(tok):
+    written = Detokenizer(tok, stop=("土",)).extend(encode(tok, "绿萝看土"))
+    assert written.text == "绿萝看" and written.tokens == 2

@@ -1,0 +1,28 @@
+"""Loss curves: their names at the right end can be read, and a long run has a few panels while it goes on."""
+
+from displays import full_rows, rows_of
+
+from helpers.show import curves
+
+
+def test_names_of_lines_do_not_cover_each_other():
+    places = curves.spread_out([0.5, 0.51, 0.0, 0.52, 0.99, 1.0], 0.06, 0.0, 1.0)
+    ordered = sorted(places)
+    assert min(b - a for a, b in zip(ordered, ordered[1:], strict=False)) >= 0.06 - 1e-9
+    assert 0 <= ordered[0] and ordered[-1] <= 1
+    assert places.index(min(places)) == 2 and places[0] < places[1] < places[3] < places[4] < places[5]
+
+
+def test_a_live_figure_has_fewer_panels():
+    whole, live = (curves.run_figure(full_rows(50), live=live) for live in (False, True))
+    assert len(live.axes) == 1 + curves.LIVE < len(whole.axes) == 1 + len(curves.PANELS)
+    assert len(curves.run_figure([]).axes) == 1
+
+
+def test_the_words_of_a_figure_are_its_right_end():
+    assert curves.describe_loss(rows_of(10), 0.95) == "bits per character: training 1.90, validation 2.00, floor 0.95"
+    assert curves.describe_loss([], None) == "bits per character: nothing measured yet"
+
+
+def test_numbers_are_short():
+    assert [curves.short(value) for value in (0.00012, 3400, -12e6, 2.5e9)] == ["0.00012", "3.4k", "-12M", "2.5G"]

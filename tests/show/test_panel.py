@@ -1,0 +1,152 @@
+"""The sampling panel over a fake model: text that streams in, Cancel, bars that follow the sliders."""
+
+import math
+import os
+import re
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from displays import Page, until
+
+from helpers.generate import generate
+from helpers.generate.settings import RANGES, Chunk, Settings, TokenLogprob
+from helpers.show import panel
+
+
+def chunk(text: str, *words: tuple[str, float]) -> Chunk:
+    """A chunk of a text; `words` are (text, probability) of its tokens, where they differ from the chunk."""
+    other = ((text[::-1], math.log(0.25)), ("", -9.0))
+    choices = [TokenLogprob(7, word, math.log(p), 2, other) for word, p in words or [(text, 0.5)]]
+    return Chunk(0, text, tuple(choices), None)
+
+
+@pytest.fixture
+def play(shown, monkeypatch):
+    """A panel over a fake model; `play.stream` is what it streams."""
+    state = SimpleNamespace(forwards=0, stream=lambda prompt, settings, stop: iter([chunk("好"), chunk("的")]))
+
+    def next_logits(model, tokenizer, prompt):
+        state.forwards += 1
+        return torch.tensor([[1, 2]]), torch.tensor([[0.0, 1.0, 2.0, 3.0]])
+
+    monkeypatch.setattr(panel, "PAUSE", 0.01)
+    monkeypatch.setattr(panel, "REDRAW", 0.0)
+    monkeypatch.setattr(generate, "next_logits", next_logits)
+    monkeypatch.setattr(generate, "stream_chunks", lambda model, tokenizer, *rest: state.stream(*rest))
+    model = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=64))
+    names = lambda ids: [["甲", "[CLS]", "<乙>", "丙"][i] for i in ids]  # noqa: E731
+    tokenizer = SimpleNamespace(convert_ids_to_tokens=names)
+    state.panel = panel.Panel(model, tokenizer, "问 <b>\n")
+    until(lambda: "丙" in state.panel.bars.value)
+    return state
+
+
+def test_text_streams_into_the_panel(play):
+    play.panel.generate.click()
+    until(lambda: not play.panel.generate.disabled)
+    words = Page(play.panel.text.value).words
+    assert words == "问 <b>\n好的"
+    assert play.panel.note.value.startswith("2 characters in ")
+    assert play.panel.cancel.disabled
+
+
+def test_the_panel_colours_what_it_wrote_by_probability(play):
+    """A sure word stays plain; the bytes of a rare character share a colour; under the mouse are the alternatives."""
+    rare = chunk("<🌱>", ("<", 0.9), ("\ufffd", 0.1), ("\ufffd", 0.1), ("🌱>", 0.9))
+    play.stream = lambda prompt, settings, stop: iter([chunk("好的", ("好", 0.9), ("的", 0.02)), rare])
+    play.panel.generate.click()
+    until(lambda: not play.panel.generate.disabled)
+    html = play.panel.text.value
+    page = Page(html)
+    assert page.words == "问 <b>\n好的<🌱>" and page.open == [] and page.tags == {"div", "span"}
+    assert re.search('<span title="90.0 %, number 2; likeliest: [^"]*">好</span>', html)
+    assert re.search(r'<span style="background:rgba\([^"]*,0.5\)[^"]*" title="2.0 %[^"]*, ■ [^"]*">的</span>', html)
+    assert re.search(r'<span style="background:rgba\([^"]*,0.18\)[^"]*" title="90.0 %[^"]*">&lt;🌱&gt;</span>', html)
+    assert "probability of a character" in Page(play.panel.legend.value).words
+
+
+def test_cancel_works_in_the_middle_of_a_text(play):
+    def endless(prompt, settings, stop):
+        while not stop.is_set():
+            yield chunk("字")
+            time.sleep(0.005)
+
+    play.stream = endless
+    began = time.monotonic()
+    play.panel.generate.click()
+    assert time.monotonic() - began < 1  # the callback left the work to a thread
+    assert play.panel.generate.disabled and not play.panel.cancel.disabled
+    worker = play.panel.worker
+    until(lambda: play.panel.text.value.count(">字<") >= 3)
+    assert "▌" in play.panel.text.value
+    play.panel.generate.click()  # while a text is being written, nothing new begins
+    assert play.panel.worker is worker
+    play.panel.cancel.click()
+    worker.join(5)
+    assert not worker.is_alive()
+    assert play.panel.note.value.startswith("cancelled: ")
+    assert "▌" not in play.panel.text.value and not play.panel.generate.disabled
+
+
+def test_errors_are_told_in_the_panel(play):
+    def broken(prompt, settings, stop):
+        yield chunk("好")
+        raise ValueError("the prompt is <too> long")
+
+    play.stream = broken
+    play.panel.generate.click()
+    until(lambda: not play.panel.generate.disabled)
+    assert Page(play.panel.note.value).words == "the prompt is <too> long"
+    assert Page(play.panel.text.value).words.endswith("好")
+
+
+def test_sliders_redraw_the_bars_without_a_new_forward(play):
+    before = play.panel.bars.value
+    assert "&lt;乙&gt;" in before and "[CLS]" in before
+    play.panel.settings["top_k"].value = 1
+    until(lambda: play.panel.bars.value != before)
+    assert "100.0 %" in play.panel.bars.value
+    assert play.forwards == 1
+    play.panel.prompt.value = "别的"
+    until(lambda: play.forwards == 2)
+
+
+def test_settings_are_those_of_the_sliders(play):
+    got = []
+    play.stream = lambda prompt, settings, stop: got.append((prompt, settings)) or iter(())
+    play.panel.settings["seed"].value = 7
+    play.panel.settings["temperature"].value = 0.5
+    play.panel.settings["min_p"].value = 0.1
+    play.panel.generate.click()
+    until(lambda: not play.panel.generate.disabled)
+    assert got == [
+        (
+            "问 <b>\n",
+            Settings(
+                max_new_tokens=64,
+                temperature=0.5,
+                top_k=0,
+                top_p=0.95,
+                repetition_penalty=1.0,
+                seed=7,
+                min_p=0.1,
+                logprobs=panel.ALTERNATIVES,
+            ),
+        )
+    ]
+
+
+def test_headless_the_panel_is_a_sentence(play, monkeypatch):
+    assert "application/vnd.jupyter.widget-view+json" in play.panel.box._repr_mimebundle_()
+    monkeypatch.setitem(os.environ, "HEADLESS", "1")
+    assert list(play.panel.box._repr_mimebundle_()) == ["text/plain"]
+
+
+def test_the_sliders_are_those_of_the_one_table(play):
+    sliders = {name: widget for name, widget in play.panel.settings.items() if name in RANGES}
+    assert list(sliders) == [name for name, values in RANGES.items() if values.slider]
+    for name, widget in sliders.items():
+        assert (widget.min, widget.max, widget.step) == RANGES[name].slider
+        assert isinstance(widget.value, type(RANGES[name].off)) and widget.tooltip == RANGES[name].note

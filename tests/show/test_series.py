@@ -1,0 +1,39 @@
+"""Rows as arrays: long runs averaged, gaps kept, steps as seconds and tokens."""
+
+import math
+
+import pytest
+
+from helpers.show import series
+
+
+def test_a_long_run_is_averaged_not_sampled():
+    rows = [{"event": "step", "step": i, "bits_per_char": float(i % 2)} for i in range(10_000)]
+    steps, values, *_ = series.averaged(rows, "step", "bits_per_char", points=100)
+    assert len(steps) == len(values) == 100
+    assert values == pytest.approx(0.5)
+
+
+def test_a_nan_is_a_gap_and_hides_no_number():
+    rows = [{"event": "step", "step": i, "grad_norm": math.nan if i == 3 else 1.0 + (i == 5)} for i in range(1, 9)]
+    steps, values, *_ = series.averaged(rows, "step", "grad_norm")
+    assert list(steps) == list(range(1, 9)) and math.isnan(values[2])
+    _, values, *_ = series.averaged(rows, "step", "grad_norm", points=4)
+    assert list(values) == [1.0, 1.0, 1.5, 1.0]
+    *_, low, high = series.averaged(rows, "step", "grad_norm", points=4)  # the step that stood out is still seen
+    assert list(low) == [1.0] * 4 and list(high) == [1.0, 1.0, 2.0, 1.0]
+    assert series.last_value([*rows, {"event": "step", "step": 9, "grad_norm": None}], "step", "grad_norm") == 1.0
+
+
+def test_seconds_of_several_sessions_only_grow():
+    rows = [{"event": "step", "step": 10 * i, "train_seconds": t, "tokens_per_second": 100.0}
+            for i, t in enumerate((1.0, 2.0, 0.5, 1.5), 1)]  # fmt: skip
+    steps, at = series.axis_positions(rows, "train_seconds")
+    assert list(steps) == [0, 10, 20, 30, 40] and list(at) == [0, 1, 2, 2.5, 3.5]
+    _, tokens = series.axis_positions(rows, "tokens")
+    assert list(tokens) == pytest.approx([0, 100, 200, 250, 350])
+    old = [{"event": "step", "step": 1, "seconds": 3.0}]  # rows of before: no train_seconds
+    assert list(series.axis_positions(old, "train_seconds")[1]) == [0, 3]
+    assert series.axis_positions(old, "tokens") is None
+    with pytest.raises(ValueError, match="choose one of step, train_seconds, tokens"):
+        series.axis_positions(rows, "hours")

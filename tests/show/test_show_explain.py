@@ -1,0 +1,128 @@
+"""A text explained: each character in the colour of its own probability, filters, copied stretches, attention."""
+
+import math
+import re
+
+import pytest
+from displays import HOSTILE, Page
+from hypothesis import HealthCheck, given, settings
+
+from helpers.generate import explain, memorization, surprisal
+from helpers.generate.diversity import Cell
+from helpers.show import notebook as show
+from helpers.show.explain import ALPHAS
+
+
+def step(text: str, p: float, *filters: explain.Filter, others=()) -> explain.Step:
+    bits = -math.log2(p)
+    return explain.Step(7, text, p, 3, bits, bits / len(text) if text else None, tuple(others), filters)
+
+
+def took(name: str, removed: int, lost: float, chosen: float, *likeliest) -> explain.Filter:
+    return explain.Filter(name, removed, lost, chosen, likeliest)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(HOSTILE, HOSTILE)
+def test_any_text_can_be_seen_through(shown, one, two):
+    shown.clear()
+    work = took("top_k", 3, 0.25, 0.5, (one, 0.2), (two, 0.05))
+    show.explained(
+        [step(one, 0.5, work, others=[(two, 0.5)]), step("", 0.25, work), step(two, 0.001, work)], prompt=one
+    )
+    show.filters([step(one, 0.5, work), step(two, 0.5, work)])
+    stretches = (memorization.Stretch(0, len(one), 7, 2),) if one else ()
+    show.copied([memorization.Copied(one + two, len(one), stretches, 8, 0, 0)])
+    show.attention([one, two], [[1.0, 0.0], [0.5, 0.5]], title=two)
+    for output in shown:
+        page = Page(output["data"]["text/html"])
+        assert page.tags <= {"table", "thead", "tbody", "tr", "td", "th", "div", "span"}
+        assert page.attributes <= {"style", "title"} and page.open == []
+        assert output["data"]["text/plain"].strip()
+    assert Page(shown[0]["data"]["text/html"]).words.startswith(one + one + two)
+    assert one + two in Page(shown[2]["data"]["text/html"]).words
+
+
+def test_each_character_has_the_colour_of_its_own_chance(shown):
+    """Three characters that share a word's bits are each more likely than the word; three bytes are one character."""
+    steps = [step("好", 0.6), step("龟背竹", 0.001), step("", 0.5), step("", 0.5), step("🌱", 0.02), step("", 0.3)]
+    show.explained(steps, prompt="问\n")
+    html = shown[0]["data"]["text/html"]
+    grounds = re.findall(r'<span(?: style="background:rgba\([\d,]+,([\d.]+)\)[^"]*")? title="[^"]*">(.*?)</span>', html)
+    # 0.001 ** (1/3) = 0.1, and 0.5 × 0.5 × 0.02 = 0.005
+    assert grounds == [("", "好"), ("0.34", "龟背竹"), ("0.7", "🌱"), ("0.18", "■")]
+    assert '<span style="opacity:.55">问\n</span>' in html
+    lines = shown[0]["data"]["text/plain"].splitlines()
+    assert lines[0].split() == ["text", "probability", "rank", "bits", "likeliest"] and len(lines) == 7
+    assert lines[1].split()[:2] == ["好", "60.0"]
+
+
+def test_the_mouse_tells_what_the_filters_did(shown):
+    work = (took("top_k", 2000, 0.123, 0.7, ("很", 0.05)), took("temperature", 0, 0.0, 0.8))
+    show.explained([step("水", 0.6, *work, others=[("水", 0.6), ("", 0.2)])])
+    (title,) = re.findall('title="([^"]*)"', shown[0]["data"]["text/html"])
+    assert title.splitlines() == [
+        "60.0 %, number 3 of the model's choices, 0.74 bits".replace("'", "&#x27;"),
+        "likeliest: 水 60.0 %, ■ 20.0 %",
+        "top_k: 70.0 %; took away 2,000 tokens with 12.3 %: 很 5.0 % …",
+        "temperature: 80.0 %",
+    ]
+
+
+def test_filters_are_summed_up_over_the_text(shown):
+    show.filters([
+        step("绿", 0.5, took("top_k", 10, 0.2, 0.6, ("很", 0.1)), took("top_p", 0, 0.0, 0.6)),
+        step("萝", 0.25, took("top_k", 20, 0.4, 0.35, ("大", 0.3)), took("top_p", 0, 0.0, 0.35)),
+    ])  # fmt: skip
+    lines = [re.split(r"\s{2,}", line) for line in shown[0]["data"]["text/plain"].splitlines()[1:]]
+    assert lines == [["top_k", "15", "30.0 %", "+10.0", "绿▸ 大 30.0 %"], ["top_p", "0", "–", "+0.0"]]
+    show.filters([])
+    show.filters([step("绿", 0.5)])
+
+
+def test_copied_stretches_are_marked_whole_and_neighbours_apart(shown):
+    stretches = (
+        memorization.Stretch(1, 4, 5, 2), memorization.Stretch(3, 8, 12345, 1), memorization.Stretch(8, 10, 0, 3),
+    )  # fmt: skip
+    show.copied([memorization.Copied("零一二三四五六七八九十", 5, stretches, 2, 10, 4)])
+    data = shown[0]["data"]
+    assert (
+        data["text/plain"]
+        == "[longest stretch 5 characters · 40.0 % of its 2-grams known]\n零【一二】【三四五六七】【八九】十"
+    )
+    hues = re.findall(r"background:rgba\((\d+),", data["text/html"].split("known</div>")[1])
+    assert len(hues) == 3 and hues[0] != hues[1] != hues[2]
+    assert 'title="5 characters, 1 times, first in document 12,345">三四五六七<' in data["text/html"]
+    show.copied([])
+    show.copied([memorization.Copied("", 0, (), 8, 0, 0)])
+
+
+def test_the_grid_has_a_table_a_measure(shown):
+    cells = [Cell(t, p, 0.1 + t, 0.01, 5.0 + p, 0.5) for t in (0.5, 1.0) for p in (0.9, 1.0)]
+    show.grid(cells)
+    plain = shown[0]["data"]["text/plain"]
+    assert plain.split("\n\n")[0].splitlines() == [
+        "diversity: n-grams that differ", "t \\ p   0.9     1", "  0.5  0.60  0.60", "    1  1.10  1.10",
+    ]  # fmt: skip
+    assert plain.count("t \\ p") == 4
+    assert Page(shown[0]["data"]["text/html"]).open == []
+    show.grid([Cell(1.0, 1.0, 0.5, 0.0, None, None)])  # without an index: two measures
+    assert shown[1]["data"]["text/plain"].count("t \\ p") == 2
+
+
+def test_attention_shows_the_last_tokens_and_where_each_looks(shown):
+    size = 50
+    weights = [[1.0 if j == max(0, i - 1) else 0.0 for j in range(size)] for i in range(size)]
+    names = [f"词{i}" for i in range(size)]
+    show.attention(names, weights, "layer 0, head 1")
+    lines = shown[0]["data"]["text/plain"].splitlines()
+    assert lines[0] == "layer 0, head 1 (the last 40 of 50 tokens)" and len(lines) == 41
+    assert lines[1] == "词10 → 词9 100.0 %" and lines[-1] == "词49 → 词48 100.0 %"
+    html = shown[0]["data"]["text/html"]
+    assert html.count("<td") == 40 * 41 / 2 and len(html) < 100_000
+    with pytest.raises(ValueError, match="2 tokens and 1 rows"):
+        show.attention(["一", "二"], [[1.0]])
+
+
+def test_there_is_a_colour_for_each_level_of_surprisal():
+    assert len(ALPHAS) == len(surprisal.LEVELS) + 1 and list(ALPHAS) == sorted(ALPHAS) and ALPHAS[0] == 0

@@ -1,0 +1,82 @@
+"""Text as HTML with a plain-text twin: whatever the text is, it is shown as text, and Chinese is aligned."""
+
+import pytest
+from displays import HOSTILE, Page
+from hypothesis import HealthCheck, given, settings
+
+from helpers.show import notebook as show
+from helpers.show import text
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(HOSTILE, HOSTILE)
+def test_any_text_is_shown_as_text(shown, one, two):
+    shown.clear()
+    show.table([[one, 1], [two, 2.5]], ["text", one])
+    show.documents([one, two])
+    show.pieces({one: [one, two], "tokenizer": [two]})
+    show.probabilities([(one, 0.5, 0.9), (two, 0.1, 0)])
+    show.samples([one + two, two], prompt=one)
+    show.labels([one, two], [two, None])
+    show.samples_over_time([{"event": "sample", "step": 1, "text": one}])
+    show.spikes([{"event": "spike", "step": 1, "windows": [{"index": two, "loss": 2.0, "text": one}]}])
+    for output in shown:
+        page = Page(output["data"]["text/html"])
+        assert page.tags <= {"table", "thead", "tbody", "tr", "td", "th", "div", "span", "code", "br"}
+        assert page.attributes <= {"style"}
+        assert page.open == []
+        assert output["data"]["text/plain"].strip()
+    assert text.visible(one) in Page(shown[2]["data"]["text/html"]).words
+
+
+def test_blanks_and_newlines_can_be_seen(shown):
+    show.pieces({"cut": ["好", " ", "\u3000", "\n", "\t", "\u200b", "养"]})
+    assert shown[0]["data"]["text/plain"] == "cut (7): 好|␣|␣|↵|⇥|‹200B›|养"
+
+
+def test_table_aligns_chinese_in_plain_text(shown):
+    show.table([["龙血树", 12345, True], ["a", 7, False]], ["word", "times", "seen"])
+    assert shown[0]["data"]["text/plain"].splitlines() == [
+        "word     times  seen",
+        "龙血树  12,345  True",
+        "a            7  False",
+    ]
+    assert text.number(0.123456) == "0.1235"
+    assert text.number(123456.7) == "123,457"
+    with pytest.raises(ValueError, match="2 columns got a row of 1"):
+        show.table([["a"]], ["one", "two"])
+
+
+def test_documents_reads_no_more_than_it_shows(shown):
+    def endless():
+        yield "字" * 1000
+        yield "二"
+        raise AssertionError("read too far")
+
+    show.documents(endless(), limit=2, characters=10)
+    assert shown[0]["data"]["text/plain"] == f"[1 · 1,000 characters]\n{'字' * 10} …\n\n[2 · 1 characters]\n二"
+
+
+def test_removed_tokens_are_told_from_unlikely_ones(shown):
+    show.probabilities([("太阳", 0.5, 1.0), ("阴", 0.0001, 0.0)])
+    words = Page(shown[0]["data"]["text/html"]).words
+    assert "< 0.1 %" in words and "–" in words and "100.0 %" in words
+
+
+def test_the_prompt_is_dimmed_only_where_it_is(shown):
+    show.samples(["问\n答"], prompt="问\n")
+    assert '<span style="opacity:.55">问\n</span>答' in shown[0]["data"]["text/html"]
+    assert text.render_continuation("别的", "问") == "别的"
+
+
+def test_labels_need_one_label_an_input(shown):
+    with pytest.raises(ValueError, match="2 inputs and 1 labels"):
+        show.labels(["a", "b"], ["b"])
+    show.labels(["我"] * 100, [None] * 100)
+    assert shown[0]["data"]["text/plain"].count("我") == 100
+
+
+def test_columns_are_those_of_a_terminal():
+    """A combining mark takes no column, an emoji two: counted in characters, the second column would not line up."""
+    lines = text.plain_table([["e\u0301", "|"], ["龙", "|"], ["🌱", "|"], ["ab", "|"]], [False, False])
+    assert lines == ["e\u0301   |", "龙  |", "🌱  |", "ab  |"]

@@ -1,0 +1,92 @@
+"""device: what "auto" chooses, what is refused, and what the machine says of itself."""
+
+import contextlib
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from helpers import device
+from helpers.device import (
+    autocast,
+    describe_device,
+    empty_cache,
+    is_out_of_memory,
+    matmul_rate,
+    memory_free,
+    memory_peak,
+    pick_device,
+    pick_precision,
+)
+
+CPU = torch.device("cpu")
+
+
+def test_auto_is_the_gpu_of_this_process_where_there_is_one(monkeypatch):
+    assert pick_device("cpu") == CPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert pick_device("auto") == CPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert pick_device("auto") == pick_device("cuda") == torch.device("cuda:3")
+    assert pick_device("cuda:1") == torch.device("cuda:1")
+
+
+def test_a_gpu_that_is_not_there_is_refused_with_what_to_write(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match='use device = "auto"'):
+        pick_device("cuda")
+
+
+@pytest.mark.parametrize("bf16, expected", [(1.0, "fp32"), (1.3, "fp32"), (2.0, "bf16")])
+def test_auto_is_bf16_on_a_cpu_that_is_quick_at_it(monkeypatch, bf16, expected):
+    monkeypatch.setattr(device, "matmul_rate", lambda name, _: {"bf16": bf16, "fp32": 1.0}[name])
+    assert pick_precision("auto", CPU) == expected
+
+
+@pytest.mark.parametrize("supported, expected", [(True, "bf16"), (False, "fp16")])
+def test_auto_on_a_gpu_is_what_the_card_has(monkeypatch, supported, expected):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported)
+    assert pick_precision("auto", torch.device("cuda:0")) == expected
+
+
+def test_a_precision_is_taken_as_it_is_or_refused():
+    assert [pick_precision(name, CPU) for name in ("fp32", "bf16", "fp16")] == ["fp32", "bf16", "fp16"]
+    with pytest.raises(ValueError, match="precision 'fp8' is unknown: choose auto, fp32, bf16 or fp16"):
+        pick_precision("fp8", CPU)
+
+
+def test_matrix_products_run_in_the_precision_and_weights_stay():
+    a = torch.ones(4, 4)
+    with autocast("bf16", CPU):
+        assert (a @ a).dtype == torch.bfloat16 and a.dtype == torch.float32
+    with autocast("fp32", CPU) as context:
+        assert context is None and (a @ a).dtype == torch.float32
+    assert isinstance(autocast("fp32", CPU), contextlib.nullcontext)
+
+
+def test_a_rate_is_positive_and_believable():
+    assert 1e8 < matmul_rate("fp32", CPU, laps=2) < 1e15
+
+
+def test_out_of_memory_is_recognized():
+    assert is_out_of_memory(torch.OutOfMemoryError("x")) and is_out_of_memory(MemoryError())
+    assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to …"))
+    assert not is_out_of_memory(RuntimeError("shape mismatch")) and not is_out_of_memory(KeyboardInterrupt())
+
+
+def test_the_peak_grows_with_what_is_held_and_stays():
+    before = memory_peak(CPU)
+    held = np.ones(before, np.uint8)  # as much as this process ever held, once more
+    peak = memory_peak(CPU)
+    assert peak > before
+    del held
+    assert memory_peak(CPU) > 0.99 * peak  # Linux adds up pages in batches
+    assert 0 < memory_free(CPU) <= psutil.virtual_memory().total
+
+
+def test_the_machine_describes_itself():
+    facts = describe_device(CPU)
+    assert facts["gpu"] is None and facts["cores"] >= 1 and facts["torch"] == torch.__version__
+    empty_cache(CPU)  # nothing to do, and no error

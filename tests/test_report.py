@@ -1,0 +1,51 @@
+"""The report of a run: one page that fetches nothing, with its figures, its samples and its notebooks."""
+
+import json
+from html.parser import HTMLParser
+
+import nbformat
+import pytest
+
+from helpers import paths, report
+from helpers.run import main
+
+
+class Outside(HTMLParser):
+    """Collect what a page would have to fetch."""
+
+    def __init__(self):
+        super().__init__()
+        self.fetched, self.tags = [], set()
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        for name, value in attributes:
+            if name in ("src", "srcset", "data") or (tag == "link" and name == "href"):
+                self.fetched += [] if value.startswith("data:") else [value]
+
+
+@pytest.mark.slow
+def test_the_report_is_one_page_that_fetches_nothing(house):
+    samples = paths.room("r", "generate") / "samples.jsonl"
+    samples.parent.mkdir(parents=True)
+    samples.write_text(json.dumps({"text": "床前<b>明月光"}, ensure_ascii=False) + "\n", "utf-8")
+    book = nbformat.read(paths.notebook("vocab"), as_version=4)
+    book.cells[2].source += (
+        "\nfrom IPython.display import HTML, IFrame, Image, display"
+        "\ndisplay(HTML('<b>月</b>'), IFrame('http://127.0.0.1:5005', 9, 9), Image(bytes(range(9)), format='png'))"
+    )
+    nbformat.write(book, paths.notebook("vocab"))
+    assert main(["corpus", "vocab", "--run", "r"]) == 0
+    page = (paths.run_dir("r") / "report.html").read_text("utf-8")
+    outside = Outside()
+    outside.feed(page)
+    assert outside.fetched == [] and "iframe" not in outside.tags and "script" not in outside.tags
+    assert "床前&lt;b&gt;明月光" in page and "<b>月</b>" in page and "data:image/png;base64" in page
+    assert "characters 12,345" in page and page.count("<details") == 6 and "vocab 一步" in page
+
+
+def test_figures_that_a_stage_did_not_find_are_left_out(monkeypatch):
+    monkeypatch.setattr(
+        report, "read_manifest", lambda run, stage: {"result": {"steps": 900, "val_bits_per_char": 0.5}}
+    )
+    assert report.one_line("r", "train") == "steps 900 · validation, bits per character 0.500"

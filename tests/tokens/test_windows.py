@@ -1,0 +1,136 @@
+"""windows: every answer is in a window, padding is masked, a batch is narrow, an epoch visits each window once."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers import paths
+from helpers.manifest import RoomError
+from helpers.tokens.windows import IGNORE, TokenStream, Windows, choose_packing, encode_texts, epoch_order
+from helpers.vocab import tokenizer
+
+
+def test_texts_in_memory_are_the_stream_of_their_shards(run, texts, write):
+    stream, loaded = write(3), tokenizer.load_tokenizer(paths.room(run, "vocab"))
+    memory = encode_texts(loaded, texts[:190])
+    np.testing.assert_array_equal(memory.read(0, len(memory)), stream.read(0, len(stream)))
+    np.testing.assert_array_equal(memory.documents, stream.documents)
+
+
+class Counting:
+    """A stand-in stream whose ids are their own positions."""
+
+    def __init__(self, size: int):
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        return np.arange(start, min(stop, self.size), dtype=np.int64)
+
+
+@given(st.integers(2, 200), st.integers(1, 40), st.data())
+def test_windows_hold_every_answer(size, n_ctx, data):
+    """No tail is dropped and no window is ragged (the book announced 5 steps, ran 0, and saved the model)."""
+    stride = data.draw(st.integers(1, n_ctx))
+    answers, scored = Counter(), Counter()
+    windows = Windows(Counting(size), n_ctx, stride, pad_id=-7)
+    once = Windows(Counting(size), n_ctx, stride, pad_id=-7, once=True)
+    for i in range(len(windows)):
+        inputs, labels = windows[i]
+        assert inputs.shape == labels.shape == (n_ctx,)
+        real = labels != IGNORE
+        assert real.any()
+        np.testing.assert_array_equal(inputs[real] + 1, labels[real])
+        assert (inputs[~real] == -7).all()
+        answers.update(labels[real].tolist())
+        scored.update(once[i][1][once[i][1] != IGNORE].tolist())
+    assert set(answers) == set(range(1, size))
+    assert scored == Counter(range(1, size))
+    if stride == n_ctx:
+        assert answers == Counter(range(1, size))
+    part = once.first(2)
+    assert len(part) == min(2, len(once))
+    assert part.answers == sum(int((part[i][1] != IGNORE).sum()) for i in range(len(part)))
+
+
+def test_a_run_without_shards_says_what_to_run(run):
+    with pytest.raises(RoomError, match="run notebook 03_tokenize again, or: python -m helpers.run tokenize --run t"):
+        TokenStream(run, "train", "uint16")
+
+
+def test_the_windows_of_the_docstring():
+    windows = Windows(Counting(6), 4, 4, pad_id=-7)
+    rows = [[row.tolist() for row in windows[i]] for i in range(len(windows))]
+    assert rows == [[[0, 1, 2, 3], [1, 2, 3, 4]], [[4, -7, -7, -7], [5, -100, -100, -100]]]
+
+
+@pytest.mark.parametrize("stride", [0, 9])
+def test_a_stride_that_leaves_tokens_out_is_refused(stride):
+    with pytest.raises(ValueError, match="stride"):
+        Windows(Counting(50), 8, stride, 0)
+
+
+@given(st.lists(st.integers(2, 60), min_size=1, max_size=20), st.integers(1, 40), st.data())
+def test_windows_over_documents_hold_every_answer_of_one_document(sizes, n_ctx, data):
+    """A window never holds two documents, each document is seen from its start, and no answer is lost."""
+    stride = data.draw(st.integers(1, n_ctx))
+    stream = Counting(sum(sizes))
+    stream.documents = np.cumsum([0, *sizes[:-1]])
+    windows = Windows(stream, n_ctx, stride, pad_id=-7, packing="documents")
+    once = Windows(stream, n_ctx, stride, pad_id=-7, packing="documents", once=True)
+    answers, scored = set(), Counter()
+    for i in range(len(windows)):
+        inputs, labels = windows[i]
+        real = labels != IGNORE
+        assert real.sum() == windows.lengths[i] > 0
+        document = np.searchsorted(stream.documents, inputs[real], side="right")
+        assert len({*document, *np.searchsorted(stream.documents, labels[real], side="right")}) == 1
+        answers.update(labels[real].tolist())
+        scored.update(once[i][1][once[i][1] != IGNORE].tolist())
+    wanted = set(range(sum(sizes))) - set(stream.documents.tolist())  # a document's start is nobody's answer
+    assert answers == wanted
+    assert scored == Counter(wanted)
+    assert windows.answers == len(wanted)
+    assert set(stream.documents.tolist()) <= set(windows.starts.tolist())
+
+
+def test_a_batch_is_as_wide_as_its_longest_window():
+    stream = Counting(60)
+    stream.documents = np.array([0, 5, 25])
+    windows = Windows(stream, 32, 32, pad_id=-7, packing="documents")
+    inputs, labels = windows.batch([0, 1])
+    assert inputs.shape == labels.shape == (2, 24)  # 19 answers, in eights
+    assert (labels[0, 4:] == IGNORE).all() and (labels[1, 19:] == IGNORE).all()
+    assert windows.batch([2, 3])[0].shape == (2, 32)
+
+
+def test_packing_suits_the_documents(write):
+    stream = write(2)
+    assert choose_packing("auto", stream, 64) == "documents"
+    assert choose_packing("auto", stream, 4) == "stream"
+    with pytest.raises(ValueError, match="packing"):
+        choose_packing("tetris", stream, 4)
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=500), st.integers(0, 2**32), st.integers(0, 50))
+def test_order_visits_each_window_once(lengths, seed, epoch):
+    first = epoch_order(np.array(lengths), seed, epoch)
+    assert sorted(first) == list(range(len(lengths)))
+    np.testing.assert_array_equal(first, epoch_order(np.array(lengths), seed, epoch))
+
+
+def test_epochs_have_different_orders():
+    lengths = np.full(100, 7)
+    assert (epoch_order(lengths, 0, 0) != epoch_order(lengths, 0, 1)).any()
+
+
+def test_batches_hold_little_padding():
+    lengths = np.random.default_rng(0).integers(10, 100, 10_000)
+    ordered = lengths[epoch_order(lengths, 0, 0)]
+    padded = sum(len(batch) * batch.max() for batch in np.split(ordered, range(32, len(ordered), 32)))
+    assert lengths.sum() > 0.95 * padded

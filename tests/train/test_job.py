@@ -1,0 +1,72 @@
+"""Room 04 with a run's rooms: one model beside another, a thread that can be stopped, a trial."""
+
+import pytest
+import torch
+from models import settings, weights
+from transformers import AutoModelForCausalLM
+
+from helpers import paths
+from helpers.train import job, plan
+from helpers.vocab.tokenizer import load_tokenizer
+
+
+def test_the_plan_is_what_the_run_does(run):
+    given = settings(run)
+    training = job.start(given)
+    figures = training.wait()
+    assert figures["steps"] == training.total_steps == plan.plan(given)["total_steps"]
+    assert not training.running
+
+
+def test_another_model_is_put_aside_not_destroyed(run):
+    job.start(settings(run)).wait()
+    before = weights(run)
+    job.start(settings(run, lr=5e-3)).wait()
+    previous = AutoModelForCausalLM.from_pretrained(paths.run_dir(run) / "model-previous" / "final_model")
+    assert all(torch.equal(p, before[name]) for name, p in previous.named_parameters())
+    assert any(not torch.equal(p, before[name]) for name, p in weights(run).items())
+
+
+def test_an_error_in_the_thread_reaches_whoever_waits(run):
+    with pytest.raises(ValueError, match="optimizer"):
+        job.start(settings(run, optimizer="magic")).wait()
+
+
+def test_stop_ends_the_run_and_a_second_start_finishes_it(run):
+    given = settings(run, epochs=60)
+    training = job.start(given)
+    while not rows_so_far(training):
+        pass
+    training.stop()
+    training.stop()
+    stopped = training.wait()
+    assert 0 < stopped["steps"] < stopped["total_steps"]
+    assert job.start(given).wait()["steps"] == stopped["total_steps"]
+
+
+def rows_so_far(training) -> bool:
+    return training.metrics_path.is_file() and '"event": "step"' in training.metrics_path.read_text("utf-8")
+
+
+def test_a_trial_leaves_the_runs_model_alone(run, tmp_path):
+    job.start(settings(run)).wait()
+    before = weights(run)
+    found = job.trial(settings(run, lr=5e-3), 1.0, tmp_path / "elsewhere")
+    assert found["steps"] > 5 and found["seconds"] < 3 and (tmp_path / "elsewhere" / "metrics.jsonl").is_file()
+    assert all(torch.equal(p, before[name]) for name, p in weights(run).items())
+
+
+def test_the_librarys_generate_writes_no_padding_even_if_the_model_would(run, capsys):
+    job.start(settings(run)).wait()
+    model = AutoModelForCausalLM.from_pretrained(paths.room(run, "train") / "final_model").eval()
+    tok = load_tokenizer(paths.room(run, "vocab"))
+    special = set(tok.all_special_ids) - {tok.eos_token_id}
+    with torch.no_grad():
+        model.get_input_embeddings().weight[sorted(special)] *= 1000.0  # tied to the output: they win, or lose, it all
+    start = torch.full((20, 1), tok.bos_token_id)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        assert set(model(start).logits[:, -1].argmax(-1).tolist()) <= special
+    written = model.generate(start, attention_mask=torch.ones_like(start), do_sample=True, max_new_tokens=5)
+    ended = (written == tok.eos_token_id).cumsum(1).bool()  # `generate` fills up behind the end
+    assert not set(written[:, 1:][~ended[:, 1:]].tolist()) & special

@@ -1,0 +1,54 @@
+"""Room 04: plain numbers about a run: means, its length, a loss that stands out."""
+
+import math
+
+import numpy as np
+import pytest
+
+from helpers.train.state import FIRST_GUESS, Progress, RunningMeans, SpikeDetector, StepBudget
+
+
+def test_means_weigh_each_label_the_same():
+    means = RunningMeans()
+    means.add(loss=8.0, correct=1, labels=2, seconds=0.5)
+    means.add(loss=4.0, correct=5, labels=6, seconds=0.25)
+    assert means.means(0.5) == {"loss": 1.5, "bits_per_char": 0.75, "accuracy": 0.75}
+    assert means.seconds == 0.75
+    assert RunningMeans(**vars(means)) == means  # as a checkpoint holds them
+
+
+@pytest.mark.parametrize(("step", "epoch", "position"), [(0, 0, 0), (3, 0, 24), (4, 1, 0), (5, 1, 8), (12, 3, 0)])
+def test_epochs_are_exact_from_wherever_the_run_is(step, epoch, position):
+    """25 windows, 8 an update: 4 updates an epoch, the last one smaller."""
+    budget = StepBudget(epochs=3, max_minutes=0.0, windows=25, windows_per_update=8, val_tokens=50)
+    assert not budget.by_clock
+    assert budget.total_steps(Progress(step=step, epoch=epoch, position=position)) == 12
+    assert budget.warmup(500, 12) == 500
+
+
+def test_a_time_budget_follows_the_measured_pace():
+    """60 s; 20 are gone, the last validation will take 4: 36 s are left for updates of half a second."""
+    budget = StepBudget(epochs=3, max_minutes=1.0, windows=25, windows_per_update=8, val_tokens=50)
+    assert budget.by_clock and budget.total_steps(Progress()) == FIRST_GUESS
+    budget.update_seconds.extend([0.5, 0.5, 9.0])  # one that was slow changes nothing
+    assert budget.total_steps(Progress(step=30, seconds=20.0, validating=4.0, updating=15.0, tokens=900)) == 30 + 72
+    assert budget.total_steps(Progress(step=30, seconds=59.0, validating=4.0, updating=15.0, tokens=900)) == 30
+    assert budget.warmup(500, 100) == 20 and budget.warmup(5, 100) == 5
+
+
+def test_before_a_validation_is_measured_it_counts_a_third_of_the_work():
+    """A resumed run has no pace yet: the mean since its beginning. 100 tokens/s forward and back, 300 forward only."""
+    budget = StepBudget(epochs=3, max_minutes=1.0, windows=25, windows_per_update=8, val_tokens=900)
+    assert budget.total_steps(Progress(step=10, seconds=27.0, updating=20.0, tokens=2000)) == 10 + math.ceil(30 / 2)
+
+
+def test_a_spike_is_noticed_and_noise_is_not():
+    random = np.random.default_rng(0)
+    spikes = SpikeDetector()
+    assert not any(spikes.check(4 - 0.02 * i + 0.05 * random.standard_normal()) for i in range(60))
+    assert spikes.check(6.0) == pytest.approx(3.3, abs=0.2)
+
+
+def test_the_first_losses_are_no_spikes():
+    spikes = SpikeDetector()
+    assert not any(spikes.check(loss) for loss in [1.0] * 19 + [50.0])
