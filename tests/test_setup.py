@@ -31,14 +31,14 @@ IMPORTS = {
     "manifest": {"paths", "wording", "files"},
     "parallel": set(),
     "device": {"parallel"},
-    "corpus": {"paths", "files", "manifest", "parallel"},
-    "vocab": {"paths", "files", "manifest", "parallel"},
-    "tokens": {"paths", "files", "manifest", "parallel", "vocab"},
-    "train": {"paths", "files", "manifest", "parallel", "device", "vocab", "tokens"},
+    "corpus": {"paths", "wording", "files", "manifest", "parallel"},
+    "vocab": {"paths", "wording", "files", "manifest", "parallel"},
+    "tokens": {"paths", "wording", "files", "manifest", "parallel", "vocab"},
+    "train": {"paths", "wording", "files", "manifest", "parallel", "device", "vocab", "tokens"},
     "generate": {"paths", "files", "manifest", "vocab", "corpus.shards"},
-    "serve": {"paths", "manifest", "generate"},
+    "serve": {"manifest", "generate"},
     "report": {"paths", "files", "manifest"},
-    "run": {"paths", "files", "manifest", "report", "corpus.find"},
+    "run": {"paths", "wording", "files", "manifest", "report", "corpus.find"},
 }
 WITH_TORCH = {"device", "tokens.windows", "train", "generate", "serve", "show"}
 MODULES = sorted((ROOT / "helpers").rglob("*.py"))
@@ -203,6 +203,21 @@ def test_the_map_is_the_tree(file):
     if file.parent.name == "helpers":
         readme = (ROOT / "README.md").read_text("utf-8")
         assert all(re.search(rf"^ *{name}/? ", readme, re.MULTILINE) for name in names)
+
+
+@each_module
+def test_each_module_has_its_test_file(file):
+    """tests/<room>/test_<module>.py; test_<something>_<module>.py where two rooms have a module of that name."""
+    if file.stem.startswith("__"):
+        return
+    folder = ROOT / "tests" / file.parent.relative_to(ROOT / "helpers")
+    assert [test for test in folder.glob("test_*.py") if f"_{test.stem}".endswith(f"_{file.stem}")]
+
+
+def test_no_two_test_files_have_one_name():
+    """pytest imports them by their names alone."""
+    names = [file.name for file in (ROOT / "tests").rglob("*.py") if file.name != "conftest.py"]
+    assert len(names) == len(set(names))
 
 
 # what people search for, and the module that must say so in the first lines

@@ -14,8 +14,7 @@ import charset_normalizer
 
 BLOCK_BYTES = 2**20  # read at a time
 SAMPLE_BYTES = 2**16  # looked at for a guess; the guess is then tried on every byte
-LINE_BYTES = 2**26  # the longest line of a file whose encoding changes; its lines are held whole
-CHANGES = 1000  # changes of encoding in one file; with more it is a heap of lines from anywhere
+LINE_BYTES = 2**26  # the longest line held whole, where a file is cut at its lines
 CERTAIN = 0.995  # confidence that need not be shown
 
 ByteSource = Path | Callable[[], BinaryIO]  # a file, or a function that opens its stream of bytes from the start
@@ -169,9 +168,9 @@ def _sample(source: ByteSource) -> bytes:
 
 
 def fits(data: bytes, name: str) -> bool:
-    """Return whether bytes are a text in this encoding, perhaps with a last character that is not whole."""
+    """Return whether bytes are a text in this encoding; its last character may be cut, if no line end follows it."""
     try:
-        codecs.getincrementaldecoder(name)().decode(data)
+        codecs.getincrementaldecoder(name)().decode(data, data.endswith(b"\n"))
     except UnicodeDecodeError:
         return False
     return True
@@ -210,16 +209,10 @@ def _guesses(sample: bytes) -> list[Encoding]:
 
 def _doubt(sample: bytes, name: str) -> dict:
     """Ask charset-normalizer about bytes that fit an encoding but give no everyday text."""
-    other = _abroad(sample, name)
-    if not other:
+    best = charset_normalizer.from_bytes(sample, cp_isolation=[name, *_ABROAD]).best()
+    if best is None or best.encoding == name:
         return {"confidence": 0.6, "hint": f"few everyday characters in it: is it really {_shown(name)}?"}
-    return {"confidence": 0.3, "hint": f"perhaps it is {other}, not {_shown(name)}: save it as UTF-8"}
-
-
-def _abroad(data: bytes, *names: str) -> str:
-    """Return the encoding of another language that charset-normalizer prefers to the ones named, or ""."""
-    best = charset_normalizer.from_bytes(data, cp_isolation=[*names, *_ABROAD]).best()
-    return "" if best is None or best.encoding in names else best.encoding
+    return {"confidence": 0.3, "hint": f"perhaps it is {best.encoding}, not {_shown(name)}: save it as UTF-8"}
 
 
 def _has_utf8(source: ByteSource) -> bool:
@@ -247,17 +240,13 @@ def _several(source: ByteSource, first: Encoding, other: str) -> Encoding:
             at, name = _change(line, now, other)
             if at < 0:
                 fault = _where(source, position + _fits_to(line, now), _shown(now))
-                other_language = _abroad(line) if number == 1 else ""
-                hint = f" (perhaps it is {other_language}, which is not read here)" if other_language else ""
                 tried = _shown(other if now == "utf-8" else "utf-8")
-                raise BadFile(f"{fault}, and its line is not {tried} either{hint}. {_ADVICE}")
+                raise BadFile(f"{fault}, and its line is not {tried} either. {_ADVICE}")
             if name != now:
                 start = position + at
                 if start == sections[-1][0]:
                     sections.pop()  # it would be empty
                 sections.append((start, number, name))
-            if len(sections) > CHANGES:
-                raise BadFile(f"its encoding changes more than {CHANGES:,} times, utf-8 and {_shown(other)}. {_ADVICE}")
             position += len(line)
             number += 1
             last = line
@@ -277,32 +266,21 @@ def _change(line: bytes, now: str, other: str) -> tuple[int, str]:
     """Return where in a line the encoding that it ends with starts, and that encoding; (-1, "") if none fits."""
     if line.isascii():
         return 0, now
-    if _fits_line(line, "utf-8"):
-        return 0, now if now == other and not _surely_utf8(line) and _fits_line(line, other) else "utf-8"
-    if _fits_line(line, other) and _everyday(line, other) >= _everyday(line, "utf-8"):
+    if fits(line, "utf-8"):
+        return 0, now if now == other and not _surely_utf8(line) and fits(line, other) else "utf-8"
+    if fits(line, other) and _everyday(line, other) >= _everyday(line, "utf-8"):
         return 0, other
     if now == "utf-8":  # two files joined in the middle of a line
         at = _fits_to(line, "utf-8")
         rest = line[at:]
-        if _fits_line(rest, other) and _everyday(rest, other) > _everyday(rest, "utf-8"):
+        if fits(rest, other) and _everyday(rest, other) > _everyday(rest, "utf-8"):
             return at, other
     else:
         for match in re.finditer(rb"[\xe3-\xe9\xef](?=[\x80-\xbf]{2})", line):
             at = match.start()
-            if _fits_line(line[at:], "utf-8") and _fits_line(line[:at] + b"\n", other):
+            if fits(line[at:], "utf-8") and fits(line[:at] + b"\n", other):
                 return at, "utf-8"
     return -1, ""
-
-
-def _fits_line(line: bytes, name: str) -> bool:
-    """Return whether a line fits; only one without an end, the last of its file, may end inside a character."""
-    if not line.endswith(b"\n"):
-        return fits(line, name)
-    try:
-        line.decode(name)
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _fits_to(data: bytes, name: str) -> int:
@@ -321,87 +299,32 @@ def _second(sample: bytes) -> str:
     return max(names, key=lambda name: sum(_everyday(line, name) for line in lines if fits(line, name)))
 
 
-def blocks(source: ByteSource, encoding: Encoding, start: int = 0, stop: int = 0, cell: int = 0) -> Iterator[str]:
+def blocks(source: ByteSource, encoding: Encoding, start: int = 0, stop: int = 0) -> Iterator[str]:
     """Yield a text in pieces as they come from the disk, from byte `start` to before `stop` (0: the end).
 
-    Both must be ends of lines. A truncated last character is left out. With `cell`, an empty piece marks the line ends
-    that `line_end` returns for the multiples of so many bytes; else no piece is empty.
+    Both must be ends of lines. A truncated last character is left out.
     """
     sections = encoding.sections or ((encoding.bom, 1, encoding.name),)
     ends = [at for at, _, _ in sections[1:]] + [stop or 2**63]
     with _open(source) as stream:
-        position = max(start, sections[0][0])
-        _skip(stream, position)
-        mark = (position // cell + 1) * cell if cell else 2**63
+        position = stream.seek(start) if start else len(stream.read(encoding.bom))
         for (_, _, name), end in zip(sections, ends, strict=True):
-            decoder, wide, ended = codecs.getincrementaldecoder(name)(), "\n".encode(name), False
-            while position < end:
-                block = stream.read(min(BLOCK_BYTES, end - position, mark - position))
-                if not block and position < mark:
-                    break
+            decoder = codecs.getincrementaldecoder(name)()
+            while position < end and (block := stream.read(min(BLOCK_BYTES, end - position))):
                 position += len(block)
-                ended = _ends_line(block, wide) if block else ended
-                if position == mark and not ended:
-                    rest = _rest_of_line(stream, wide, min(cell, end - position))
-                    position += len(rest)
-                    block += rest
-                    ended = _ends_line(rest, wide)
                 if text := decoder.decode(block):
                     yield text
-                if position >= mark:
-                    mark += cell
-                    if ended:
-                        yield ""
 
 
-def line_end(source: ByteSource, encoding: Encoding, at: int, limit: int) -> int:
-    """Return the end of the line that byte `at` is in, `at` itself if a line ends there; 0 if it is `limit` away."""
-    wide = "\n".encode(encoding.name)
-    with _open(source) as stream:
-        _skip(stream, at - len(wide))
-        if stream.read(len(wide)) == wide:
-            return at
-        rest = _rest_of_line(stream, wide, limit)
-    return at + len(rest) if _ends_line(rest, wide) else 0
+def line_end(path: Path, at: int, blank: bool = False) -> int:
+    """Return the end of the line that byte `at` - 1 is in, or with `blank` of the first blank line after that one.
 
-
-def blank_line(source: ByteSource, encoding: Encoding, at: int) -> int:
-    """Return the end of the first blank line that is at byte `at` or after; 0 if there is none."""
-    wide, blank = "\n".encode(encoding.name), b"|".join(mark.encode(encoding.name) for mark in " \t\r")
-    gap = re.compile(wide + b"(?:" + blank + b")*" + wide)
-    position, kept = at // 4 * 4, b""
-    with _open(source) as stream:
-        _skip(stream, position)
-        while block := stream.read(BLOCK_BYTES):
-            data = kept + block
-            for match in gap.finditer(data):
-                if match.start() % len(wide) == 0:
-                    return position + match.end()
-            kept = data[-len(data) % 4 - 256 :] if len(data) > 256 else data  # a blank line at the border
-            position += len(data) - len(kept)
-    return 0
-
-
-def _ends_line(block: bytes, wide: bytes) -> bool:
-    """Return whether whole characters end in a line end, which in UTF-16 and UTF-32 is 2 or 4 bytes `wide`."""
-    return block.endswith(wide) and len(block) % len(wide) == 0
-
-
-def _rest_of_line(stream: BinaryIO, wide: bytes, limit: int) -> bytes:
-    """Read to the next line end, or `limit` bytes; the stream's position is between two characters."""
-    rest = b""
-    while len(rest) < limit and not _ends_line(rest, wide):
-        line = stream.readline(limit - len(rest))
-        if not line:
-            break
-        rest += line
-        rest += stream.read(-len(rest) % len(wide))  # to the end of the character
-    return rest
-
-
-def _skip(stream: BinaryIO, count: int) -> None:
-    if stream.seekable():
-        stream.seek(count)
-        return
-    while count and (block := stream.read(min(BLOCK_BYTES, count))):
-        count -= len(block)
+    It is 0 if there is none, or only after a line of more than LINE_BYTES. Not for UTF-16 and UTF-32.
+    """
+    with open(path, "rb") as stream:
+        stream.seek(at - 1)
+        line = stream.readline(LINE_BYTES)
+        while blank and line.endswith(b"\n"):
+            line = stream.readline(LINE_BYTES)
+            blank = not line.isspace()
+        return stream.tell() if line.endswith(b"\n") else 0

@@ -3,11 +3,10 @@
 This is the door to room 01 for the runner: what it must know of a corpus without reading one.
 """
 
-import fnmatch
 import os
 import re
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 from helpers import paths
@@ -71,17 +70,18 @@ def find_inputs(source: str, root: Path | None = None) -> tuple[list[Input], Cou
         if kind_of(path.name)[0] not in KINDS + ARCHIVES:
             raise NoDocuments(f"{path} is not one of {kinds}: save it as one of these")
     elif path.is_dir():
-        base, files = path, sorted(_walk(path, None, left_out))
+        base, files = path, sorted(_walk(path, left_out))
     elif re.search(r"[*?\[]", source):
         base, pattern = _split_glob(path)
-        every = _walk(base, pattern, left_out)
-        files = sorted((name, size) for name, size in every if _matches(tuple(name.split("/")), pattern))
+        found = ((file.relative_to(base), file) for file in set(base.glob(pattern)) if file.is_file())
+        kept = [(name, file) for name, file in found if not any(map(is_ignored, name.parts))]
+        files = sorted((name.as_posix(), file.stat().st_size) for name, file in kept)
         if not files:
             raise NoDocuments(f"no file is named like {path}: '*' stands for any part of a name, '**' for any folders")
     else:
         raise NoDocuments(f"{path} does not exist: give '{BUILT_IN}', a file or a folder ({kinds})")
     # 2. those of a kind that is read, and the members of archives
-    inputs = []
+    inputs: list[Input] = []
     for name, size in files:
         kind = kind_of(name)[0]
         # a name that is not UTF-8 on disk becomes readable text
@@ -89,7 +89,10 @@ def find_inputs(source: str, root: Path | None = None) -> tuple[list[Input], Cou
         if kind in KINDS:
             inputs.append(item)
         elif kind in ARCHIVES:
-            inputs += _members(item, left_out)
+            try:
+                inputs += list_archive(item, left_out)
+            except BadFile:  # reading it will say why
+                inputs.append(item)
         else:
             left_out[kind or "(none)"] += 1
     if not inputs:
@@ -98,7 +101,7 @@ def find_inputs(source: str, root: Path | None = None) -> tuple[list[Input], Cou
     return inputs, left_out
 
 
-def _walk(base: Path, pattern: Sequence[str] | None, left_out: Counter) -> Iterator[tuple[str, int]]:
+def _walk(base: Path, left_out: Counter) -> Iterator[tuple[str, int]]:
     """Yield the files under a folder with their sizes; links to folders are not followed, so there is no circle."""
 
     def on_error(error: OSError) -> None:
@@ -106,40 +109,19 @@ def _walk(base: Path, pattern: Sequence[str] | None, left_out: Counter) -> Itera
             raise error
         left_out["folders that may not be opened"] += 1
 
-    deepest = len(pattern) - 1 if pattern and "**" not in pattern else 10**6
     for folder, folders, files in os.walk(base, onerror=on_error):
         inner = Path(folder).relative_to(base)
-        folders[:] = [name for name in folders if len(inner.parts) < deepest and not is_ignored(name)]
+        folders[:] = [name for name in folders if not is_ignored(name)]
         for name in files:
             if not is_ignored(name) and (path := Path(folder, name)).is_file():
                 yield (inner / name).as_posix(), path.stat().st_size
 
 
-def _split_glob(path: Path) -> tuple[Path, tuple[str, ...]]:
-    """Return the folder before a glob's first wildcard, and the parts from there on."""
+def _split_glob(path: Path) -> tuple[Path, str]:
+    """Return the folder before a glob's first wildcard, and the pattern from there on."""
     parts = path.parts
     first = next(i for i, part in enumerate(parts) if re.search(r"[*?\[]", part))
     base = Path(*parts[:first])
     if not base.is_dir():
         raise NoDocuments(f"{base} is not a folder: nothing can be named like {path}")
-    return base, parts[first:]
-
-
-def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
-    """Return whether a path matches a glob, part by part; "**" stands for any number of folders."""
-    if not pattern or not parts:
-        return not pattern and not parts
-    if pattern[0] == "**":
-        return _matches(parts, pattern[1:]) or _matches(parts[1:], pattern)
-    return fnmatch.fnmatch(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
-
-
-def _members(item: Input, left_out: Counter) -> list[Input]:
-    """Return the members of an archive, or the archive itself if it is broken."""
-    counts: Counter = Counter()
-    try:
-        inputs = list_archive(item, counts)
-    except BadFile:
-        return [item]
-    left_out.update(counts)
-    return inputs
+    return base, "/".join(parts[first:])

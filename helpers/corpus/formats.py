@@ -13,6 +13,7 @@ import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from helpers.corpus import encodings, mojibake
@@ -23,7 +24,6 @@ from helpers.corpus.report import FileReport
 
 MODES = ("auto", "block", "line", "file")
 HOLD = 1_000_000  # characters of one document held at a time; a longer one is cut, at the next line end
-CELL = 2**22  # bytes after which a document of mode "file" is cut at a line end, so that workers can share the file
 LINE = 2**26  # characters of a line or a JSON value; a longer one is no text
 FIELD = 2**24  # characters of a field of a .csv: a quotation mark that is never closed takes all that follows
 ROWS = 256  # read at a time of a .parquet
@@ -50,8 +50,8 @@ class ReadOptions:
 def slices(item: Input, options: ReadOptions, max_bytes: int) -> list[Input]:
     """Cut one large file into inputs of about `max_bytes` that give the same documents, in order; or [item].
 
-    Only a .txt or .jsonl is cut, if it is neither packed nor in an archive and has one encoding: at ends of documents,
-    in mode "file" at the line ends where `read` cuts it anyway, every CELL bytes. Reads the file once. Raises BadFile.
+    Only a .txt or .jsonl is cut, if it is neither packed nor in an archive and has one encoding, with line ends of one
+    byte: at ends of documents, or in mode "file" at line ends. Reads the file once. Raises BadFile.
     """
     kind, packing = kind_of(item.path.name)
     if item.member or packing or kind not in (".txt", ".jsonl") or item.size <= max_bytes:
@@ -59,22 +59,11 @@ def slices(item: Input, options: ReadOptions, max_bytes: int) -> list[Input]:
     encoding = encodings.find_encoding(item.path)
     mode = _mode(item.path, encoding, options) if kind == ".txt" else ""
     item = replace(item, encoding=encoding, mode=mode)
-    if encoding.sections:
+    if encoding.sections or encoding.name.startswith(("utf-16", "utf-32")):
         return [item]
-    starts, at = [0], max_bytes
-    while at < item.size:
-        if mode == "file":
-            at = (at + CELL - 1) // CELL * CELL
-            end = encodings.line_end(item.path, encoding, at, CELL) if at < item.size else 0
-        elif mode == "block":
-            end = encodings.blank_line(item.path, encoding, at)
-        else:
-            end = encodings.line_end(item.path, encoding, max(4, at // 4 * 4), item.size)
-        if starts[-1] < end < item.size:
-            starts.append(end)
-        elif not end and mode != "file":
-            break
-        at = max(at, end) + max_bytes
+    starts = [0]
+    while 0 < (end := encodings.line_end(item.path, starts[-1] + max_bytes, mode == "block")) < item.size:
+        starts.append(end)
     return [
         replace(item, start=start, stop=stop, size=(stop or item.size) - start)
         for start, stop in zip(starts, [*starts[1:], 0], strict=True)
@@ -86,15 +75,11 @@ def read(item: Input, options: ReadOptions, report: FileReport) -> Iterator[str]
 
     Memory is bounded by a block of the file and a document. Raises BadFile, OSError.
     """
-    texts = _read(item, options, report)
-    if not options.repair:
-        yield from texts
-        return
-    for text in texts:
-        mended = mojibake.repair(text)
-        report.rules["mojibake repaired"] += mended is not None
-        yield text if mended is None else mended
-    report.rules += Counter()  # without a zero
+    for text in _read(item, options, report):
+        if options.repair and (mended := mojibake.repair(text)) is not None:
+            report.rules["mojibake repaired"] += 1
+            text = mended
+        yield text
 
 
 def _read(item: Input, options: ReadOptions, report: FileReport) -> Iterator[str]:
@@ -117,8 +102,7 @@ def _read(item: Input, options: ReadOptions, report: FileReport) -> Iterator[str
         pieces = functools.partial(encodings.blocks, source, encoding, begin, end)
         if kind == ".txt":
             report.mode = item.mode or _mode(source, encoding, options)
-            text = pieces(CELL if report.mode == "file" else 0)
-            yield from split_documents(even(text, report.rules), report.mode)
+            yield from split_documents(even(pieces(), report.rules), report.mode)
         elif kind == ".json":
             yield from _texts_of(_json_items(pieces, encoding, report), "item", options, report)
         elif kind == ".jsonl":
@@ -129,25 +113,17 @@ def _read(item: Input, options: ReadOptions, report: FileReport) -> Iterator[str
             yield from _texts_of(rows, "row", options, report)
 
 
-def even(pieces: Iterable[str], counts: Counter, others: str = "\v\f\x85\u2028\u2029") -> Iterator[str]:
+def even(pieces: Iterable[str], counts: Counter, ends: str = "\r\v\f\x85\u2028\u2029") -> Iterator[str]:
     """Yield pieces of text in which each line ends in \\n; those that ended otherwise are counted."""
     cr = ""
     for piece in pieces:
-        mark = not piece
         piece = cr + piece
         cr = "\r" if piece.endswith("\r") else ""  # its \n may be in the next piece
         piece = piece.removesuffix(cr)
-        places = 0
-        if "\r" in piece:
-            places = piece.count("\r")
-            piece = piece.replace("\r\n", "\n").replace("\r", "\n")
-        for end in others:
-            if end in piece:
-                places += piece.count(end)
-                piece = piece.replace(end, "\n")
-        if places:
+        if any(end in piece for end in ends):
+            piece, places = re.subn(f"\r\n|[{ends}]", "\n", piece)
             counts["line ends"] += places
-        if piece or mark:
+        if piece:
             yield piece
     if cr:
         counts["line ends"] += 1
@@ -160,39 +136,19 @@ _GAP = re.compile(r"\n(?:[^\S\n]*\n)+")
 def split_documents(pieces: Iterable[str], mode: str) -> Iterator[str]:
     """Yield the documents of a text: each "line", each "block" between blank lines, or the whole "file".
 
-    The text comes in pieces, whose borders do not matter, with \\n as line end; in mode "file" an empty piece ends a
-    document. One longer than HOLD characters is cut at the next line end; a line of twice as many, in its middle.
+    The text comes in pieces, whose borders do not matter, with \\n as line end. A document longer than HOLD characters
+    is cut at the next line end; a line of twice as many, in its middle.
     """
     rest = ""
     for piece in pieces:
         text = rest + piece
-        if mode == "line":
-            *rows, rest = text.split("\n")
-            for row in rows:
-                if len(row) > HOLD:
-                    yield from (row[at : at + HOLD] for at in range(0, len(row), HOLD) if row[at : at + HOLD].strip())
-                elif row and not row.isspace():
-                    yield row
-            while len(rest) > HOLD:
-                if rest[:HOLD].strip():
-                    yield rest[:HOLD]
-                rest = rest[HOLD:]
-            continue
-        whole, rest = [], text
-        if mode == "block":
-            *whole, rest = _GAP.split(text)
-        elif not piece:
-            whole, rest = [text], ""
+        *whole, rest = text.split("\n") if mode == "line" else _GAP.split(text) if mode == "block" else [text]
         for document in whole:
             yield from _held(document)
         while len(rest := _without_blank_start(rest)) > 2 * HOLD:
             document, rest = _hold(rest)
             yield document
-    if mode == "line":
-        if rest.strip():
-            yield rest
-    else:
-        yield from _held(rest)
+    yield from _held(rest)
 
 
 def _held(text: str) -> Iterator[str]:
@@ -202,8 +158,7 @@ def _held(text: str) -> Iterator[str]:
         yield document
     if text and not text.isspace():
         # without blank lines at its end
-        stripped = len(text.rstrip())
-        end = text.find("\n", stripped)
+        end = text.find("\n", len(text.rstrip()))
         yield text if end < 0 else text[:end]
 
 
@@ -242,19 +197,14 @@ def _mode(source: ByteSource, encoding: Encoding, options: ReadOptions) -> str:
 
 def _rows(pieces: Iterable[str]) -> Iterator[str]:
     """Yield lines without their ends. Raises BadFile for one of more than LINE characters."""
-    held, length = [], 0
-    for piece in even(pieces, Counter(), ""):
-        first, *more = piece.split("\n")
-        held.append(first)
-        length += len(first)
-        if length > LINE:
+    rest = ""
+    for piece in even(pieces, Counter(), "\r"):
+        *rows, rest = (rest + piece).split("\n")
+        yield from rows
+        if len(rest) > LINE:
             raise BadFile(f"a line of more than {LINE:,} characters: is it one record per line?")
-        if more:
-            yield "".join(held)
-            yield from more[:-1]
-            held, length = [more[-1]], len(more[-1])
-    if "".join(held):
-        yield "".join(held)
+    if rest:
+        yield rest
 
 
 def _json_lines(pieces: Iterable[str]) -> Iterator[tuple]:
@@ -274,17 +224,10 @@ def _loads(row: str):
 def _json_items(pieces: Callable[[], Iterator[str]], encoding: Encoding, report: FileReport) -> Iterator[tuple]:
     """Yield (number, value) of a .json: the items of its list, or its lines if it is JSON lines by another name."""
     text = _Json(pieces, encoding)
-    number = lists = 0
-    while text.next() == "[":
-        lists += 1
-        for item in text.items():
-            number += 1
-            yield number, item
-    if lists > 1:
-        report.notes.append(f"not one JSON list but {lists:,}, one after the other: all were read")
-    if lists and text.next():
-        text.fail("Extra data")
-    if lists:
+    if text.next() == "[":
+        yield from enumerate(text.items(), 1)
+        if text.next():
+            text.fail("Extra data")
         return
     value = text.value()
     if not text.next():
@@ -396,7 +339,7 @@ def _table_rows(rows: Iterator[str], kind: str, options: ReadOptions, report: Fi
             f"no column '{missing[0]}'; the first row of a {kind} names its columns, here: {', '.join(header)[:500]} "
             "(choose with text_key)"
         )
-    reader = csv.reader(_lines_for_csv(rows), delimiter=mark)
+    reader = csv.reader(chain((f"{row}\n" for row in rows), [_END]), delimiter=mark)
     odd, number, before = [], 1, 0
     try:
         for number, row in enumerate(reader, 2):
@@ -416,12 +359,6 @@ def _table_rows(rows: Iterator[str], kind: str, options: ReadOptions, report: Fi
 
 
 _END = "\0end\0"  # a row of its own, or swallowed by a quotation mark that is never closed
-
-
-def _lines_for_csv(rows: Iterator[str]) -> Iterator[str]:
-    for row in rows:
-        yield f"{row}\n"
-    yield _END
 
 
 def _parquet_rows(source: ByteSource, stack: contextlib.ExitStack, options: ReadOptions) -> Iterator[tuple]:

@@ -128,21 +128,15 @@ def make_tasks(
 # ---- one part ----
 
 
-class PartWriter:
+class PartWriter(contextlib.ExitStack):
     """Writes the files of one part; use it with `with`, which leaves nothing behind of a part that was not finished."""
 
     def __init__(self, part: Path, seed: int, near: bool):
+        super().__init__()
         self.part, self.seed, self.near = part, seed, near
         self.rows: list[np.ndarray] = [np.empty(0, _ROW)]
         self.signatures: list[np.ndarray] = [np.empty((0, dedup.PERMUTATIONS), np.uint32)]
-
-    def __enter__(self) -> "PartWriter":
-        self.stack = contextlib.ExitStack()
-        self.lines = self.stack.enter_context(atomic_write(self.part.with_suffix(".lines")))
-        return self
-
-    def __exit__(self, *error) -> None:
-        self.stack.__exit__(*error)
+        self.lines = self.enter_context(atomic_write(part.with_suffix(".lines")))
 
     def write(self, texts: list[str], numbers: list[int], names: list[str]) -> None:
         """Add documents; `names` are those of the task's files, `numbers` say from which file each document is."""
@@ -167,7 +161,7 @@ class PartWriter:
 
     def finish(self, report: PartReport) -> None:
         """Give the files their names; the report comes last."""
-        self.stack.close()
+        self.close()
         with atomic_write(self.part.with_suffix(".npy")) as file:
             np.save(file, np.concatenate(self.rows))
         if self.near:

@@ -22,7 +22,8 @@ SHARD_DOCUMENTS, SHARD_BYTES = 50_000, 64 * 2**20
 REDUCE_BYTES = 8 * 2**20  # of a part, copied into the shards at a time
 BUCKET = 2**21  # documents whose hashes are compared at a time
 
-_KEPT, _DUPLICATE, _NEAR, _OVER, _BAD = range(5)
+_FATES = range(5)
+_KEPT, _DUPLICATE, _NEAR, _OVER, _BAD = _FATES
 _REASON = {_DUPLICATE: "duplicate", _NEAR: "near duplicate", _OVER: "over max_documents"}
 
 
@@ -90,29 +91,23 @@ def _decide(parts: list[Path], usable: np.ndarray, split: Split) -> tuple[np.nda
     return fate, leader
 
 
-class _ShardWriter:
+class _ShardWriter(contextlib.ExitStack):
     """Numbered files of one side of the split, a new one when the last is full."""
 
     def __init__(self, folder: Path, side: str):
+        super().__init__()  # it holds the file that is being written
         self.folder, self.side = folder, side
         self.outputs: list[Path] = []
         self.documents = self.characters = self.size = 0
-        self.stack = contextlib.ExitStack()  # holds the file that is being written
-
-    def __enter__(self) -> "_ShardWriter":
-        return self
-
-    def __exit__(self, *error) -> None:
-        self.stack.__exit__(*error)
 
     def write(self, data: memoryview, starts: np.ndarray, sizes: np.ndarray) -> None:
         """Add lines, in order: those of `sizes` bytes that begin at `starts` in `data`."""
         while len(sizes):
             # 1. a new shard, if there is none yet or the last is full
             if not self.outputs or self.documents % SHARD_DOCUMENTS == 0 or self.size > SHARD_BYTES:
-                self.stack.close()
+                self.close()
                 self.outputs.append(self.folder / f"{self.side}-{len(self.outputs):05d}.jsonl")
-                self.file = self.stack.enter_context(atomic_write(self.outputs[-1]))
+                self.file = self.enter_context(atomic_write(self.outputs[-1]))
                 self.size = 0
             # 2. how many of the lines go into it; the one that fills it is the last
             until_full = int(np.searchsorted(np.cumsum(sizes), SHARD_BYTES - self.size, side="right")) + 1
@@ -192,20 +187,16 @@ def reduce(parts: list[Path], files: list[list[int]], folder: Path, report: Repo
 
 def _count(report: Report, index: np.ndarray, fate: np.ndarray, numbers: np.ndarray) -> None:
     """Add the documents of one part to the reports of its files."""
-    owner = numbers[index["file"]]
-    for kind in np.unique(fate):
-        rows = fate == kind
-        owners, at = np.unique(owner[rows], return_inverse=True)
-        documents = np.bincount(at)
-        characters = np.bincount(at, weights=index["characters"][rows]).astype(np.int64)
-        for number, n, length in zip(owners, documents.tolist(), characters.tolist(), strict=True):
-            file = report.files[number]
-            if kind == _KEPT:
-                file.documents += n
-                file.characters += length
-            elif kind in _REASON:
-                file.dropped[_REASON[kind]] += n
-                file.lost[_REASON[kind]] += length
+    owners, at = np.unique(numbers[index["file"]] * len(_FATES) + fate, return_inverse=True)
+    characters = np.bincount(at, weights=index["characters"]).astype(np.int64)
+    for owner, n, length in zip(owners.tolist(), np.bincount(at).tolist(), characters.tolist(), strict=True):
+        file, kind = report.files[owner // len(_FATES)], owner % len(_FATES)
+        if kind == _KEPT:
+            file.documents += n
+            file.characters += length
+        elif kind in _REASON:
+            file.dropped[_REASON[kind]] += n
+            file.lost[_REASON[kind]] += length
 
 
 def nothing_found(report: Report) -> str:

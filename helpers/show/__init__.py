@@ -7,7 +7,7 @@ browser. Every function displays its result and returns None unless its docstrin
     figures         the style of figures; lengths, Zipf's law, coverage, learning rate, windows
     text            documents, tokens, tables, probabilities, labels as HTML
     metrics_file    read a run's metrics.jsonl while it grows
-    series          its rows as arrays: means, seconds, tokens
+    series          its rows as arrays: means, seconds
     status          the state of a run in words
     curves          loss curves
     experts         the load of a mixture of experts

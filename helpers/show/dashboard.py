@@ -17,11 +17,11 @@ from IPython.display import DisplayHandle, display
 
 from helpers.show.curves import describe_loss, run_figure
 from helpers.show.figures import new_display, show_figure
-from helpers.show.history import render_spikes
+from helpers.show.history import spikes
 from helpers.show.metrics_file import Tail, last, planned_steps, step_of
 from helpers.show.remote_run import RemoteRun
 from helpers.show.status import progress, summary, troubles
-from helpers.show.text import card, show_html
+from helpers.show.text import element, render_noted
 from helpers.wording import duration
 
 REDRAW = 2.0  # seconds between two pictures, at least
@@ -41,25 +41,27 @@ class Training(Protocol):
     @property
     def running(self) -> bool: ...
     def stop(self) -> None: ...
-    def wait(self, timeout: float | None = None) -> object: ...
+    def wait(self) -> object: ...
 
 
 def bar(rows: Sequence[Mapping], total_steps: int, quiet: float = 0.0) -> str:
     """Return the line of `progress` with a bar under it and the troubles, as HTML; `quiet`: seconds without a row."""
     share = 100 * min(1, step_of(last(rows, "step")) / max(planned_steps(rows, total_steps), 1))
     line = progress(rows, total_steps) + (f" · no new row for {duration(quiet)}" if quiet else "")
-    return (
-        f'<div style="line-height:1.5">{escape(line)}</div>'
-        '<div style="height:4px;border-radius:2px;background:rgba(128,128,128,.25);overflow:hidden">'
-        f'<div style="height:4px;width:{share:.1f}%;background:rgba(66,133,244,.8)"></div></div>'
-        + "".join(f'<div style="line-height:1.5">⚠ {escape(words)}</div>' for words in troubles(rows))
-    )
+    done = element("div", f"height:4px;width:{share:.1f}%;background:rgba(66,133,244,.8)", "")
+    whole = "height:4px;border-radius:2px;background:rgba(128,128,128,.25);overflow:hidden"
+    return div(line) + element("div", whole, done) + "".join(div(f"⚠ {words}") for words in troubles(rows))
+
+
+def div(words: str) -> str:
+    """Return words as a line of HTML."""
+    return element("div", "line-height:1.5", escape(words))
 
 
 def render_sample(sample: Mapping) -> dict[str, str]:
     """Return a sample of the run by MIME type, for a raw display."""
-    note, text = f"sample at step {step_of(sample):,.0f}", str(sample.get("text", ""))
-    return {"text/html": card(escape(text), note), "text/plain": f"[{note}]\n{text}"}
+    html, plain = render_noted(str(sample.get("text", "")), f"sample at step {step_of(sample):,.0f}")
+    return {"text/html": html, "text/plain": plain}
 
 
 def drawable(rows: Sequence[Mapping]) -> bool:
@@ -102,7 +104,7 @@ class Live:
             self.training.stop()
         except OSError as error:  # a remote run: its folder is gone, or may not be written to
             self.button.disabled, self.button.description = False, "Stop"
-            self.refused = f'<div style="line-height:1.5">⚠ cannot ask the run to stop: {escape(str(error))}</div>'
+            self.refused = div(f"⚠ cannot ask the run to stop: {error}")
             self.line.value += self.refused
 
     def update(self, rows: Sequence[Mapping], new: Sequence[Mapping]) -> None:
@@ -135,19 +137,13 @@ class Live:
         """Show everything, and replace the button by lines of text."""
         if drawable(rows):
             self.draw(rows, live=False)
-        show_spikes(rows)
+        if last(rows, "spike"):
+            spikes(rows, limit=2)
         lines = [*outcome(self.training, rows, self.floor), *troubles(rows)]
         html = "".join(f"<div>{'⚠ ' if i else ''}{escape(line)}</div>" for i, line in enumerate(lines))
         self.top.update({"text/html": html, "text/plain": "\n".join(lines)}, raw=True)
         for widget in (self.row, self.button, self.line):
             widget.close()
-
-
-def show_spikes(rows: Sequence[Mapping]) -> None:
-    """Show the text that the last loss spikes came from, if there were any."""
-    html, plain = render_spikes(rows, limit=2)
-    if html:
-        show_html(html, plain)
 
 
 class Lines:
@@ -181,7 +177,8 @@ class Lines:
             show_figure(run_figure(rows, self.floor, self.baselines), describe_loss(rows, self.floor))
         if sample := last(rows, "sample"):
             display(render_sample(sample), raw=True)
-        show_spikes(rows)
+        if last(rows, "spike"):
+            spikes(rows, limit=2)
 
 
 async def watch(
@@ -223,5 +220,4 @@ async def watch(
                 view.stop()
     finally:
         view.close(tail.rows)
-    if not remote:
-        training.wait()
+    training.wait()

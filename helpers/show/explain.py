@@ -6,6 +6,7 @@ plain-text twin, as in `text`: the stronger a colour, the less the model expecte
 
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
+from itertools import cycle, groupby
 from statistics import fmean
 from typing import TYPE_CHECKING, SupportsFloat
 
@@ -14,12 +15,15 @@ from helpers.show.text import (
     HUES,
     LINE,
     card,
+    element,
     number,
     percent,
     plain_table,
     render_continuation,
     render_table,
+    show_all,
     show_html,
+    table_row,
     visible,
 )
 
@@ -79,8 +83,8 @@ def step_in_words(step: "Step") -> str:
     return "\n".join(lines)
 
 
-def render_explained(steps: Sequence["Step"], prompt: str = "") -> tuple[str, str]:
-    """Return the steps of a text as (HTML, plain text)."""
+def explained(steps: Sequence["Step"], prompt: str = "") -> None:
+    """Show the steps of `explain.explain`: each character coloured by its probability, details under the mouse."""
     body = render_continuation(prompt, prompt)
     for group in whole_characters(steps):
         text = group[-1].text
@@ -92,12 +96,7 @@ def render_explained(steps: Sequence["Step"], prompt: str = "") -> tuple[str, st
         likeliest = probabilities_in_words(step.alternatives[:3])
         rows.append((text, percent(step.probability), step.rank, round(step.bits, 2), likeliest))
     _, plain = render_table(rows, ["text", "probability", "rank", "bits", "likeliest"])
-    return card(body) + legend(), plain
-
-
-def explained(steps: Sequence["Step"], prompt: str = "") -> None:
-    """Show the steps of `explain.explain`: each character coloured by its probability, details under the mouse."""
-    show_html(*render_explained(steps, prompt))
+    show_html(card(body) + legend(), plain)
 
 
 def filters(steps: Sequence["Step"]) -> None:
@@ -119,35 +118,27 @@ def filters(steps: Sequence["Step"]) -> None:
 # ---- memorization ----
 
 
-def render_copied(texts: Iterable["Copied"]) -> tuple[str, str]:
-    """Return texts with their copied stretches as (HTML, plain text)."""
-    html, plain = [], []
-    for copied in texts:
-        # 1. the longest stretch that each character is in
-        owners: list[Stretch | None] = [None] * len(copied.text)
-        for stretch in sorted(copied.stretches, key=len):
-            owners[stretch.start : stretch.end] = [stretch] * len(stretch)
-        # 2. runs of characters with the same owner
-        body = flat = ""
-        hue = start = 0
-        for end in range(1, len(owners) + 1):
-            if end < len(owners) and owners[end] is owners[start]:
-                continue
-            run, owner = copied.text[start:end], owners[start]
-            if owner is None:
-                body, flat = body + escape(run), flat + run
-            else:
-                note = f"{len(owner)} characters, {owner.times:,} times, first in document {owner.document:,}"
-                alpha = 0.28 if 2 * len(run) >= len(owner) else 0.14  # paler: the rest is in a longer stretch
-                style = f"background:rgba({HUES[hue % 2]},{alpha});border-radius:2px"
-                body += f'<span style="{style}" title="{note}">{escape(run)}</span>'
-                flat += f"【{run}】"
-                hue += 1
-            start = end
-        note = f"longest stretch {copied.longest} characters · {percent(copied.share)} of its {copied.n}-grams known"
-        html.append(card(body, note))
-        plain.append(f"[{note}]\n{flat}")
-    return "\n".join(html), "\n\n".join(plain)
+def render_copied(copied: "Copied") -> tuple[str, str]:
+    """Return a text with its copied stretches as (HTML, plain text)."""
+    # 1. the longest stretch that each character is in
+    owners: list[Stretch | None] = [None] * len(copied.text)
+    for stretch in sorted(copied.stretches, key=len):
+        owners[stretch.start : stretch.end] = [stretch] * len(stretch)
+    # 2. runs of characters with the same owner
+    html = plain = ""
+    hues = cycle(HUES[:2])
+    for owner, indices in groupby(range(len(owners)), key=owners.__getitem__):
+        run = "".join(copied.text[i] for i in indices)
+        if owner is None:
+            html, plain = html + escape(run), plain + run
+            continue
+        note = f"{len(owner)} characters, {owner.times:,} times, first in document {owner.document:,}"
+        alpha = 0.28 if 2 * len(run) >= len(owner) else 0.14  # paler: the rest is in a longer stretch
+        style = f"background:rgba({next(hues)},{alpha});border-radius:2px"
+        html += f'<span style="{style}" title="{note}">{escape(run)}</span>'
+        plain += f"【{run}】"
+    note = f"longest stretch {copied.longest} characters · {percent(copied.share)} of its {copied.n}-grams known"
+    return card(html, note), f"[{note}]\n{plain}"
 
 
 def copied(texts: Iterable["Copied"]) -> None:
@@ -155,7 +146,7 @@ def copied(texts: Iterable["Copied"]) -> None:
 
     Of stretches that overlap, the longest is shown whole; two hues alternate, so that neighbours can be distinguished.
     """
-    show_html(*render_copied(texts))
+    show_all(map(render_copied, texts))
 
 
 # ---- diversity ----
@@ -183,19 +174,17 @@ def grid(cells: Sequence["Cell"]) -> None:
         lines, flat = [], [["t \\ p", *map(number, top_ps)]]
         for t in temperatures:
             row = [getattr(at[t, p], field) for p in top_ps]
-            boxes = ""
+            boxes = f"<th {head}>{number(t)}</th>"
             for value in row:
                 alpha = 0.55 * (value - low) / max(high - low, 0.05)
                 style = f"text-align:right;padding:.2em .7em;background:rgba({HUES[0]},{alpha:.2f})"
-                boxes += f'<td style="{style}">{in_words(value)}</td>'
-            lines.append(f'<tr style="background:none"><th {head}>{number(t)}</th>{boxes}</tr>')
+                boxes += element("td", style, in_words(value))
+            lines.append(table_row(boxes))
             flat.append([number(t), *map(in_words, row)])
-        tops = "".join(f"<th {head}>{name}</th>" for name in flat[0])
-        html.append(
-            f'<div style="display:inline-block;margin:.4em 2em .4em 0"><div style="font-size:.85em">{title}</div>'
-            f'<table style="border-collapse:collapse"><tr style="background:none">{tops}</tr>'
-            f"{''.join(lines)}</table></div>"
-        )
+        tops = table_row("".join(f"<th {head}>{name}</th>" for name in flat[0]))
+        drawn = element("table", "border-collapse:collapse", tops + "".join(lines))
+        drawn = element("div", "font-size:.85em", title) + drawn
+        html.append(element("div", "display:inline-block;margin:.4em 2em .4em 0", drawn))
         plain.append("\n".join([title, *plain_table(flat, [True] * len(flat[0]))]))
     show_html("\n".join(html), "\n\n".join(plain))
 
@@ -223,20 +212,13 @@ def attention(names: Sequence[str], weights: Iterable[Iterable[SupportsFloat]], 
             weight = matrix[i][j]
             tip = f' title="{escape(seen[i])} → {escape(seen[j])} {percent(weight)}"' if weight >= 0.05 else ""
             boxes += f'<td style="background:rgba({HUES[0]},{0.03 + 0.9 * weight**0.7:.2f});padding:0"{tip}></td>'
-        lines.append(
-            f'<tr style="background:none"><th style="{edge};text-align:right;white-space:nowrap">{escape(seen[i])}'
-            f"</th>{boxes}</tr>"
-        )
+        lines.append(table_row(element("th", f"{edge};text-align:right;white-space:nowrap", escape(seen[i])) + boxes))
         most = max(range(i + 1), key=matrix[i].__getitem__)
         plain.append(f"{seen[i]} → {seen[most]} {percent(matrix[i][most])}")
-    tops = "".join(
-        f'<th style="{edge};writing-mode:vertical-rl;text-align:left;min-width:1.3em">{escape(name)}</th>'
-        for name in seen[first:]
+    upright = f"{edge};writing-mode:vertical-rl;text-align:left;min-width:1.3em"
+    tops = "".join(element("th", upright, escape(name)) for name in seen[first:])
+    head = element("tr", "background:none;vertical-align:bottom", f"<th></th>{tops}")
+    body = element(
+        "table", "border-collapse:separate;border-spacing:1px;line-height:1.2", "\n".join([head, *lines, ""])
     )
-    body = "\n".join(lines)
-    html = (
-        f'<div style="font-size:.85em;opacity:.8">{escape(note)}</div><table style="border-collapse:separate;'
-        f'border-spacing:1px;line-height:1.2"><tr style="background:none;vertical-align:bottom"><th></th>{tops}</tr>'
-        f"\n{body}\n</table>"
-    )
-    show_html(html, "\n".join(plain))
+    show_html(element("div", "font-size:.85em;opacity:.8", escape(note)) + body, "\n".join(plain))

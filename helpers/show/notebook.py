@@ -17,7 +17,7 @@ from helpers.show.figures import coverage, length_histogram, schedule, window_di
 from helpers.show.history import samples_over_time, spikes
 from helpers.show.metrics_file import read_metrics
 from helpers.show.remote_run import attach
-from helpers.show.runs import compare, follow
+from helpers.show.runs import compare
 from helpers.show.text import documents, labels, pieces, probabilities, samples, table
 
 if TYPE_CHECKING:

@@ -1,15 +1,13 @@
 """A training run of another process or machine, watched and stopped through the folder of its metrics.jsonl."""
 
-import math
+import contextlib
 import time
 from pathlib import Path
 
-from helpers.show.metrics_file import locate, parse_row
+from helpers.show.metrics_file import Tail, last, locate
 from helpers.wording import duration
 
 PATIENCE = 600.0  # seconds without a row after which a run counts as dead
-_TAIL = 2**18  # bytes at the end of the file in which its last events are looked for
-_OVER, _GOING = ("end",), ("start", "resume", "step", "validation")
 
 
 class RemoteRun:
@@ -18,54 +16,42 @@ class RemoteRun:
     It counts as running until its file has an `end`, or until no row has come for `patience` seconds.
     """
 
+    total_steps = 0  # not known: the rows say it
+
     def __init__(self, metrics_path: Path, patience: float = PATIENCE):
         self.metrics_path, self.patience = metrics_path, patience
-        self._state: tuple[int, int] | None = None  # inode and size of the file when it was last read
-        self._ended = False
-        self._changed = time.monotonic()  # or before: when the file is first seen, its own date counts
-        self._look()
-
-    def _look(self) -> None:
-        """Note whether the file has changed, and whether its last events say that the run has ended."""
-        try:
-            status = self.metrics_path.stat()
-            state = (status.st_ino, status.st_size)
-            if state == self._state:
-                return
-            with open(self.metrics_path, "rb") as file:
-                file.seek(max(0, status.st_size - _TAIL))
-                lines = file.read().splitlines()
-        except OSError:  # not there yet, or moved away
-            return
-        age = max(0.0, time.time() - status.st_mtime) if self._state is None else 0.0
-        self._state, self._changed = state, time.monotonic() - age
-        events = (parse_row(line).get("event") for line in reversed(lines))
-        self._ended = next((event for event in events if event in _OVER + _GOING), None) in _OVER
-
-    @property
-    def total_steps(self) -> int:
-        """0, for not known: the rows say it."""
-        return 0
+        self._tail = Tail(metrics_path)
+        self._changed = time.monotonic()  # or before: when rows are first seen, the date of their file counts
 
     @property
     def running(self) -> bool:
-        """Return whether more rows can be expected."""
-        self._look()
+        """Whether more rows can be expected."""
+        first = not self._tail.rows
+        if self._tail.read():
+            self._changed = time.monotonic()
+            with contextlib.suppress(OSError):  # moved away in this moment
+                age = time.time() - self.metrics_path.stat().st_mtime
+                self._changed -= max(0.0, age) if first else 0.0
         return not self._ended and self.quiet < self.patience
 
     @property
+    def _ended(self) -> bool:
+        return bool(last(self._tail.rows, "end"))
+
+    @property
     def quiet(self) -> float:
-        """Seconds since the file last grew."""
+        """Seconds since the last new row."""
         return time.monotonic() - self._changed
 
     @property
     def complaint(self) -> str:
         """Why the watching ended although the run did not say that it ended; empty if it did."""
+        going_on = self.running
         if self._ended:
             return ""
-        if self._state is None:
+        if not self._tail.rows:
             return f"no {self.metrics_path.name} came in {duration(self.quiet)}: is the run started, is the name right?"
-        if self.running:
+        if going_on:
             return "no longer watched, the run goes on; attach to it again to see more"
         return f"no new row for {duration(self.quiet)}: the run was killed or hangs; start it again to resume it"
 
@@ -73,11 +59,8 @@ class RemoteRun:
         """Ask the run to save and end, by a file STOP beside its metrics."""
         (self.metrics_path.parent / "STOP").touch()
 
-    def wait(self, timeout: float | None = None) -> None:
-        """Wait until the run has ended, or `timeout` seconds; its results and errors stay in its own process."""
-        until = math.inf if timeout is None else time.monotonic() + timeout
-        while self.running and time.monotonic() < until:
-            time.sleep(0.2)
+    def wait(self) -> None:
+        """Return at once: the run's results and errors stay in its own process, and it may go on unwatched."""
 
 
 def attach(run: str | Path, patience: float = PATIENCE) -> RemoteRun:

@@ -1,4 +1,4 @@
-"""From rows of metrics to arrays: one field over the steps, long runs averaged, steps as seconds or tokens.
+"""From rows of metrics to arrays: one field over the steps, long runs averaged, steps as seconds.
 
 What is no finite number becomes NaN, what is missing is left out.
 """
@@ -27,12 +27,9 @@ def measured(rows: Sequence[Mapping], event: str, field: Field) -> tuple[np.ndar
 
 def last_value(rows: Sequence[Mapping], event: str, field: Field) -> float | None:
     """Return the last finite value of a field, or None."""
-    for row in reversed(rows):
-        if row.get("event") == event and finite(row.get("step")):
-            value = field(row) if callable(field) else row.get(field)
-            if finite(value):
-                return float(value)
-    return None
+    _, values = measured(rows, event, field)
+    known = values[np.isfinite(values)]
+    return float(known[-1]) if len(known) else None
 
 
 def part_starts(n: int, points: int) -> np.ndarray:
@@ -59,29 +56,19 @@ def averaged(
     return steps, means, np.fmin.reduceat(values, at), np.fmax.reduceat(values, at)
 
 
-AXES = {"step": "step", "train_seconds": "seconds of training", "tokens": "tokens seen"}
+AXES = {"step": "step", "train_seconds": "seconds of training"}
 
 
 def axis_positions(rows: Sequence[Mapping], x: str) -> tuple[np.ndarray, np.ndarray] | None:
     """Return (steps, position of each on the axis `x`), or None if the rows lack what `x` needs.
 
-    Seconds only grow: if a session of a resumed run counts from 0 again, it continues from the end of the last one.
-    Tokens are summed from tokens per second and seconds. Raises ValueError for an `x` that is not in `AXES`.
+    Raises ValueError for an `x` that is not in `AXES`.
     """
     if x not in AXES:
         raise ValueError(f"x is '{x}': choose one of {', '.join(AXES)}")
-    steps = [row for row in rows if row.get("event") == "step" and finite(row.get("step"))]
     if x == "step":
         every = np.array([0.0, *sorted(step_of(row) for row in rows)])
         return every, every
-    clock = "train_seconds" if any(finite(row.get("train_seconds")) for row in steps) else "seconds"
-    needed = (clock, "tokens_per_second") if x == "tokens" else (clock,)
-    steps = [row for row in steps if all(finite(row.get(name)) for name in needed)]
-    if not steps:
-        return None
-    at = np.array([0.0, *(row[clock] for row in steps)])
-    laps = np.diff(at)
-    laps = np.where(laps < 0, at[1:], laps)
-    if x == "tokens":
-        laps = laps * [row["tokens_per_second"] for row in steps]
-    return np.array([0.0, *map(step_of, steps)]), np.cumsum([0.0, *laps])
+    steps, seconds = measured(rows, "step", x)
+    known = np.isfinite(seconds)
+    return (np.array([0, *steps[known]]), np.array([0, *seconds[known]])) if known.any() else None

@@ -42,6 +42,22 @@ def show_html(html: str, plain: str) -> None:
     display({"text/html": html, "text/plain": plain}, raw=True)
 
 
+def show_all(rendered: Iterable[tuple[str, str]], otherwise: str = "") -> None:
+    """Display fragments (HTML, plain text) one below the other; `otherwise`, a word or two, if there are none."""
+    html, plain = zip(*(list(rendered) or [(f"<div>{otherwise}</div>", otherwise)]), strict=True)
+    show_html("\n".join(html), "\n\n".join(plain))
+
+
+def element(tag: str, style: str, html: str) -> str:
+    """Return an element of HTML around HTML."""
+    return f'<{tag} style="{style}">{html}</{tag}>'
+
+
+def table_row(cells: str) -> str:
+    """Return a table's row around its cells; without a background, where the page would stripe it."""
+    return element("tr", "background:none", cells)
+
+
 def number(value: object) -> str:
     """Return a cell's text: 12345 as 12,345, a float with four digits (from 1,000 on without decimals), else str()."""
     if not is_number(value):
@@ -85,9 +101,7 @@ def render_table(rows: Iterable[Sequence], header: Sequence[str]) -> tuple[str, 
     align = [f"text-align:{'right' if to_right else 'left'}" for to_right in right]
 
     def line(tag: str, cells: Sequence[str], style: str) -> str:
-        boxes = [
-            f'<{tag} style="{where};{style}">{escape(box)}</{tag}>' for where, box in zip(align, cells, strict=True)
-        ]
+        boxes = (element(tag, f"{at};{style}", escape(cell)) for at, cell in zip(align, cells, strict=True))
         return f"<tr>{''.join(boxes)}</tr>"
 
     head = line("th", list(header), f"padding:.25em .9em;border-bottom:1px solid {LINE}")
@@ -104,26 +118,22 @@ def table(rows: Iterable[Sequence], header: Sequence[str]) -> None:
 
 def card(body: str, note: str = "") -> str:
     """Return a framed block of HTML; line breaks in `body` are kept."""
-    small = f'<div style="font-size:.8em;opacity:.6">{note}</div>' if note else ""
-    return (
-        f'<div style="border-left:3px solid rgba({HUES[0]},.55);padding:.15em 0 .15em .9em;margin:.6em 0">{small}'
-        f'<div style="white-space:pre-wrap;line-height:1.7">{body}</div></div>'
-    )
+    above = element("div", "font-size:.8em;opacity:.6", note) if note else ""
+    frame = f"border-left:3px solid rgba({HUES[0]},.55);padding:.15em 0 .15em .9em;margin:.6em 0"
+    return element("div", frame, above + element("div", "white-space:pre-wrap;line-height:1.7", body))
 
 
-def shortened(text: str, characters: int) -> str:
-    """Return a text cut after so many characters, with a sign that it was cut."""
-    return text if len(text) <= characters else text[:characters].rstrip() + " …"
+def render_noted(text: str, note: str, characters: int | None = None) -> tuple[str, str]:
+    """Return a text with a note above it as (HTML, plain text); a text is cut after `characters`, with a sign."""
+    if characters is not None and len(text) > characters:
+        text = text[:characters].rstrip() + " …"
+    return card(escape(text), escape(note)), f"[{note}]\n{text}"
 
 
 def documents(texts: Iterable[str], limit: int = 3, characters: int = 400) -> None:
     """Show the first `limit` documents, each cut after `characters` characters."""
-    html, plain = [], []
-    for i, text in enumerate(islice(texts, limit), 1):
-        note, short = f"{i} · {len(text):,} characters", shortened(text, characters)
-        html.append(card(escape(short), note))
-        plain.append(f"[{note}]\n{short}")
-    show_html("\n".join(html), "\n\n".join(plain))
+    first = enumerate(islice(texts, limit), 1)
+    show_all(render_noted(text, f"{i} · {len(text):,} characters", characters) for i, text in first)
 
 
 def chip(text: str, hue: str, alpha: float = 0.28) -> str:
@@ -137,11 +147,10 @@ def pieces(cuts: Mapping[str, Sequence[str]]) -> None:
     rows, plain = [], []
     for name, tokens in cuts.items():
         chips = [chip(token, HUES[i % len(HUES)]) + ("<br>" if "\n" in token else "") for i, token in enumerate(tokens)]
-        rows.append(
-            '<tr style="background:none"><th style="text-align:left;vertical-align:top;padding:.4em 1em .4em 0;'
-            f'white-space:nowrap">{escape(name)}<br><span style="font-weight:normal;opacity:.6">{len(tokens)} pieces'
-            f'</span></th><td style="text-align:left;padding:.4em 0;line-height:2">{"".join(chips)}</td></tr>'
-        )
+        count = element("span", "font-weight:normal;opacity:.6", f"{len(tokens)} pieces")
+        head = "text-align:left;vertical-align:top;padding:.4em 1em .4em 0;white-space:nowrap"
+        cells = element("th", head, f"{escape(name)}<br>{count}")
+        rows.append(table_row(cells + element("td", "text-align:left;padding:.4em 0;line-height:2", "".join(chips))))
         plain.append(f"{name} ({len(tokens)}): " + "|".join(map(visible, tokens)))
     show_html('<table style="border-collapse:collapse">\n' + "\n".join(rows) + "\n</table>", "\n".join(plain))
 
@@ -152,29 +161,23 @@ def render_probabilities(rows: Iterable[tuple[str, float, float]]) -> tuple[str,
     most = max([max(before, after) for _, before, after in rows], default=0) or 1
 
     def bar(share: float, hue: str) -> str:
-        return (
-            '<td style="text-align:left;padding:.15em .6em;white-space:nowrap"><div style="display:inline-block;'
-            f"vertical-align:middle;height:.85em;width:{9 * share / most:.2f}em;background:rgba({hue},.6);"
-            f'border-radius:2px"></div> <span style="font-size:.85em;opacity:.75">{percent(share)}</span></td>'
-        )
+        size = f"display:inline-block;vertical-align:middle;height:.85em;width:{9 * share / most:.2f}em"
+        drawn = element("div", f"{size};background:rgba({hue},.6);border-radius:2px", "")
+        words = element("span", "font-size:.85em;opacity:.75", percent(share))
+        return element("td", "text-align:left;padding:.15em .6em;white-space:nowrap", f"{drawn} {words}")
 
-    head = "".join(
-        f'<th style="text-align:left;padding:.25em .6em;border-bottom:1px solid {LINE};min-width:{wide}em">{name}</th>'
-        for name, wide in (("token", 4), ("before the filters", 13), ("after the filters", 13))
-    )
-    html = []
+    heads = (("token", 4), ("before the filters", 13), ("after the filters", 13))
+    edge = f"text-align:left;padding:.25em .6em;border-bottom:1px solid {LINE}"
+    lines = [table_row("".join(element("th", f"{edge};min-width:{width}em", name) for name, width in heads))]
+    flat = []
     for token, before, after in rows:
         fade = "" if after else "opacity:.55;"
-        html.append(
-            f'<tr style="background:none"><td style="{fade}text-align:left;padding:.15em .6em">'
-            f"{chip(token, HUES[0], 0.12)}</td>{bar(before, '128,128,128')}{bar(after, HUES[0])}</tr>"
-        )
-    flat = [
-        [visible(token), f"{percent(before):>7}", f"{percent(after):>7}", "█" * round(24 * after / most)]
-        for token, before, after in rows
-    ]
-    table_html = f'<table style="border-collapse:collapse">\n<tr style="background:none">{head}</tr>\n'
-    return table_html + "\n".join(html) + "\n</table>", "\n".join(plain_table(flat, [False] * 4))
+        name = element("td", f"{fade}text-align:left;padding:.15em .6em", chip(token, HUES[0], 0.12))
+        lines.append(table_row(name + bar(before, "128,128,128") + bar(after, HUES[0])))
+        block = "█" * round(24 * after / most)
+        flat.append([visible(token), f"{percent(before):>7}", f"{percent(after):>7}", block])
+    html = "\n".join(['<table style="border-collapse:collapse">', *lines, "</table>"])
+    return html, "\n".join(plain_table(flat, [False] * 4))
 
 
 def probabilities(rows: Iterable[tuple[str, float, float]]) -> None:
@@ -193,9 +196,10 @@ def samples(texts: Iterable[str], prompt: str = "") -> None:
     """Show generated texts, the prompt at their beginning dimmed."""
     texts = list(texts)
     notes = [f"sample {i}" if len(texts) > 1 else "" for i in range(1, len(texts) + 1)]
-    html = [card(render_continuation(text, prompt), note) for text, note in zip(texts, notes, strict=True)]
-    plain = [f"[{note}]\n{text}" if note else text for text, note in zip(texts, notes, strict=True)]
-    show_html("\n".join(html), "\n\n".join(plain))
+    show_all(
+        (card(render_continuation(text, prompt), note), f"[{note}]\n{text}" if note else text)
+        for text, note in zip(texts, notes, strict=True)
+    )
 
 
 def labels(inputs: Sequence[str], labels: Sequence[str | None], columns: int = 96) -> None:
@@ -206,40 +210,29 @@ def labels(inputs: Sequence[str], labels: Sequence[str | None], columns: int = 9
     if len(inputs) != len(labels):
         raise ValueError(f"{len(inputs)} inputs and {len(labels)} labels: a window has as many of one as of the other")
     # 1. break the pairs (input, label) into lines
-    pairs = [
-        (visible(token), "–" if label is None else visible(label), label is None)
-        for token, label in zip(inputs, labels, strict=True)
-    ]
     lines: list[list[tuple[str, str, bool]]] = []
-    used = 0  # columns of the last line
-    for pair in pairs:
+    used = columns + 1  # columns of the last line
+    for token, label in zip(inputs, labels, strict=True):
+        pair = (visible(token), "–" if label is None else visible(label), label is None)
         width = max(map(wcswidth, pair[:2])) + 2
-        if not lines or used + width > columns:
+        if used + width > columns:
             lines.append([])
             used = 0
         lines[-1].append(pair)
         used += width
+
     # 2. draw each line as a table of two rows
+    def cell(text: str, style: str) -> str:
+        return element("td", f"text-align:center;padding:.1em .35em;white-space:nowrap;{style}", escape(text))
+
     html, plain = [], []
     for line in lines:
-        tops = "".join(
-            label_cell(token, f"background:rgba({HUES[0]},.12)" + (";opacity:.4" if masked else ""))
-            for token, _, masked in line
-        )
-        bottoms = "".join(
-            label_cell(label, "opacity:.4" if masked else f"background:rgba({HUES[1]},.22)")
-            for _, label, masked in line
-        )
-        html.append(
-            '<table style="border-collapse:separate;border-spacing:2px;margin:.5em 0">'
-            f'<tr style="background:none">{label_cell("input", "opacity:.6;font-size:.85em")}{tops}</tr>'
-            f'<tr style="background:none">{label_cell("label", "opacity:.6;font-size:.85em")}{bottoms}</tr></table>'
-        )
+        tops, bottoms = (cell(name, "opacity:.6;font-size:.85em") for name in ("input", "label"))
+        for token, label, masked in line:
+            tops += cell(token, f"background:rgba({HUES[0]},.12)" + (";opacity:.4" if masked else ""))
+            bottoms += cell(label, "opacity:.4" if masked else f"background:rgba({HUES[1]},.22)")
+        look = "border-collapse:separate;border-spacing:2px;margin:.5em 0"
+        html.append(element("table", look, table_row(tops) + table_row(bottoms)))
         rows = [["input", *(token for token, _, _ in line)], ["label", *(label for _, label, _ in line)]]
         plain += plain_table(rows, [False] * len(rows[0]))
     show_html("\n".join(html), "\n".join(plain))
-
-
-def label_cell(text: str, style: str) -> str:
-    """Return one cell of the table of inputs and labels."""
-    return f'<td style="text-align:center;padding:.1em .35em;white-space:nowrap;{style}">{escape(text)}</td>'

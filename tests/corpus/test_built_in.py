@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.corpus import built_in
+from helpers.corpus import built_in, cleaning
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +23,10 @@ def corpus():
 
 def combinations():
     return [(p, t, s) for t in built_in.topics() for s in built_in.situations(t) for p in built_in.facts()]
+
+
+def test_cleaning_changes_no_document(corpus):
+    assert all(cleaning.clean(document.text) == document.text for document in corpus)
 
 
 # --- facts ---------------------------------------------------------------------------------------------------------

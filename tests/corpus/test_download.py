@@ -101,21 +101,8 @@ class Handler(BaseHTTPRequestHandler):
         self.server.wait.wait(5)
         self.close_connection = True
 
-    def drips(self):
-        self.head(Content_Length=len(TEXT), ETag='"1"')
-        try:
-            while not self.server.wait.wait(0.05):
-                self.wfile.write(b"x")
-        except OSError:
-            self.close_connection = True
-
     def promises_more(self):
         self.head(Content_Length=len(TEXT) + 1000)
-        self.wfile.write(TEXT)
-        self.close_connection = True
-
-    def promises_less(self):
-        self.head(Content_Length=len(TEXT) - 1000, Connection="close")
         self.wfile.write(TEXT)
         self.close_connection = True
 
@@ -242,8 +229,8 @@ def test_a_broken_download_goes_on_in_a_later_call(server, tmp_path, monkeypatch
         ("to_file", "redirects to file:///etc/hostname.*not a safe address"),
         ("to_ftp", "redirects to ftp:"),
         ("promises_more", r"[\d,]+ bytes are kept"),
-        ("endless", "more than the limit of 1,000,000: nothing was kept"),
-        ("huge", r"1,000,000,000,000,000 bytes, more than the limit"),
+        ("endless", "more bytes than the limit of 1,000,000: nothing was kept"),
+        ("huge", "more bytes than the limit of 1,000,000"),
     ],
 )
 def test_what_cannot_be_mended_is_said(server, tmp_path, monkeypatch, behaviour, why):
@@ -256,27 +243,8 @@ def test_what_cannot_be_mended_is_said(server, tmp_path, monkeypatch, behaviour,
         assert parts(tmp_path) == []
 
 
-def test_a_server_that_drips_is_given_up(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(download, "STALL", 0.2)
-    monkeypatch.setattr(download, "ATTEMPTS", 2)
-    start = time.monotonic()
-    with pytest.raises(FetchError, match=r"less than 1,024 bytes came in 0\.2 seconds, 2 times"):
-        download.fetch(f"{server.url}/drips/a.txt", tmp_path)
-    assert time.monotonic() - start < 3
-
-
-def test_a_file_shorter_than_it_is_is_found_by_its_checksum(server, tmp_path, monkeypatch):
-    """A Content-Length that is too small cannot be told from a shorter file, but by the checksum."""
-    corpus = Corpus("x", "MIT", "home", ((f"{server.url}/promises_less/a.txt", hashlib.sha256(TEXT).hexdigest()),))
-    monkeypatch.setitem(download.CORPORA, "short", corpus)
-    with pytest.raises(FetchError, match="is not the file that is expected.*Nothing was kept"):
-        download.fetch("short", tmp_path)
-    assert not list(tmp_path.rglob("*.txt")) and parts(tmp_path) == []
-
-
 def test_a_corpus_by_name(server, tmp_path, monkeypatch):
-    sha256 = hashlib.sha256(TEXT).hexdigest()
-    files = tuple((f"{server.url}/{name}", digest) for name, digest in [("good/a.txt", sha256), ("json/b.json", None)])
+    files = tuple(f"{server.url}/{name}" for name in ("good/a.txt", "json/b.json"))
     monkeypatch.setitem(download.CORPORA, "two", Corpus("two files", "MIT", "https://example.org", files))
     folder = download.fetch("two", tmp_path)
     assert sorted(path.name for path in folder.iterdir()) == ["a.txt", "b.json"]
@@ -321,8 +289,8 @@ def test_what_is_no_address_is_a_path(tmp_path):
 def test_the_corpora_by_name_are_described():
     for name, corpus in download.CORPORA.items():
         assert corpus.what and corpus.licence and corpus.home.startswith("https://"), name
-        assert all(url.startswith("https://") for url, _ in corpus.files)
-        assert len({url.rpartition("/")[2] for url, _ in corpus.files}) == len(corpus.files)
+        assert all(url.startswith("https://") for url in corpus.files)
+        assert len({url.rpartition("/")[2] for url in corpus.files}) == len(corpus.files)
 
 
 # ---------------------------------------------------------------- the Hub, by a stand-in

@@ -101,11 +101,10 @@ def test_a_very_long_document_is_cut_at_a_line_end(tmp_path, monkeypatch):
     st.sampled_from(formats.MODES),
     st.sampled_from(["utf-8", "utf-8-sig", "gb18030", "utf-16", "utf-16-be", "cp950", "jsonl"]),
     st.integers(1, 80),
-    st.integers(1, 6),
 )
 @settings(max_examples=400, deadline=None)
-def test_slices_give_the_same_documents_in_order(tmp_path_factory, rows, end, mode, codec, size, cell):
-    """Line ends in UTF-16 are two bytes, that must not be looked for in the middle of a character: 上 is 4E 0A."""
+def test_slices_give_the_same_documents_in_order(tmp_path_factory, rows, end, mode, codec, size):
+    """A file that is one document is cut at other line ends, but stays the same text."""
     path = tmp_path_factory.getbasetemp() / "slices.txt"
     text = end.join([*rows, "一上，的" * 5, *rows])
     text = "\ufeff" + text if codec == "utf-16-be" else text
@@ -115,23 +114,25 @@ def test_slices_give_the_same_documents_in_order(tmp_path_factory, rows, end, mo
         data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows + rows).encode()
     path.write_bytes(data)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(formats, "CELL", cell * 16)
         patch.setattr(formats, "HOLD", 30)
         patch.setattr(encodings, "BLOCK_BYTES", 48)
         (item,), options = find_inputs(str(path))[0], ReadOptions(mode)
         whole, parts = FileReport("whole"), FileReport("parts")
         expected = list(formats.read(item, options, whole))
         pieces = formats.slices(item, options, size)
-        assert [text for piece in pieces for text in formats.read(piece, options, parts)] == expected
+        found = [text for piece in pieces for text in formats.read(piece, options, parts)]
+    if whole.mode == "file":
+        found, expected = "".join(found).split(), "".join(expected).split()
+        found, expected = "".join(found), "".join(expected)
+    assert found == expected
     assert [piece.stop for piece in pieces][:-1] == [piece.start for piece in pieces][1:]
     assert (parts.rules, parts.mode, parts.encoding) == (whole.rules, whole.mode, whole.encoding)
     assert sum(piece.size for piece in pieces) == len(data)
 
 
 @pytest.mark.parametrize("mode", ["block", "line", "file"])
-@pytest.mark.parametrize("codec", ["utf-8", "gb18030", "utf-16"])
-def test_a_large_file_is_really_cut(tmp_path, monkeypatch, mode, codec):
-    monkeypatch.setattr(formats, "CELL", 1000)
+@pytest.mark.parametrize("codec", ["utf-8", "gb18030"])
+def test_a_large_file_is_really_cut(tmp_path, mode, codec):
     text = "".join(f"第{n}句，{SENTENCE}\n" + "\n" * (n % 3 == 0) for n in range(1000))
     (tmp_path / "a.txt").write_bytes(text.encode(codec))
     (item,), _ = find_inputs(str(tmp_path))
@@ -146,6 +147,7 @@ def test_what_cannot_be_cut_stays_whole(tmp_path):
     (tmp_path / "a.csv").write_text("text\n" + "一\n" * 100, "utf-8")
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress("一\n".encode() * 100, mtime=0))
     (tmp_path / "c.txt").write_bytes((SENTENCE + "\n").encode() * 9 + (SENTENCE + "\n").encode("gb18030") * 9)
+    (tmp_path / "e.txt").write_bytes((SENTENCE + "\n").encode("utf-16") * 9)
     for item in find_inputs(str(tmp_path))[0]:
         assert [piece.name for piece in formats.slices(item, ReadOptions("line"), 10)] == [item.name]
     (tmp_path / "d.txt").write_bytes(b"\x00\x01" * 100)
@@ -178,13 +180,6 @@ def test_json_that_is_really_json_lines(tmp_path):
     documents, report = everything(tmp_path / "a.json")
     assert documents == ["一", "二"]
     assert "JSON lines" in report.notes[0]
-
-
-def test_json_lists_one_after_the_other(tmp_path):
-    (tmp_path / "a.json").write_text('["一", "二"]\n["三"][]', "utf-8")
-    documents, report = everything(tmp_path / "a.json")
-    assert documents == ["一", "二", "三"]
-    assert "3, one after the other" in report.notes[0]
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,9 @@
-"""Runs compared: in one figure and a table, finished or under way."""
+"""Runs compared: in one figure and a table, whatever they are called."""
 
-import asyncio
 import json
 
 import pytest
-from displays import FakeTraining, final, full_rows, rows_of, steps_written
+from displays import full_rows, rows_of
 
 from helpers.show import notebook as show
 from helpers.show import text
@@ -30,39 +29,3 @@ def test_compare_names_what_differs(shown, tmp_path):
 def test_any_name_of_a_run_can_be_compared(shown, name):
     show.compare({name: rows_of(3), "other": rows_of(3)})
     assert text.visible_at_edges(name) in shown[1]["data"]["text/plain"]
-
-
-def test_runs_under_way_are_compared_until_all_have_ended(shown, tmp_path):
-    folders = [tmp_path / name for name in ("one", "two")]
-    for folder in folders:
-        folder.mkdir()
-
-    async def train_and_follow():
-        first = FakeTraining(folders[0], 20)
-        following = asyncio.create_task(
-            show.follow({folder.name: folder for folder in folders}, interval=0.05)  # the second has not begun
-        )
-        await asyncio.sleep(0.3)
-        assert not first.running and not following.done()
-        FakeTraining(folders[1], 30)
-        await asyncio.wait_for(following, 10)
-
-    asyncio.run(train_and_follow())
-    picture, table = final(shown).values()
-    assert picture["text/plain"] == "validation bits per character: one 1.550, two 1.400"
-    assert [line.split()[:2] for line in table["text/plain"].splitlines()[1:]] == [["one", "20"], ["two", "30"]]
-
-
-def test_stopping_the_cell_ends_only_the_following(shown, tmp_path):
-    training = FakeTraining(tmp_path, 5_000)
-
-    async def follow_and_cancel():
-        following = asyncio.create_task(show.follow({"one": tmp_path}, interval=0.05))
-        await steps_written(training)
-        following.cancel()
-        await asyncio.wait_for(following, 10)
-
-    asyncio.run(follow_and_cancel())
-    assert training.running and not (tmp_path / "STOP").exists()
-    training.stops = 1
-    training.wait(10)

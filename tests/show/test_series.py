@@ -1,4 +1,4 @@
-"""Rows as arrays: long runs averaged, gaps kept, steps as seconds and tokens."""
+"""Rows as arrays: long runs averaged, gaps kept, steps as seconds."""
 
 import math
 
@@ -25,15 +25,10 @@ def test_a_nan_is_a_gap_and_hides_no_number():
     assert series.last_value([*rows, {"event": "step", "step": 9, "grad_norm": None}], "step", "grad_norm") == 1.0
 
 
-def test_seconds_of_several_sessions_only_grow():
-    rows = [{"event": "step", "step": 10 * i, "train_seconds": t, "tokens_per_second": 100.0}
-            for i, t in enumerate((1.0, 2.0, 0.5, 1.5), 1)]  # fmt: skip
+def test_steps_are_put_at_their_seconds():
+    rows = [{"event": "step", "step": 10 * i, "train_seconds": t} for i, t in enumerate((1.0, 2.0, math.nan, 2.5), 1)]
     steps, at = series.axis_positions(rows, "train_seconds")
-    assert list(steps) == [0, 10, 20, 30, 40] and list(at) == [0, 1, 2, 2.5, 3.5]
-    _, tokens = series.axis_positions(rows, "tokens")
-    assert list(tokens) == pytest.approx([0, 100, 200, 250, 350])
-    old = [{"event": "step", "step": 1, "seconds": 3.0}]  # rows of before: no train_seconds
-    assert list(series.axis_positions(old, "train_seconds")[1]) == [0, 3]
-    assert series.axis_positions(old, "tokens") is None
-    with pytest.raises(ValueError, match="choose one of step, train_seconds, tokens"):
+    assert list(steps) == [0, 10, 20, 40] and list(at) == [0, 1, 2, 2.5]
+    assert series.axis_positions([{"event": "step", "step": 1}], "train_seconds") is None
+    with pytest.raises(ValueError, match="choose one of step, train_seconds"):
         series.axis_positions(rows, "hours")

@@ -32,6 +32,7 @@ def test_an_error_in_the_thread_reaches_whoever_waits(run):
         job.start(settings(run, optimizer="magic")).wait()
 
 
+@pytest.mark.slow
 def test_stop_ends_the_run_and_a_second_start_finishes_it(run):
     given = settings(run, epochs=60)
     training = job.start(given)
@@ -48,6 +49,7 @@ def rows_so_far(training) -> bool:
     return training.metrics_path.is_file() and '"event": "step"' in training.metrics_path.read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_a_trial_leaves_the_runs_model_alone(run, tmp_path):
     job.start(settings(run)).wait()
     before = weights(run)

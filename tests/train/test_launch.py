@@ -6,6 +6,8 @@ from models import settings, weights
 
 from helpers.train import job, launch
 
+pytestmark = pytest.mark.slow  # launches process groups
+
 
 def test_two_processes_equal_one_with_the_doubled_batch(run):
     """Through torchrun's own launcher, gloo on the CPU: parameters within 1e-6 after the whole run.

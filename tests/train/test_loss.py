@@ -313,6 +313,7 @@ def test_data_parallel_wrappers_change_nothing(one_process, how, architecture):
     assert (loss_of.expert_load is None) == (architecture == "gpt2")
 
 
+@pytest.mark.slow
 def test_a_compiled_body_is_the_same_model(monkeypatch):
     """Names of the weights, the tie, the scores: all as without. fp32, 1e-5; traced, but not translated into C++."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))

@@ -216,6 +216,7 @@ def test_the_best_checkpoint_is_kept_when_it_gets_worse(tmp_path):
     assert checkpoint.verify(best)["val_loss"] == losses[lowest]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_time_budget_ends_when_the_time_does(tmp_path, optimizer):
     """The rate has come down by then; a run that is continued keeps to the same clock."""
@@ -271,6 +272,7 @@ def test_a_run_that_only_fails_ends_with_an_error(tmp_path):
     assert len(rows(tmp_path / "m", "skipped")) == trainer.SKIPS_IN_A_ROW
 
 
+@pytest.mark.slow
 def test_a_spike_names_the_windows_it_came_from(tmp_path, monkeypatch):
     """One window of the last epochs is made hard: ids that never follow each other."""
     real = Windows.__getitem__
@@ -290,6 +292,7 @@ def test_a_spike_names_the_windows_it_came_from(tmp_path, monkeypatch):
     assert spikes[0]["loss"] > spikes[0]["usual"] and spikes[0]["windows"][0]["text"]
 
 
+@pytest.mark.slow
 def test_fp16_finds_its_scale_and_learns(tmp_path):
     """A scale that is too large at first only costs skipped updates; the row says how many, and the scale."""
     figures = fit(tmp_path / "m", size=1600, epochs=3, lr=3e-2, precision="fp16")
