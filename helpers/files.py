@@ -33,16 +33,11 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def temporary(path: Path) -> Path:
-    """Return a hidden name beside `path` that no other process uses: two machines may make the same file at once."""
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
-
-
 @contextlib.contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open a binary file that takes the place of `path` when the block ends, and is removed when the block raises."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = temporary(path)
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")  # two machines may make the same file at once
     try:
         with open(part, "wb") as file:
             yield file
@@ -64,22 +59,17 @@ def write_folder(folder: Path, write: Callable[[Path], object], check: Callable[
 
     A folder that exists is replaced. Raises OSError and what `write` and `check` raise; then `folder` is as before.
     """
-    # 1. the parent, itself flushed to the disk if it is new
-    new = not folder.parent.exists()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    if new:
-        sync(folder.parent.parent)
     tidy_folder(folder)
     part, old = _hidden(folder, "part"), _hidden(folder, "old")
     try:
-        # 2. the content, under a temporary name
-        part.mkdir()
+        # 1. the content, under a temporary name
+        part.mkdir(parents=True)
         write(part)
         for path in (*part.rglob("*"), part):
             sync(path)
         if check:
             check(part)
-        # 3. two renames; a process that dies between them leaves `old`, and `tidy_folder` puts it back
+        # 2. two renames; a process that dies between them leaves `old`, and `tidy_folder` puts it back
         if folder.exists():
             folder.rename(old)
         part.rename(folder)

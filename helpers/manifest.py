@@ -27,23 +27,17 @@ def write_manifest(
 ) -> dict[str, Any]:
     """Write the manifest of a finished stage and return it.
 
-    `inputs` are the files that the stage read and `outputs` those that it wrote: their SHA-256 is noted. `result` holds
-    the stage's figures. It is written last, so a room with a manifest is a finished room.
+    `inputs` are the files that the stage read, `outputs` those that it wrote, `result` holds its figures. It is written
+    last, so a room with a manifest is a finished room.
     """
     base = run_dir(run)
-    versions = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     manifest = {
         "stage": stage,
         "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "parameters": parameters,
         "inputs": hash_files(inputs, base),
         "outputs": hash_files(outputs, base),
-        "versions": versions,
+        "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in _PACKAGES},
         "seed": seed,
         "result": result,
     }
@@ -65,8 +59,7 @@ def read_manifest(run: str, stage: str) -> dict[str, Any]:
 def open_room(run: str, stage: str) -> dict[str, Any]:
     """Check a room's files against its manifest, and the manifest against the rooms it read; return the manifest.
 
-    Raises RoomError, which names the notebook to run again, when a file is missing or changed, or when the room was
-    made from another state of an earlier room (the tokenizer of another corpus, say).
+    Raises RoomError where a file is missing or changed, or the room was made from another state of an earlier one.
     """
     # 1. are the files still those that the stage wrote?
     manifest = read_manifest(run, stage)

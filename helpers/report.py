@@ -61,25 +61,14 @@ details.code { margin: .4rem 0; } .highlight { background: #f6f6f4; padding: .2r
 """
 
 
-def figures(run: str, stage: str) -> list[str]:
-    """Return a finished stage's figures in words, `documents 20,000`; those that its result lacks are left out."""
-    result = read_manifest(run, stage)["result"]
-    shown = [(result.get(name), label, form) for name, label, form in FIGURES[stage]]
-    return [f"{label} {format(value, form)}" for value, label, form in shown if value is not None]
-
-
 def one_line(run: str, stage: str) -> str:
-    """Return a finished stage's figures in one line; an empty one if its notebook has written no manifest."""
+    """Return a stage's figures in one line, `documents 20,000 · …`; an empty one if it has written no manifest."""
     try:
-        return " · ".join(figures(run, stage))
+        result = read_manifest(run, stage)["result"]
     except RoomError:
         return ""
-
-
-def executed(run: str) -> dict[str, nbformat.NotebookNode]:
-    """Return {stage: executed notebook} of those that the run has, in the course's order, side doors last."""
-    copies = {stage: paths.executed_copy(run, stage) for stage in paths.NOTEBOOKS}
-    return {stage: nbformat.read(copy, as_version=4) for stage, copy in copies.items() if copy.is_file()}
+    shown = [(result.get(name), label, form) for name, label, form in FIGURES[stage]]
+    return " · ".join(f"{label} {format(value, form)}" for value, label, form in shown if value is not None)
 
 
 def summary(run: str, notebooks: dict[str, nbformat.NotebookNode]) -> str:
@@ -124,7 +113,8 @@ def write(run: str) -> Path:
         extra_loaders=[DictLoader({"report.html.j2": NOTEBOOK})], template_file="report.html.j2",
         exclude_anchor_links=True,
     )  # fmt: skip
-    notebooks = executed(run)
+    copies = {stage: paths.executed_copy(run, stage) for stage in paths.NOTEBOOKS}
+    notebooks = {stage: nbformat.read(copy, as_version=4) for stage, copy in copies.items() if copy.is_file()}
     chapters = [chapter(exporter, stage, notebook) for stage, notebook in notebooks.items()]
     names = [paths.notebook(stage).stem for stage in notebooks]
     links = " ".join(f"<a href='#{name}'>{name}</a>" for name in names)

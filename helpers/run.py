@@ -11,6 +11,7 @@ Knows the notebooks by name and by their parameters, and nothing of what they do
 
 import argparse
 import os
+import re
 import sys
 import tempfile
 import time
@@ -30,7 +31,7 @@ from papermill.exceptions import PapermillExecutionError
 
 from helpers import paths, report
 from helpers.corpus.find import BUILT_IN, resolve_source, same_files
-from helpers.files import known_sha256, sha256
+from helpers.files import known_sha256
 from helpers.manifest import MANIFEST, RoomError, notebook_parameters, open_room, read_manifest
 from helpers.wording import did_you_mean, duration, run_again
 
@@ -83,15 +84,9 @@ def _check_type(where: str, name: str, value: Any, default: Any) -> Any:
         return value
     if isinstance(default, float) and type(value) is int:
         return float(value)
-    hint = ""
-    if isinstance(default, float) and isinstance(value, str):
-        try:
-            float(value)
-            hint = "; YAML reads a number like 1e-3 as text: write 1.0e-3"
-        except ValueError:
-            pass
-    elif isinstance(default, str):
-        hint = "; put it in quotes"
+    hint = "; put it in quotes" if isinstance(default, str) else ""
+    if isinstance(default, float) and re.match(r"[-.\d]+e", str(value), re.IGNORECASE):
+        hint = "; YAML reads a number like 1e-3 as text: write 1.0e-3"
     raise Refused(
         f"{where}: {name} is {value!r}, {type(value).__name__}, but the notebook's "
         f"default {default!r} is {type(default).__name__}{hint}"
@@ -186,18 +181,13 @@ def _code_of(notebook: nbformat.NotebookNode) -> list[str]:
     return [cell.source for cell in cells if "injected-parameters" not in cell.metadata.get("tags", [])]
 
 
-def _results_read(run: str, manifest: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return {stage: result} of the rooms that a stage read files from: it may have used their figures as well."""
-    rooms = {name.split("/")[0] for name in manifest["inputs"]}
-    stages = [stage for stage, (_, room) in paths.NOTEBOOKS.items() if room in rooms]
-    return {stage: read_manifest(run, stage)["result"] for stage in stages}
-
-
 def remember(run: str, stage: str) -> None:
-    """Note in the executed copy that it ran to its end, and the figures of the rooms that it read."""
+    """Note in the executed copy that it ran to its end, and the results of the rooms whose files it read."""
     if (paths.room(run, stage) / MANIFEST).is_file():
+        rooms = {name.split("/")[0] for name in read_manifest(run, stage)["inputs"]}
+        stages = [earlier for earlier, (_, room) in paths.NOTEBOOKS.items() if room in rooms]
         copy = nbformat.read(paths.executed_copy(run, stage), as_version=4)
-        copy.metadata["read"] = _results_read(run, read_manifest(run, stage))
+        copy.metadata["read"] = {earlier: read_manifest(run, earlier)["result"] for earlier in stages}
         nbformat.write(copy, paths.executed_copy(run, stage))
 
 
@@ -206,11 +196,10 @@ def finished_unchanged(run: str, stage: str, values: dict[str, Any]) -> bool:
     # 1. the room and the rooms that it read are as they were when it finished
     try:
         manifest = open_room(run, stage)
-        results = _results_read(run, manifest)
         copy = nbformat.read(paths.executed_copy(run, stage), as_version=4)
     except (RoomError, OSError, nbformat.reader.NotJSONError):
         return False
-    if copy.metadata.get("read") != results:  # a copy that did not run to its end has no such entry
+    if "read" not in copy.metadata or _changed_figures(run, copy):  # see `remember`
         return False
     # 2. the same parameters, the same code
     original = nbformat.read(paths.notebook(stage), as_version=4)
@@ -231,22 +220,24 @@ def verify(run: str) -> list[tuple[str, bool, str]]:
 
     Every file is hashed again: what a room wrote, and what it was made from, in the rooms before it and outside.
     """
-    hashes: dict[Path, str] = {}
     rows = []
     for stage in paths.NOTEBOOKS:
-        notebook = paths.notebook(stage).stem
+        notebook, copy = paths.notebook(stage).stem, paths.executed_copy(run, stage)
         if not (paths.room(run, stage) / MANIFEST).is_file():
             if stage in paths.STAGES:
-                rows.append((notebook, not _is_read(run, stage), NOT_MADE))
+                start = f'"{paths.room(run, stage).name}/'  # in the manifest of each room that was made from it
+                manifests = [file.read_text("utf-8", "replace") for file in paths.run_dir(run).glob(f"*/{MANIFEST}")]
+                rows.append((notebook, not any(start in manifest for manifest in manifests), NOT_MADE))
             continue
         try:
             manifest = read_manifest(run, stage)
         except RoomError as error:
             rows.append((notebook, False, str(error)))
             continue
-        problems = [f"{what} since {notebook} wrote it" for what in _changed_files(run, manifest["outputs"], hashes)]
-        problems += [f"{what} since {notebook} read it" for what in _changed_files(run, manifest["inputs"], hashes)]
-        problems += _changed_figures(run, stage)
+        problems = [f"{what} since {notebook} wrote it" for what in _changed_files(run, manifest["outputs"])]
+        problems += [f"{what} since {notebook} read it" for what in _changed_files(run, manifest["inputs"])]
+        if copy.is_file():  # else it was run by hand, in Jupyter
+            problems += _changed_figures(run, nbformat.read(copy, as_version=4))
         if problems:
             more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
             rows.append((notebook, False, f"{'; '.join(problems[:3])}{more}: {run_again(stage, run)}"))
@@ -256,35 +247,22 @@ def verify(run: str) -> list[tuple[str, bool, str]]:
     return rows
 
 
-def _is_read(run: str, stage: str) -> bool:
-    """Return whether a room of the run was made from files of this one."""
-    manifests = [paths.room(run, other) / MANIFEST for other in paths.NOTEBOOKS]
-    start = f'"{paths.room(run, stage).name}/'
-    return any(start in manifest.read_text("utf-8", "replace") for manifest in manifests if manifest.is_file())
-
-
-def _changed_files(run: str, names: dict[str, str], hashes: dict[Path, str]) -> list[str]:
-    """Return which of these files (path -> SHA-256) are missing or have changed; `hashes` keeps what was hashed."""
+def _changed_files(run: str, names: dict[str, str]) -> list[str]:
+    """Return which of these files (path -> SHA-256) are missing or have changed."""
     changes = []
     for name, wanted in names.items():
         file = paths.run_dir(run) / name
         if not file.is_file():
             changes.append(f"{name} is missing")
-            continue
-        if file not in hashes:
-            hashes[file] = sha256(file)
-        if hashes[file] != wanted:
+        elif known_sha256(file) != wanted:
             changes.append(f"{name} has changed")
     return changes
 
 
-def _changed_figures(run: str, stage: str) -> list[str]:
-    """Return which figures of earlier rooms are no longer those that this stage read when it ran (see `remember`)."""
-    if not paths.executed_copy(run, stage).is_file():
-        return []  # it was run by hand, in Jupyter
-    then = nbformat.read(paths.executed_copy(run, stage), as_version=4).metadata.get("read", {})
+def _changed_figures(run: str, copy: nbformat.NotebookNode) -> list[str]:
+    """Return which figures of earlier rooms are no longer those that this notebook read when it ran."""
     changes = []
-    for earlier, figures in then.items():
+    for earlier, figures in copy.metadata.get("read", {}).items():
         try:
             now = read_manifest(run, earlier)["result"]
         except RoomError:

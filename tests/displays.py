@@ -112,7 +112,8 @@ class FakeTraining:
                 self.error = RuntimeError("the gradient is not finite")
                 return
             file.write(json.dumps({"event": "sample", "step": step, "text": "叶子<黄>"}) + "\n")
-            file.write(json.dumps({"event": "end", "step": step, "reason": "", "seconds": 65.0}) + "\n")
+            reason = "stopped" if self.stops else "finished"
+            file.write(json.dumps({"event": "end", "step": step, "reason": reason, "seconds": 65.0}) + "\n")
 
 
 async def steps_written(training: FakeTraining, steps: int = 20) -> None:

@@ -106,29 +106,17 @@ def _tar_members(item: Input) -> Iterator[tuple[str, int, int, int, str]]:
 
 
 class _Stream(io.RawIOBase):
-    """A stream that counts the bytes it gives, and closes the file it reads from."""
+    """The bytes that `blocks` gives from a file. Raises BadFile where this is damaged, cut off or a bomb."""
 
-    def __init__(self, file: IO[bytes]):
-        self.file, self.count = file, 0
+    def __init__(self, blocks: Iterator[bytes], file: IO[bytes], size: int = 0):
+        self.blocks, self.file, self.size = blocks, file, size  # packed bytes (0: as many as were read until now)
+        self.ready, self.count = memoryview(b""), 0
 
     def readable(self) -> bool:
         return True
 
     def tell(self) -> int:
         return self.count
-
-    def close(self) -> None:
-        self.file.close()
-        super().close()
-
-
-class _Unpacked(_Stream):
-    """The content of a packed stream. Raises BadFile where it is damaged, cut off or a bomb."""
-
-    def __init__(self, blocks: Iterator[bytes], packed: IO[bytes], size: int = 0):
-        super().__init__(packed)
-        self.blocks, self.ready = blocks, memoryview(b"")
-        self.size = size  # packed bytes (0: as many as were read until now)
 
     def readinto(self, buffer) -> int:
         try:
@@ -145,22 +133,12 @@ class _Unpacked(_Stream):
 
     def close(self) -> None:
         self.ready = memoryview(b"")  # may be 32 MB
+        self.file.close()
         super().close()
 
 
-class _Window(_Stream):
-    """A member of a .tar: the bytes of a file from `start` to before `stop`."""
-
-    def __init__(self, file: BinaryIO, start: int, stop: int):
-        super().__init__(file)
-        self.size = stop - start
-        file.seek(start)
-
-    def readinto(self, buffer) -> int:
-        data = self.file.read(min(len(buffer), self.size - self.count))
-        buffer[: len(data)] = data
-        self.count += len(data)
-        return len(data)
+def _buffered(blocks: Iterator[bytes], file: IO[bytes], size: int = 0) -> BinaryIO:
+    return io.BufferedReader(_Stream(blocks, file, size), encodings.BLOCK_BYTES)
 
 
 def _zst_blocks(packed: BinaryIO) -> Iterator[bytes]:
@@ -188,32 +166,24 @@ def _unpacked(stream: BinaryIO, packing: str) -> BinaryIO:
     if not packing:
         return stream
     blocks = _blocks(gzip.GzipFile(fileobj=stream).read) if packing == ".gz" else _zst_blocks(stream)
-    return io.BufferedReader(_Unpacked(blocks, stream), encodings.BLOCK_BYTES)
+    return _buffered(blocks, stream)
 
 
 def _blocks(read: Callable[[int], bytes]) -> Iterator[bytes]:
     return iter(lambda: read(encodings.BLOCK_BYTES), b"")
 
 
-class _TarGzReader:
-    """A .tar.gz or .tgz whose members are read in order, without unpacking from the start for each."""
-
-    def __init__(self, path: Path):
-        self.path, self.at = path, 0
-        self.stream: BinaryIO | None = None
-
-    def read(self, start: int, stop: int) -> Iterator[bytes]:
-        if self.stream is None or start < self.at:
-            self.stream, self.at = _unpacked(open(self.path, "rb"), ".gz"), 0
-        while block := self.stream.read(min(encodings.BLOCK_BYTES, (start if self.at < start else stop) - self.at)):
-            self.at += len(block)
-            if self.at > start:
-                yield block
-
-
 @functools.lru_cache(maxsize=1)
-def _tar_gz_reader(path: Path, changed: int) -> _TarGzReader:
-    return _TarGzReader(path)
+def _open_tar_gz(path: Path, changed: int) -> BinaryIO:
+    """Return an open .tar.gz or .tgz; kept for the next member, so that not each is looked for from the start."""
+    return _unpacked(open(path, "rb"), ".gz")
+
+
+def _member_blocks(stream: BinaryIO, start: int, stop: int) -> Iterator[bytes]:
+    """Yield the bytes from `start` to before `stop` of a stream that is at `start` or before."""
+    while block := stream.read(min(encodings.BLOCK_BYTES, (start if stream.tell() < start else stop) - stream.tell())):
+        if stream.tell() > start:
+            yield block
 
 
 def open_bytes(item: Input, stack: contextlib.ExitStack) -> ByteSource:
@@ -231,9 +201,19 @@ def open_bytes(item: Input, stack: contextlib.ExitStack) -> ByteSource:
     if archive == ".zip":
         return lambda: _unpacked(_zip_stream(item, changed), packing)
     if archive == ".tar":
-        return lambda: _unpacked(io.BufferedReader(_Window(open(item.path, "rb"), item.start, item.stop)), packing)
-    path = spool(_tar_gz_reader(item.path, changed).read(item.start, item.stop), stack)
+        return lambda: _unpacked(_tar_stream(item), packing)
+    stream = _open_tar_gz(item.path, changed)
+    if stream.tell() > item.start:
+        _open_tar_gz.cache_clear()
+        stream = _open_tar_gz(item.path, changed)
+    path = spool(_member_blocks(stream, item.start, item.stop), stack)
     return lambda: _unpacked(open(path, "rb"), packing)
+
+
+def _tar_stream(item: Input) -> BinaryIO:
+    file = open(item.path, "rb")
+    file.seek(item.start)
+    return _buffered(_member_blocks(file, item.start, item.stop), file, item.size)
 
 
 def _zip_stream(item: Input, changed: int) -> BinaryIO:
@@ -241,7 +221,7 @@ def _zip_stream(item: Input, changed: int) -> BinaryIO:
     info = members[item.start]
     with _or_bad("this member cannot be read"):
         inner = archive.open(info)
-    return io.BufferedReader(_Unpacked(_blocks(inner.read), inner, info.compress_size or 1), encodings.BLOCK_BYTES)
+    return _buffered(_blocks(inner.read), inner, info.compress_size or 1)
 
 
 def spool(blocks: Iterable[bytes], stack: contextlib.ExitStack) -> Path:

@@ -275,10 +275,6 @@ def _may_be_wrapped(text: str) -> bool:
     return text.count("\n") >= 4 and len(text) >= 4 * _WRAP_COLUMNS // 2 and len(_OPEN_END.findall(text)) >= 3
 
 
-def _columns(line: str) -> int:
-    return len(line.encode("gb18030", "replace"))  # a Chinese character takes two columns there, a letter one
-
-
 def unwrap(text: str) -> tuple[str, int]:
     """Join lines that were cut at a fixed width; return the text and how many line ends went.
 
@@ -289,7 +285,7 @@ def unwrap(text: str) -> tuple[str, int]:
     if not _may_be_wrapped(text):
         return text, 0
     lines = [line.rstrip(" \t\u3000") for line in text.split("\n")]
-    widths = [_columns(line) for line in lines]
+    widths = [len(line.encode("gb18030", "replace")) for line in lines]  # 2 columns per Chinese character, else 1
     common = Counter(width for width in widths if width >= _WRAP_COLUMNS).most_common(1)
     if not common:
         return text, 0
@@ -381,8 +377,6 @@ def repeated_lines(text: str) -> frozenset[str]:
 
 def without_lines(text: str, shapes: frozenset[str], counts: Counter, examples: dict | None = None) -> str:
     """Return the text without the lines that have one of these shapes (see `repeated_lines`)."""
-    if not shapes:
-        return text
     kept, done = [], 0
     for start, stop in _marked(text + "\n"):
         line = text[start:stop]

@@ -46,13 +46,12 @@ class Corpus:
 
 
 _POETRY = "https://raw.githubusercontent.com/chinese-poetry/chinese-poetry"
-_POETRY_LICENCE = "texts in the public domain; collection MIT, (c) 2016 JackeyGao"
-_POETRY_HOME = "https://github.com/chinese-poetry/chinese-poetry"
 
 
 def _poetry(what: str, commit: str, name: str, last: int) -> Corpus:
     files = tuple(f"{_POETRY}/{commit}/{name.format(n)}" for n in range(0, last + 1, 1000))
-    return Corpus(what, _POETRY_LICENCE, _POETRY_HOME, files, "paragraphs")
+    licence = "texts in the public domain; collection MIT, (c) 2016 JackeyGao"
+    return Corpus(what, licence, "https://github.com/chinese-poetry/chinese-poetry", files, "paragraphs")
 
 
 CORPORA: dict[str, Corpus] = {
@@ -91,11 +90,13 @@ def fetch(source: str, folder: Path) -> Path | str:
     call. MAX_BYTES limits each file, MAX_ROWS a data set of the Hub. Raises FetchError.
     """
     if source in CORPORA:
-        corpus = CORPORA[source]
-        return _fetch_files(source, corpus.files, folder / source, folder, corpus)
+        _fetch_files(source, CORPORA[source], folder / source, folder)
+        return folder / source
     if re.match("https?://", source, re.I):
-        target = folder / f"{urlsplit(source).hostname or 'net'}-{hashlib.sha256(source.encode()).hexdigest()[:10]}"
-        return _fetch_files(source, (source,), target, folder)
+        host = urlsplit(source).hostname or "net"
+        target = folder / f"{host}-{hashlib.sha256(source.encode()).hexdigest()[:10]}"
+        single = Corpus(source, f"not known: ask those who run {host}", source, (source,))
+        return _fetch_files(source, single, target, folder)[0]
     if source.startswith("hf:"):
         return _fetch_hub(source, folder)
     if re.match(r"[a-z][a-z0-9+.-]+://", source, re.I):
@@ -116,14 +117,12 @@ def _record(folder: Path, source: str, entry: dict) -> None:
     write_text(folder / FETCHED, json.dumps(fetched, ensure_ascii=False, indent=1, sort_keys=True) + "\n")
 
 
-def _fetch_files(source: str, urls: tuple[str, ...], target: Path, folder: Path, corpus: Corpus | None = None) -> Path:
-    """Download the files of one source into `target`; return this folder, or for one address the file."""
-    entry = read_fetched(folder).get(source, {})
-    known = {file["url"]: (name, file) for name, file in entry.get("files", {}).items()}
-    licence = corpus.licence if corpus else f"not known: ask those who run {urlsplit(source).hostname}"
-    what, home = (corpus.what, corpus.home) if corpus else (source, source)
-    entry = {"what": what, "licence": licence, "home": home, "files": entry.get("files", {})}
-    missing = [url for url in urls if url not in known or not _is_there(folder / known[url][0], known[url][1]["bytes"])]
+def _fetch_files(source: str, corpus: Corpus, target: Path, folder: Path) -> list[Path]:
+    """Download what is missing of the files of one source into `target`; return their paths."""
+    files = read_fetched(folder).get(source, {}).get("files", {})
+    entry = {"what": corpus.what, "licence": corpus.licence, "home": corpus.home, "files": files}
+    there = {file["url"] for name, file in files.items() if _is_there(folder / name, file["bytes"])}
+    missing = [url for url in corpus.files if url not in there]
     if missing:
         target.mkdir(parents=True, exist_ok=True)
         with httpx.Client(
@@ -132,11 +131,9 @@ def _fetch_files(source: str, urls: tuple[str, ...], target: Path, folder: Path,
         ) as client:  # fmt: skip
             for url in tqdm(missing, desc=f"fetching {source[:40]}", disable=_quiet() or len(missing) == 1):
                 path, file = _fetch_file(client, url, target)
-                entry["files"][path.relative_to(folder).as_posix()] = file
+                files[path.relative_to(folder).as_posix()] = file
                 _record(folder, source, entry)  # after each: what is there is not downloaded again
-    if corpus:
-        return target
-    return folder / next(name for name, file in entry["files"].items() if file["url"] == source)
+    return [folder / name for name, file in files.items() if file["url"] in corpus.files]
 
 
 def _is_there(path: Path, size: int) -> bool:
@@ -245,9 +242,8 @@ def _attempt(client: httpx.Client, url: str, part: Path) -> httpx.Headers:
         start = have if answer.status_code == 206 else 0
         length = answer.headers.get("content-length", "")
         total = start + int(length) if length.isdigit() else None
-        validators = [answer.headers.get("etag", ""), answer.headers.get("last-modified", "")]
-        strong = [validator for validator in validators if validator and not validator.startswith("W/")]
-        write_text(_version(part), strong[0] if strong else "")
+        validators = (answer.headers.get("etag", "W/"), answer.headers.get("last-modified", "W/"))
+        write_text(_version(part), next((name for name in validators if not name.startswith("W/")), ""))  # W/: weak
         # 3. take the bytes
         bar = tqdm(
             total=total, initial=start, unit="B", unit_scale=True, desc=part.parent.name[:30], leave=False,

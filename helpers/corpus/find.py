@@ -72,8 +72,10 @@ def find_inputs(source: str, root: Path | None = None) -> tuple[list[Input], Cou
     elif path.is_dir():
         base, files = path, sorted(_walk(path, left_out))
     elif re.search(r"[*?\[]", source):
-        base, pattern = _split_glob(path)
-        found = ((file.relative_to(base), file) for file in set(base.glob(pattern)) if file.is_file())
+        first = next(at for at, part in enumerate(path.parts) if re.search(r"[*?\[]", part))
+        base, pattern = Path(*path.parts[:first]), path.parts[first:]
+        glob = "/".join(part if part == "**" else part.replace("**", "*") for part in pattern)
+        found = ((file.relative_to(base), file) for file in set(base.glob(glob)) if file.is_file())
         kept = [(name, file) for name, file in found if not any(map(is_ignored, name.parts))]
         files = sorted((name.as_posix(), file.stat().st_size) for name, file in kept)
         if not files:
@@ -115,13 +117,3 @@ def _walk(base: Path, left_out: Counter) -> Iterator[tuple[str, int]]:
         for name in files:
             if not is_ignored(name) and (path := Path(folder, name)).is_file():
                 yield (inner / name).as_posix(), path.stat().st_size
-
-
-def _split_glob(path: Path) -> tuple[Path, str]:
-    """Return the folder before a glob's first wildcard, and the pattern from there on."""
-    parts = path.parts
-    first = next(i for i, part in enumerate(parts) if re.search(r"[*?\[]", part))
-    base = Path(*parts[:first])
-    if not base.is_dir():
-        raise NoDocuments(f"{base} is not a folder: nothing can be named like {path}")
-    return base, "/".join(parts[first:])

@@ -152,7 +152,7 @@ def split_documents(pieces: Iterable[str], mode: str) -> Iterator[str]:
 
 
 def _held(text: str) -> Iterator[str]:
-    """Yield a document whole, or in pieces if it is too long."""
+    """Yield a document whole, or in pieces if it is too long; nothing if it is blank."""
     while len(text := _without_blank_start(text)) > HOLD:
         document, text = _hold(text)
         yield document
@@ -211,12 +211,9 @@ def _json_lines(pieces: Iterable[str]) -> Iterator[tuple]:
     return ((number, _loads(row)) for number, row in enumerate(_rows(pieces), 1) if row and not row.isspace())
 
 
-_decode = json.JSONDecoder().decode  # as json.loads, without its questions
-
-
 def _loads(row: str):
     try:
-        return _decode(row)
+        return json.loads(row)
     except (ValueError, RecursionError) as error:
         return error
 

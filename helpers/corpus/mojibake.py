@@ -14,7 +14,6 @@ from helpers.corpus.encodings import EVERYDAY
 _MISREAD = "锛銆鈥锟鐨鏄鍦"  # what ，。“的是在 become when UTF-8 is read as GBK; else very rare
 _ODD = re.compile(f"[\x80-\xff{_MISREAD}]")
 _LOST = re.compile("[?\ufffd\ue000-\uf8ff]")  # signs that something was lost
-_ENOUGH = 500_000  # characters of lines with such signs that are searched for shifted text
 # Shares of a text's characters from which it looks like mojibake. Tried on 西游记 and the Song ci: good text has 0 of
 # both signs; read wrongly, it has 5 to 6 % of the first and 95 % or more of the second
 _MUCH_MISREAD, _MUCH_LATIN = 0.01, 0.4
@@ -31,7 +30,6 @@ class Signs:
     latin: int = 0  # characters of Latin-1 beyond ASCII
     repairable: int = 0  # texts that `repair` would mend
     shifted: int = 0  # characters of lines that are GBK with a byte lost
-    searched: int = 0  # characters searched for such lines
 
     def count(self, text: str) -> None:
         """Add the signs of one raw text."""
@@ -42,10 +40,8 @@ class Signs:
         self.misread += misread
         self.latin += latin
         self.repairable += _is_suspicious(text, misread, latin) and repair(text) is not None
-        if self.searched < _ENOUGH and not text.isascii() and _LOST.search(text):
-            rows = [row for row in text.split("\n") if _LOST.search(row)]
-            self.searched += sum(map(len, rows))
-            self.shifted += sum(map(_shifted, rows))
+        if not text.isascii() and _LOST.search(text):
+            self.shifted += sum(_shifted(row) for row in text.split("\n") if _LOST.search(row))
 
     def add(self, other: "Signs") -> None:
         """Add the counts of another slice of the file."""

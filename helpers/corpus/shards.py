@@ -28,15 +28,10 @@ def shard_documents(shard: Path) -> Iterator[dict]:
         yield from map(json.loads, file)
 
 
-def read_documents(run: str, split: str) -> Iterator[dict]:
-    """Yield the documents of a split, {"text", "source"}, one at a time; raise RoomError if the room is not there."""
-    for shard in shard_paths(run, split):
-        yield from shard_documents(shard)
-
-
 def read_texts(run: str, split: str) -> Iterator[str]:
     """Yield the texts of a split, one at a time; raise RoomError if the room is not there."""
-    return (document["text"] for document in read_documents(run, split))
+    for shard in shard_paths(run, split):
+        yield from (document["text"] for document in shard_documents(shard))
 
 
 def write_json_list(run: str) -> Path:

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from helpers.generate import inference, sampling
@@ -140,12 +141,11 @@ class DecodeBatch:
         self._cache = self._decoder.cache()
         self.n_ctx = self._decoder.n_ctx
         self._banned = banned(model, tokenizer)  # (V,)
-        self._no_ids = torch.empty(0, 0, dtype=torch.long)
 
     @property
     def ids(self) -> Tensor:
-        """(B, T), what the model has seen of each row; the shorter ones are followed by PADDING."""
-        return self._padded([self._window(row) for row in self.rows], PADDING)
+        """(B, T), what the model has seen of each row; see `padded`."""
+        return padded([self._window(row) for row in self.rows], self.model.device)
 
     @torch.inference_mode()
     def add(self, rows: Sequence[Row]) -> None:
@@ -198,19 +198,15 @@ class DecodeBatch:
     def _window(self, row: Row) -> list[int]:
         return row.ids[self._start(len(row.ids)) :]
 
-    def _padded(self, lists: Sequence[Sequence[int]], filler: int) -> Tensor:
-        width = max(map(len, lists))
-        padded = [[*each, *[filler] * (width - len(each))] for each in lists]
-        return torch.tensor(padded, device=self.model.device)  # (B, T)
-
     def _read(self, places: Sequence[int]) -> Tensor:
         """Read the windows of the rows at these places into the cache; return their logits (R, V)."""
         windows = [tuple(self._window(self.rows[place])) for place in places]
         distinct = {window: i for i, window in enumerate(dict.fromkeys(windows))}
-        ids = self._padded(list(distinct), 0)  # (D, N)
+        ids = pad_sequence([torch.tensor(window) for window in distinct], batch_first=True)  # (D, N)
+        ids, lengths = ids.to(self.model.device), [len(window) for window in distinct]
         texts = [distinct[window] for window in windows]
         pairs = list(zip(places, texts, strict=True))
-        return self._masked(self._decoder.read(ids, [len(window) for window in distinct], self._cache, pairs))[texts]
+        return self._masked(self._decoder.read(ids, lengths, self._cache, pairs))[texts]
 
     def _masked(self, logits: Tensor) -> Tensor:
         return logits.masked_fill_(self._banned, -torch.inf)
@@ -219,9 +215,12 @@ class DecodeBatch:
         """Return the next token of every row (B,), by its own settings and its own stream of random numbers."""
         logits = self.logits
         if self._filters or self._constrained:
-            ids = self.ids if self._looking_back else self._no_ids  # (B, T); not for nothing: they are made from lists
+            # (B, T); not for nothing: they are made from lists
+            ids = self.ids if self._looking_back else torch.empty(0, 0, dtype=torch.long)
             written = self._written(ids) if self._looking_back else ids
-            allowed = self._allowed() if self._constrained else None
+            allowed = None
+            if self._constrained:
+                allowed = torch.stack([row.allowed(logits.shape[-1]) for row in self.rows]).to(logits.device)  # (B, V)
             logits = sampling.filtered(logits, ids, written, allowed=allowed, **self._filters)
         if self._all_greedy:
             return logits.argmax(-1)
@@ -233,13 +232,9 @@ class DecodeBatch:
 
     def _written(self, ids: Tensor) -> Tensor:
         """Return ids (B, T) without those of the prompts."""
-        starts = [max(0, row.prompt_length - self._start(len(row.ids))) for row in self.rows]
-        new = torch.arange(ids.shape[1], device=ids.device) >= torch.tensor(starts, device=ids.device)[:, None]
-        return ids.where(new, PADDING)
-
-    def _allowed(self) -> Tensor:
-        """Return (B, V), true for what the constraints allow."""
-        return torch.stack([row.allowed(self.logits.shape[-1]) for row in self.rows]).to(self.logits.device)
+        counts = torch.tensor([len(row.ids) - row.prompt_length for row in self.rows], device=ids.device)
+        back = torch.arange(ids.shape[1], 0, -1, device=ids.device)  # (T,), the newest id is the first from the end
+        return ids.where(back <= counts[:, None], PADDING)
 
     def _logprobs(self, tokens: list[int]) -> list[TokenLogprob | None]:
         """Return the model's own view of each row's token, for the rows whose settings ask for it."""
@@ -278,6 +273,12 @@ class DecodeBatch:
         self._with_logprobs = any(each.logprobs is not None for each in settings)
         self._filters = active_filters(settings, self.model.device)
         self._looking_back = not sampling.LOOKING_BACK.isdisjoint(self._filters)
+
+
+def padded(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Return rows of ids as (R, T); the shorter ones are preceded by PADDING."""
+    width = max(map(len, rows))
+    return torch.tensor([[PADDING] * (width - len(row)) + [*row] for row in rows], dtype=torch.long, device=device)
 
 
 def active_filters(settings: Sequence[Settings], device: torch.device | str = "cpu") -> dict[str, Tensor]:

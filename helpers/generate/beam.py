@@ -45,10 +45,9 @@ def search(
 ) -> list[Beam]:
     """Return the best `beams` continuations of a prompt, the best one first; fewer if there are no more.
 
-    length_penalty: 0 compares texts of any length by their probability, which favours short ones; 1 compares the mean
-    over their tokens; more favours long ones. Of the settings, those that shape the distribution (temperature, top_k,
-    top_p, min_p, typical_p) and the seed have no effect. Raises ValueError for stop, sentence and logprobs, which are
-    not supported. (Graves 2012; the scores and the end condition are those of the transformers library.)
+    length_penalty: 0 compares texts by their probability, which favours short ones; 1 by the mean over their tokens;
+    more favours long ones. Settings that shape the distribution (temperature, top_k, …) and the seed have no effect.
+    Raises ValueError for stop, sentence and logprobs. (Graves 2012; scores and end condition as in transformers.)
     """
     if beams < 1:
         raise ValueError(f"beams is {beams}: keep 1 or more")

@@ -25,7 +25,6 @@ RHYMES = {
     "七尤": "ou iou", "八寒": "an ian uan van", "九文": "en in uen vn", "十唐": "ang iang uang",
     "十一庚": "eng ing ueng ong iong", "十二齐": "i er v", "十三支": "-i", "十四姑": "u",
 }  # fmt: skip
-_GROUPS = list(RHYMES)
 _BY_FINAL = {final: number for number, finals in enumerate(RHYMES.values(), start=1) for final in finals.split()}
 _LONGEST = 16  # characters; longer tokens (runs of spaces or signs in pretrained vocabularies) are never allowed
 _MOST_STATES = 20_000_000  # states × classes of characters: a second of work, 100 MB
@@ -55,10 +54,11 @@ class Constraint:
             if not isinstance(getattr(self, name), tuple):
                 raise ValueError(f"{name} is {getattr(self, name)!r}: give a tuple, (…,) with a comma if it is one")
         counts = self._counts
-        if not all(isinstance(count, int) for count in counts):
-            raise ValueError(f"characters is {self.characters!r}: give a number, or a tuple of numbers")
         for is_right, what in (
-            (all(count >= 0 for count in counts) and counts, f"characters is {self.characters}: give 0 or more"),
+            (
+                counts and all(isinstance(count, int) and count >= 0 for count in counts),
+                f"characters is {self.characters!r}: give 0 or more, or a tuple of numbers",
+            ),
             (len(set(map(bool, counts))) < 2, "characters has 0 for some lines: give a number for all, or for none"),
             (self.lines >= 0, f"lines is {self.lines}: give 0 (not fixed) or more"),
             (
@@ -141,18 +141,17 @@ class ConstraintState:
 
 def rhyme(character: str) -> str:
     """Return a character's rhyme group in 中华新韵, such as "八寒", by its commonest reading; "" if it has none."""
-    number = _rhyme_numbers((character,))[0]
-    return _GROUPS[number - 1] if number else ""
+    number = _rhyme_numbers([character])[0]
+    return list(RHYMES)[number - 1] if number else ""
 
 
-def _rhyme_numbers(characters: tuple[str, ...]) -> list[int]:
+def _rhyme_numbers(characters: list[str]) -> list[int]:
     try:
         from pypinyin import Style, lazy_pinyin  # optional
     except ModuleNotFoundError:
         raise ModuleNotFoundError('rhymes need pypinyin: pip install -e ".[text]"') from None
-    each = list(characters)
-    finals = lazy_pinyin(each, style=Style.FINALS, errors=lambda _: [""])  # type: ignore[arg-type,return-value]
-    initials = lazy_pinyin(each, style=Style.INITIALS, errors=lambda _: [""])  # type: ignore[arg-type,return-value]
+    finals = lazy_pinyin(characters, style=Style.FINALS, errors=lambda _: [""])  # type: ignore[arg-type,return-value]
+    initials = lazy_pinyin(characters, style=Style.INITIALS, errors=lambda _: [""])  # type: ignore[arg-type,return-value]
     sharp = ("zh", "ch", "sh", "r", "z", "c", "s")
     return [
         _BY_FINAL.get("-i" if final == "i" and initial in sharp else final, 0)
@@ -178,10 +177,9 @@ class _Vocabulary:
         ]
         self.ids = np.array([i for i, _ in kept], dtype=np.int64)  # (N,)
         self.texts = [text for _, text in kept]
-        self.lengths = np.array([len(text) for text in self.texts], dtype=np.int64)  # (N,)
         self.characters = sorted(set("".join(self.texts)))
         number = {character: i for i, character in enumerate(self.characters)}
-        self.spelled = np.zeros((len(kept), max(self.lengths, default=1)), dtype=np.int64)  # (N, L), 0 beyond the end
+        self.spelled = np.full((len(kept), max(map(len, self.texts), default=1)), -1)  # (N, L), -1 beyond the end
         for row, text in zip(self.spelled, self.texts, strict=True):
             row[: len(text)] = [number[character] for character in text]
         self.alphabet = {text for text in self.texts if len(text) == 1}  # what can surely be written
@@ -227,7 +225,7 @@ class _Automaton:
         rules = "".join([constraint.heads, *constraint.ends, *constraint.required, *constraint.forbidden, "\n"])
         own = {character: i for i, character in enumerate(dict.fromkeys(rules))}
         characters = [*own, *(character for character in vocabulary.characters if character not in own)]
-        groups = _rhyme_numbers(tuple(characters)) if constraint.rhymes else [0] * len(characters)
+        groups = _rhyme_numbers(characters) if constraint.rhymes else [0] * len(characters)
         inside = set("\n".join(constraint.ends))
         kinds: dict[tuple, int] = {}
         class_of = {
@@ -241,18 +239,13 @@ class _Automaton:
         self._class_of = class_of
         self._group, self._letter, self._inner = np.array(group), np.array(letter), np.array(inner)  # (C,) each
         self._written = np.unique([class_of[character] for character in vocabulary.alphabet])  # classes that occur
-        # 2. tokens as rows of classes; tokens with the same row are treated as one
-        spelled = np.array([class_of[character] for character in vocabulary.characters])[vocabulary.spelled]  # (N, L)
-        spelled[np.arange(spelled.shape[1]) >= vocabulary.lengths[:, None]] = -1
-        rows, which = np.unique(spelled, axis=0, return_inverse=True)
-        # 3. the rows in order of length, so that those with a j-th character are a slice
-        lengths = (rows >= 0).sum(1)
-        order = np.argsort(lengths, kind="stable")  # (R,)
-        self._rows = rows[order].T.copy()  # (L, R): the first characters of all, the second ones, …
-        self._longer = np.searchsorted(lengths[order], np.arange(len(self._rows)), side="right")  # rows with a j-th
-        # 4. the row of each token; tokens that are never allowed have one behind all others
+        # 2. tokens as rows of classes, -1 beyond the end; tokens with the same row are treated as one
+        classes = [class_of[character] for character in vocabulary.characters]
+        rows, which = np.unique(np.array([*classes, -1])[vocabulary.spelled], axis=0, return_inverse=True)
+        self._rows = rows.T.copy()  # (L, R): the first characters of all, the second ones, …
+        # 3. the row of each token; tokens that are never allowed have one behind all others
         self._row_of = np.full(vocabulary.size, len(rows))
-        self._row_of[vocabulary.ids] = np.argsort(order)[which.reshape(-1)]
+        self._row_of[vocabulary.ids] = which.reshape(-1)
 
     def _build_words(self, constraint: Constraint) -> None:
         """Make the table (W + 1, C) of how much of the words has been read (Aho and Corasick 1975); row W is wrong.
@@ -368,13 +361,14 @@ class _Automaton:
 
     def after(self, at: tuple[int, int, int]) -> np.ndarray:
         """Return (V,): the fewest characters to an ending after each token; 2**30 if there is none."""
-        state = [np.full(self._rows.shape[1], part) for part in at]  # place, rhyme, words: (R,) each
-        for classes, first in zip(self._rows, self._longer, strict=True):
-            place, rhyme, words = (part[first:] for part in state)  # of the tokens that are this long
-            rhyme[:] = self._rhyme[self._rhyming[place], rhyme, classes[first:]]
-            place[:] = self._form[place, classes[first:]]
-            words[:] = self._words[words, classes[first:]]
-        return np.append(self.needs[tuple(state)], _FAR)[self._row_of]
+        place, rhyme, words = (np.full(self._rows.shape[1], part) for part in at)  # (R,) each
+        for classes in self._rows:
+            long = np.flatnonzero(classes >= 0)  # the tokens that have a character here
+            kinds = classes[long]
+            rhyme[long] = self._rhyme[self._rhyming[place[long]], rhyme[long], kinds]
+            place[long] = self._form[place[long], kinds]
+            words[long] = self._words[words[long], kinds]
+        return np.append(self.needs[place, rhyme, words], _FAR)[self._row_of]
 
     def read(self, at: tuple[int, int, int], token: int) -> tuple[int, int, int]:
         """Return the state after one token; after one without a text place -1, from which there is no ending."""

@@ -1,8 +1,7 @@
 """CTranslate2, the optional fast path: a trained model in the format of a C++ engine, with int8 weights.
 
 int8 stores each weight in one byte, with one scale per row: a quarter of the memory to read for every token, and that
-reading is what limits the speed. It costs a little quality; `quality` measures how much. The folder made by `export` is
-all that is needed. Supports fewer settings than `generate`, and no GPU.
+reading is what limits the speed. `quality` measures what it costs. Supports fewer settings than `generate`, and no GPU.
 """
 
 import json
@@ -41,9 +40,8 @@ def _library():
 def export(folder: Path, out: Path, quantization: str = "int8") -> Path:
     """Write the model of a final_model folder to `out` in CTranslate2's format, with its tokenizer; return `out`.
 
-    quantization: "int8", or "float32" for unchanged weights. An older export at `out` is replaced, as a whole or not at
-    all. Raises ValueError for a kind of model that CTranslate2 does not know, or an `out` that holds something else;
-    RoomError if there is no model.
+    quantization: "int8", or "float32" for unchanged weights. An older export at `out` is replaced. Raises ValueError
+    for a model that CTranslate2 does not know, or an `out` that holds something else; RoomError if there is no model.
     """
     ctranslate2 = _library()
     if quantization not in QUANTIZATIONS:

@@ -38,18 +38,18 @@ def grid(
     """Write `samples` texts per prompt at each temperature × top-p; return a Cell for each, row by row.
 
     The other settings stay as given. Only the continuations count, without their prompts; n: characters per n-gram.
-    Raises ValueError if tvariant is no prompt.
+    Raises ValueError if there is no prompt.
     """
     if not prompts:
-        raise ValueError("tvariant is no prompt: give at least one (it may be empty)")
+        raise ValueError("there is no prompt: give at least one (it may be empty)")
     cells = []
     for temperature in temperatures:
         for top_p in top_ps:
             variant = replace(settings, temperature=temperature, top_p=top_p)
-            groups = []
-            for prompt in prompts:
-                drawn = generate.generate(model, tokenizer, prompt, variant, samples)
-                groups.append([sample.text[len(prompt) :] for sample in drawn])
+            groups = [
+                [sample.text[len(prompt) :] for sample in generate.generate(model, tokenizer, prompt, variant, samples)]
+                for prompt in prompts
+            ]
             texts = [text for group in groups for text in group]
             longest = share = None
             if index:
@@ -63,6 +63,6 @@ def grid(
 
 
 def _distinct(texts: Sequence[str], n: int) -> float:
-    """Return the share of different n-grams among all of the texts; 1 if tvariant are none."""
+    """Return the share of different n-grams among all of the texts; 1 if there are none."""
     grams = [text[i : i + n] for text in texts for i in range(len(text) - n + 1)]
     return len(set(grams)) / len(grams) if grams else 1.0

@@ -4,14 +4,14 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from helpers.generate import inference, sampling
-from helpers.generate.batch import PADDING, active_filters, banned, prompt_ids, window_start
+from helpers.generate.batch import active_filters, banned, padded, prompt_ids, window_start
 from helpers.generate.detokenize import Detokenizer
 from helpers.generate.settings import DEFAULT, Settings
 from helpers.vocab.tokenizer import decode
@@ -60,9 +60,8 @@ def explain(
 ) -> list[Step]:
     """Return a Step for each of the tokens that were written after a prompt with these settings.
 
-    `tokens` as in `Sample`; the document's end may follow them. Each figure is the one that the generator had: beyond
-    the context, too, the model sees what it saw then. One forward pass per window. Raises ValueError for a token that
-    is never written, such as padding, and for a model in training mode.
+    `tokens` as in `Sample`; the document's end may follow them. Each figure is the one that the generator had, beyond
+    the context too. Raises ValueError for a token that is never written, and for a model in training mode.
     """
     never = banned(model, tokenizer)  # (V,)
     for token in tokens:
@@ -71,29 +70,39 @@ def explain(
     inference.check_eval(model)
     begun = prompt_ids(tokenizer, prompt)
     ids, n_ctx = [*begun, *tokens], inference.context_length(model.config)
-    texts = _texts(tokenizer, tokens)
-    allowed = _allowed(model, tokenizer, tokens, settings)
+    whole = Detokenizer(tokenizer).extend(tokens)
+    texts = [whole.text[start:end] for start, end in pairwise([*whole.starts, len(whole.text)])]  # as it was streamed
+    allowed, filters = _allowed(model, tokenizer, tokens, settings), active_filters([settings], model.device)
     steps = []
     for places, logits in _read(model, ids, len(begun), n_ctx):
         # 1. what the filters did at these places
         logits = logits.float().masked_fill(never, -torch.inf)  # (N, V)
-        starts = [window_start(place, n_ctx) for place in places]
-        seen = [ids[start:place] for start, place in zip(starts, places, strict=True)]
-        written = [ids[max(start, len(begun)) : place] for start, place in zip(starts, places, strict=True)]
+        start = window_start(places[0], n_ctx)  # the same for all of them
+        seen = padded([ids[start:place] for place in places], logits.device)  # (N, T)
+        written = padded([ids[max(start, len(begun)) : place] for place in places], logits.device)  # (N, T')
         chosen = [ids[place] for place in places]
         new = slice(places[0] - len(begun), places[-1] + 1 - len(begun))
         mask = None if allowed is None else torch.stack(allowed[new]).to(logits.device)  # (N, V)
-        work = _filter(tokenizer, logits, seen, written, chosen, mask, settings, alternatives)
+        work: list[list[Filter]] = [[] for _ in chosen]
+        before = logits.softmax(-1)
+        for name, after in sampling.steps(logits, seen, written, allowed=mask, **filters):
+            gone = (before > 0) & (after == -torch.inf)  # (N, V)
+            lost = before.where(gone, 0)
+            likeliest = _likeliest(tokenizer, lost, alternatives)
+            before = after.softmax(-1)
+            results = zip(gone.sum(-1).tolist(), lost.sum(-1).tolist(), before, chosen, likeliest, strict=True)
+            for row, (removed, share, left, token, texts_gone) in zip(work, results, strict=True):
+                row.append(Filter(name, removed, share, float(left[token]), texts_gone))
         # 2. what the model thought, before the filters
         log_p = logits.log_softmax(-1)
-        own = log_p.gather(1, torch.tensor(chosen, device=logits.device)[:, None])  # (N, 1)
-        ranks = 1 + (log_p > own).sum(-1)
+        nats = log_p.gather(1, torch.tensor(chosen, device=logits.device)[:, None])  # (N, 1)
+        ranks = 1 + (log_p > nats).sum(-1)
         best = _likeliest(tokenizer, log_p.exp(), alternatives)
-        rows = zip(chosen, texts[new], own[:, 0].tolist(), ranks.tolist(), best, work, strict=True)
-        for token, text, nats, rank, others, filters in rows:
-            bits = -nats / math.log(2)
+        rows = zip(chosen, texts[new], nats[:, 0].tolist(), ranks.tolist(), best, work, strict=True)
+        for token, text, log_probability, rank, others, filtered in rows:
+            bits = -log_probability / math.log(2)
             each = bits / len(text) if text else None
-            steps.append(Step(token, text, math.exp(nats), rank, bits, each, others, filters))
+            steps.append(Step(token, text, math.exp(log_probability), rank, bits, each, others, tuple(filtered)))
     return steps
 
 
@@ -121,37 +130,6 @@ def _read(model: PreTrainedModel, ids: list[int], begun: int, n_ctx: int) -> Ite
             yield places[i : i + ROWS], logits[i : i + ROWS]
 
 
-def _filter(
-    tokenizer: PreTrainedTokenizerFast,
-    logits: Tensor,
-    seen: list[list[int]],
-    written: list[list[int]],
-    chosen: list[int],
-    allowed: Tensor | None,
-    settings: Settings,
-    alternatives: int,
-) -> list[tuple[Filter, ...]]:
-    """Return what the filters did to each row of logits (N, V), one after the other."""
-    work: list[list[Filter]] = [[] for _ in chosen]
-    before = logits.softmax(-1)
-    active = active_filters([settings], logits.device)
-    ids, own = (_padded(rows).to(logits.device) for rows in (seen, written))  # (N, T), (N, T')
-    for name, after in sampling.steps(logits, ids, own, allowed=allowed, **active):
-        gone = (before > 0) & (after == -torch.inf)  # (N, V)
-        lost = before.where(gone, 0)
-        likeliest = _likeliest(tokenizer, lost, alternatives)
-        before = after.softmax(-1)
-        rows = zip(gone.sum(-1).tolist(), lost.sum(-1).tolist(), before, chosen, likeliest, strict=True)
-        for row, (removed, share, left, token, best) in zip(work, rows, strict=True):
-            row.append(Filter(name, removed, share, float(left[token]), best))
-    return [tuple(row) for row in work]
-
-
-def _padded(rows: list[list[int]]) -> Tensor:
-    width = max(map(len, rows))
-    return torch.tensor([[PADDING] * (width - len(row)) + row for row in rows], dtype=torch.long)  # (N, T)
-
-
 def _likeliest(
     tokenizer: PreTrainedTokenizerFast, probabilities: Tensor, n: int
 ) -> list[tuple[tuple[str, float], ...]]:
@@ -159,16 +137,6 @@ def _likeliest(
     best = probabilities.topk(min(n, probabilities.shape[1]))
     rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return [tuple((token_name(tokenizer, i), p) for i, p in zip(*row, strict=True) if p > 0) for row in rows]
-
-
-def _texts(tokenizer: PreTrainedTokenizerFast, tokens: Sequence[int]) -> list[str]:
-    """Return what each token adds to the text, as it was streamed."""
-    written, texts = Detokenizer(tokenizer), []
-    for token in tokens:
-        length = len(written.text)
-        written.push(token)
-        texts.append(written.text[length:])
-    return texts
 
 
 def _allowed(
@@ -191,8 +159,7 @@ def attentions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text:
     """Return the tokens (T) that the model sees of a text, and the attention weights (layers, heads, T, T).
 
     Row i of a head: how much it takes from each token when it reads token i; it sums to 1, and is 0 to the right of i.
-    The first token is the document's start. Memory grows with T²: give a prompt, not a book. Raises ValueError for a
-    model in training mode.
+    The first token is the document's start. Memory grows with T². Raises ValueError for a model in training mode.
     """
     inference.check_eval(model)
     ids = prompt_ids(tokenizer, text)

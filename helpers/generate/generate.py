@@ -90,8 +90,7 @@ def stream_chunks(
 ) -> Iterator[Chunk]:
     """Yield the continuation (without the prompt) in chunks; setting `stop` ends it within one token.
 
-    The texts add up to exactly what `generate` returns. Byte tokens are held back until their character is whole, and
-    the possible beginning of a stop string until it is clear that it is none.
+    The texts add up to what `generate` returns: half characters and what may begin a stop string are held back.
     """
     batch, row = DecodeBatch(model, tokenizer), Row(prompt_ids(tokenizer, prompt), settings, streamed=True)
     if not row.done:
@@ -110,9 +109,8 @@ def stream(
     stop: threading.Event | None = None,
 ) -> Iterator[str]:
     """Yield only the texts of `stream_chunks`."""
-    for chunk in stream_chunks(model, tokenizer, prompt, settings, stop):
-        if chunk.text:
-            yield chunk.text
+    chunks = stream_chunks(model, tokenizer, prompt, settings, stop)
+    yield from (chunk.text for chunk in chunks if chunk.text)
 
 
 def next_logits(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompt: str) -> tuple[Tensor, Tensor]:

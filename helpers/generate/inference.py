@@ -38,9 +38,8 @@ def context_length(config: PreTrainedConfig) -> int:
 
     A sliding window is a bound of its own: within it, sliding attention (Mistral) is plain attention.
     """
-    return min(
-        config.max_position_embeddings, getattr(config, "sliding_window", None) or config.max_position_embeddings
-    )
+    most = config.max_position_embeddings
+    return min(most, getattr(config, "sliding_window", None) or most)
 
 
 def check_eval(model: PreTrainedModel) -> None:
@@ -66,10 +65,9 @@ class KVCache:
         if rows <= old_rows and positions <= old_positions:
             return
         rows = old_rows if rows <= old_rows else max(rows, 2 * old_rows)
-        if positions <= old_positions:
-            positions = old_positions
-        else:
+        if positions > old_positions:
             positions = min(most, max(positions, 2 * old_positions, FIRST_POSITIONS))
+        positions = max(positions, old_positions)
         for tensors in (self.keys, self.values):
             for layer, old in enumerate(tensors):
                 # zeros: what lies beyond the end of a row has weight 0, and 0 times uninitialized memory may be NaN
@@ -86,9 +84,8 @@ class KVCache:
 class Decoder:
     """A model's weights in the order of their use; `of(model)` keeps one for each model.
 
-    Several threads may use it at once, each with a cache of its own: nothing of a step is kept here. Weights that need
-    no gradient (those of `generate.load`) are copied once into a faster layout, which doubles the memory of the
-    weights. Weights that are still trained are read where they are. Raises ValueError for an unknown family.
+    Several threads may use it, each with a cache of its own. Weights that need no gradient (those of `generate.load`)
+    are copied once into a faster layout; others are read where they are. Raises ValueError for an unknown family.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:

@@ -3,8 +3,7 @@
 A suffix array (Manber and Myers 1993): all positions of the training text, sorted by the text from there on. Whatever
 begins like a given text is then found by bisection. Building takes about seven bytes of memory per byte of text,
 searching about three. Counts in characters, never in halves of one; no stretch crosses from one document into the next.
-Knows nothing of models and tokens, nor why a stretch recurs: what occurs in the training text often may have been
-learnt and not copied.
+Knows nothing of models and tokens.
 """
 
 from bisect import bisect_left, bisect_right
@@ -71,7 +70,7 @@ class Index:
 
     @classmethod
     def of_run(cls, run: str, limit: int = LIMIT) -> "Index":
-        """Index the first `limit` bytes of a run's training text (100 MB take 0.7 GB while it is built)."""
+        """Index the first `limit` bytes of a run's training text."""
         return cls(read_texts(run, "train"), limit)
 
     @property
@@ -97,7 +96,8 @@ class Index:
         if shortest < 1 or n < 1:
             raise ValueError(f"shortest is {shortest} and n is {n}: both count characters, from 1")
         data = _coded(text)
-        borders = _character_borders(data)  # (C + 1,)
+        # where each UTF-8 character begins, and the end: (C + 1,)
+        borders = [*np.flatnonzero(_begins_character(np.frombuffer(data, np.uint8))).tolist(), len(data)]
         lengths = [self._match(data, borders, i) for i in range(len(text))]
         stretches = []
         for i, length in enumerate(lengths):
@@ -137,11 +137,6 @@ def _coded(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")  # UTF-8 sorts as the characters do; any str is accepted
 
 
-def _character_borders(data: bytes) -> list[int]:
-    """Return where each UTF-8 character begins, and the end."""
-    return [*np.flatnonzero(_begins_character(np.frombuffer(data, np.uint8))).tolist(), len(data)]
-
-
 def _begins_character(data: np.ndarray) -> np.ndarray:
     return (data & 0xC0) != 0x80
 
@@ -156,8 +151,6 @@ def _agreement(one: bytes, other: bytes) -> int:
 
 def _suffix_array(data: bytearray) -> np.ndarray:
     """Return the positions (C,) of characters and document ends, sorted by the bytes from there on."""
-    if not data:
-        return np.empty(0, dtype=np.int32)
     codes = np.frombuffer(data, np.uint8)
-    order = divsufsort(codes)  # (N,)
+    order = divsufsort(codes) if data else np.empty(0, dtype=np.int32)  # (N,)
     return order[_begins_character(codes)[order]]

@@ -2,7 +2,7 @@
 
 Pure functions (B, V) -> (B, V): what a filter removes becomes -inf. They know no model, no tokenizer and no text. A
 setting is one number, or a tensor (B,) with one number per row, so that rows with different settings share a batch.
-Filters have the names of their settings. Ids (B, T) may be padded with -1, which is not a token.
+Filters have the names of their settings. Ids (B, T) may be padded on the left with -1, which is not a token.
 """
 
 from collections.abc import Callable, Iterator
@@ -130,25 +130,17 @@ def presence_and_frequency(
 
 
 def no_repeat_ngram(logits: Tensor, ids: Tensor, no_repeat_ngram: Setting) -> Tensor:
-    """Remove every token that would complete an n-gram which ids (B, T) already hold; 0 is off (Paulus et al. 2018).
-
-    ids may be padded on either side. It may remove all tokens of a row.
-    """
+    """Remove every token that would repeat an n-gram of ids (B, T), maybe all; 0 is off (Paulus et al. 2018)."""
     vocab_size, width = logits.shape[-1], ids.shape[1]
     n = _column(no_repeat_ngram, logits).long()  # (B, 1) or (1, 1)
-    # 1. move padding from the right to the left, so that every row ends with its newest id
-    columns = torch.arange(width, device=ids.device)
-    last = torch.where(ids >= 0, columns, -1).amax(1, keepdim=True) if width else n  # (B, 1), the last real id
-    moved = columns - (width - 1 - last)
-    ids = torch.where(moved >= 0, ids.gather(1, moved.clamp(min=0)), -1)
     for size in set(n.flatten().tolist()):  # rows differ in few sizes
         if not 0 < size <= width:
             continue
-        # 2. compare the beginning of every n-gram with the newest n - 1 ids
+        # 1. compare the beginning of every n-gram with the newest n - 1 ids
         windows = ids.unfold(1, size, 1)  # (B, T - size + 1, size)
         newest = ids[:, width - size + 1 :].unsqueeze(1)  # (B, 1, size - 1), what the next token would continue
         again = ((windows[..., :-1] == newest) & (newest >= 0)).all(-1) & (n == size)
-        # 3. remove the last ids of those that agree
+        # 2. remove the last ids of those that agree
         targets = torch.where(again, _targets(windows[..., -1], vocab_size), vocab_size)
         mask = logits.new_zeros((len(logits), vocab_size + 1), dtype=torch.bool).scatter_(1, targets, True)
         logits = logits.masked_fill(mask[:, :vocab_size], -torch.inf)

@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from string import Template
 
@@ -24,7 +23,7 @@ from aiohttp.typedefs import Handler
 from pydantic import BaseModel
 
 from helpers.generate.batch import prompt_ids
-from helpers.generate.settings import RANGES, Chunk, Sample, TokenLogprob
+from helpers.generate.settings import RANGES, Chunk, Sample
 from helpers.generate.surprisal import LEVELS
 from helpers.serve import auth, connections, schema
 from helpers.serve.auth import Refusal
@@ -35,10 +34,10 @@ from helpers.serve.metrics import Metrics
 log = logging.getLogger(__name__)
 
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-PAGE = {  # address -> file in helpers/serve/page
-    "/" if file.name == "index.html" else f"/{file.name}": file.name
-    for file in sorted(resources.files("helpers.serve").joinpath("page").iterdir(), key=lambda file: file.name)
-    if Path(file.name).suffix in TYPES
+PAGE = {  # address -> file
+    "/" if file.name == "index.html" else f"/{file.name}": file
+    for file in sorted(Path(__file__).with_name("page").iterdir())
+    if file.suffix in TYPES
 }
 
 
@@ -63,24 +62,12 @@ METRICS = web.AppKey("metrics", Metrics)
 OPENAPI = web.AppKey("openapi", str)
 
 
-# ---- answers ----
-
-
 def answer(data: object, status: int = 200, **headers: str) -> web.Response:
     """Return a JSON response in UTF-8; Chinese stays readable. `data`: a pydantic model, JSON text, or plain data."""
     if isinstance(data, BaseModel):
         data = data.model_dump_json()
     text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
     return web.Response(text=text, status=status, headers=headers, content_type="application/json")
-
-
-def refuse(path: str, refusal: Refusal) -> web.Response:
-    """Return a refusal in the format of its route; it closes the connection if the client cannot go on."""
-    body = schema.refusal(path, refusal.status, refusal.message, refusal.code, refusal.key)
-    response = answer(body, refusal.status, **refusal.headers)
-    if refusal.status in (408, 503):
-        response.force_close()
-    return response
 
 
 def to_refusal(error: Exception, request: web.Request) -> Refusal:
@@ -134,12 +121,13 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
         refusal = to_refusal(error, request)
         status = refusal.status
         app[METRICS].refused(refusal.code)
-        return refuse(request.path, refusal)
+        body = schema.refusal(request.path, status, refusal.message, refusal.code, refusal.key)
+        response = answer(body, status, **refusal.headers)
+        if status in (408, 503):  # the client cannot go on
+            response.force_close()
+        return response
     finally:
         app[METRICS].answered(route(request), status, time.perf_counter() - since)
-
-
-# ---- text: ask the engine, wait, stream ----
 
 
 @contextlib.asynccontextmanager
@@ -244,12 +232,12 @@ class ChunkQueue:
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[int, Chunk | None]] = deque()
         self._ready = asyncio.Event()
-        self._called = False
+        self._called = False  # the loop is on its way: one call wakes it for everything that arrives until it looks
 
     def put(self, number: int, chunk: Chunk | None) -> None:
         """Add a chunk of prompt `number`, or None when this prompt is done; callable in any thread, returns at once."""
         self._waiting.append((number, chunk))
-        if not self._called:  # one call wakes the loop for everything that arrives until it looks
+        if not self._called:
             self._called = True
             with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the reader
                 self._loop.call_soon_threadsafe(self._ready.set)
@@ -264,12 +252,8 @@ class ChunkQueue:
 
 async def events(writer: schema.CompletionWriter, chunks: ChunkQueue, futures: list[Future]) -> AsyncIterator[bytes]:
     """Yield events as the texts grow, several at once if they grow faster than events are sent."""
-
-    def done(number: int, _: Future) -> None:
-        chunks.put(number, None)
-
     for number, future in enumerate(futures):
-        future.add_done_callback(partial(done, number))
+        future.add_done_callback(partial(lambda number, _: chunks.put(number, None), number))
     unfinished = len(futures)
     while unfinished:
         # 1. take all that is new, by text
@@ -282,7 +266,7 @@ async def events(writer: schema.CompletionWriter, chunks: ChunkQueue, futures: l
         # 2. one event per text
         lines = []
         for index, parts in new.items():
-            tokens: list[TokenLogprob] = [token for part in parts for token in part.logprobs]
+            tokens = [token for part in parts for token in part.logprobs]
             lines.append(writer.event(index, "".join(part.text for part in parts), tokens, parts[-1].reason))
         if lines:
             yield b"".join(map(event, lines))
@@ -331,9 +315,6 @@ async def stream(request: web.Request, writer: schema.CompletionWriter, ids: lis
     return response
 
 
-# ---- the page ----
-
-
 def fill_page(html: str, limits: Limits) -> str:
     """Return index.html with the ranges of its sliders, the limits of a request, and the levels of its colours."""
     values: dict[str, object] = {
@@ -355,14 +336,11 @@ def fill_page(html: str, limits: Limits) -> str:
 
 async def get_page(request: web.Request) -> web.Response:
     """Send a file of the page."""
-    name = PAGE[request.path]
-    text = resources.files("helpers.serve").joinpath("page", name).read_text("utf-8")
-    if name == "index.html":
+    file = PAGE[request.path]
+    text = file.read_text("utf-8")
+    if file.name == "index.html":
         text = fill_page(text, request.app[STATE].limits)
-    return web.Response(text=text, content_type=TYPES[Path(name).suffix])
-
-
-# ---- other routes ----
+    return web.Response(text=text, content_type=TYPES[file.suffix])
 
 
 async def get_models(request: web.Request) -> web.Response:
@@ -397,17 +375,13 @@ async def get_openapi(request: web.Request) -> web.Response:
 
 def add_routes(app: web.Application) -> None:
     """Connect each address with its handler."""
-    for path, post in (("/generate", post_generate), ("/v1/completions", post_completions)):
-        app.router.add_post(path, post)
-    app.router.add_get("/v1/models", get_models)
+    app.router.add_post("/generate", post_generate)
+    app.router.add_post("/v1/completions", post_completions)
+    gets = {"/v1/models": get_models, "/healthz": get_healthz, "/readyz": get_readyz, "/metrics": get_metrics}
+    for path, get in (gets | {"/openapi.json": get_openapi} | dict.fromkeys(PAGE, get_page)).items():
+        app.router.add_get(path, get)
     for path in ("/generate", "/v1/completions", "/v1/models"):
         app.router.add_route("OPTIONS", path, app[GUARD].allow_origin)
-    app.router.add_get("/healthz", get_healthz)
-    app.router.add_get("/readyz", get_readyz)
-    app.router.add_get("/metrics", get_metrics)
-    app.router.add_get("/openapi.json", get_openapi)
-    for path in PAGE:
-        app.router.add_get(path, get_page)
 
 
 def make_app(

@@ -4,8 +4,6 @@ The rate limit counts the requests of a client that are not yet answered, so a f
 """
 
 import asyncio
-import base64
-import binascii
 import contextlib
 import hmac
 import ipaddress
@@ -14,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from urllib.parse import urlsplit
 
-from aiohttp import hdrs, web
+from aiohttp import BasicAuth, hdrs, web
 
 from helpers.serve.limits import DEFAULT_LIMITS, Limits
 
@@ -43,17 +41,11 @@ class Refusal(Exception):
         self.status, self.message, self.code, self.key, self.headers = status, message, code, key, headers
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can call a server that listens on `host`."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:  # another name; or an empty one, which means every address
-        return False
-
-
 def require_key(host: str, has_key: bool) -> None:
     """Raise ValueError if other machines can call a server on `host` and it asks for no API key."""
-    if not has_key and not is_loopback(host):
+    with contextlib.suppress(ValueError):  # another name; or an empty one, which means every address
+        has_key |= host == "localhost" or ipaddress.ip_address(host).is_loopback
+    if not has_key:
         raise ValueError(
             f"other machines can call {host or 'every address'}, and there is no API key: put one into a file and name "
             "it with --api-key-file, set CHINESE_GPT_API_KEY, or listen on 127.0.0.1"
@@ -83,25 +75,20 @@ def check_origin(origin: str) -> str:
 
 def sent_key(request: web.Request) -> str | None:
     """Return the API key that a request carries: a bearer token, or the password from a browser's dialogue."""
-    scheme, _, value = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
-    match scheme.lower():
-        case "bearer":
-            return value.strip()
-        case "basic":
-            try:
-                pair = base64.b64decode(value.strip(), validate=True).decode("utf-8")
-            except (binascii.Error, ValueError):
-                return None
-            return pair.partition(":")[2]
-    return None
+    header = request.headers.get(hdrs.AUTHORIZATION, "")
+    scheme, _, value = header.partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip()
+    try:
+        return BasicAuth.decode(header, "utf-8").password
+    except ValueError:  # another scheme, or not what it should be
+        return None
 
 
 class Guard:
     """Checks who sends a request and from where: host name, API key, origin, number of requests per client.
 
-    key: the API key that every request must carry; None asks for none. hosts: names of this server that a Host header
-    may have, besides those of this machine. origins: foreign origins whose pages may call. proxies: addresses of
-    reverse proxies, whose X-Forwarded-For is trusted.
+    `app.make_app` says what the arguments mean.
     """
 
     def __init__(
@@ -189,9 +176,7 @@ class Guard:
         try:
             yield
         finally:
-            self.under_way[client] -= 1
-            if not self.under_way[client]:
-                del self.under_way[client]
+            self.under_way -= Counter([client])  # drops the clients that are at 0
 
 
 async def read_json(request: web.Request, limits: Limits) -> bytes:

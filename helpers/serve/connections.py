@@ -72,11 +72,7 @@ class Connection(web.RequestHandler):
             self._timer = None
 
     def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
         """Answer what is not HTTP, or a failure that no handler caught; the answer quotes neither."""
         if request.writer.output_size > 0:

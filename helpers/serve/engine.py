@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -27,16 +28,18 @@ class QueueFull(RuntimeError):
     """The queue is full, or no place in the batch became free in time: the caller may ask again later."""
 
 
+@dataclass(eq=False)
 class _Request:
     """One call of `Engine.submit`: its arguments, the rows that write its samples, and its future."""
 
-    def __init__(
-        self, prompt: str, ids: Sequence[int] | None, settings: Settings, samples: int, listener: OnChunk | None
-    ) -> None:
-        self.prompt, self.ids, self.settings, self.samples, self.listener = prompt, ids, settings, samples, listener
-        self.submitted = time.monotonic()
-        self.rows: list[Row] = []
-        self.future: Future[list[Sample]] = Future()
+    prompt: str
+    ids: Sequence[int] | None
+    settings: Settings
+    samples: int
+    listener: OnChunk | None
+    submitted: float = field(default_factory=time.monotonic)
+    rows: list[Row] = field(default_factory=list)
+    future: Future[list[Sample]] = field(default_factory=Future)
 
     def settle(self, tokenizer: PreTrainedTokenizerFast, error: Exception | None = None) -> None:
         """Give the future its samples, or the error; called once per request, also for a cancelled one."""
@@ -159,7 +162,10 @@ class Engine:
                 for request in joining:
                     if self.on_first_token and request.rows:
                         self.on_first_token(time.monotonic() - request.submitted)
-                self._send_chunks()
+                for request in self._running:
+                    if request.listener and not request.future.cancelled():
+                        for chunk in filter(None, [row.take() for row in request.rows]):
+                            request.listener(chunk)
             except Exception as error:  # e.g. out of memory: every request in the batch fails, later ones are served
                 self._settle(list(self._running), error)
                 self._batch = DecodeBatch(self.model, self.tokenizer)
@@ -201,13 +207,6 @@ class Engine:
             return []
         request.rows = rows
         return rows
-
-    def _send_chunks(self) -> None:
-        for request in self._running:
-            if request.listener and not request.future.cancelled():
-                for row in request.rows:
-                    if chunk := row.take():
-                        request.listener(chunk)
 
     def _settle(self, requests: list[_Request], error: Exception | None = None) -> None:
         for request in requests:

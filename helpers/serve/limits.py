@@ -38,10 +38,9 @@ class Limits:
     def __post_init__(self) -> None:
         for limit in fields(self):
             value = getattr(self, limit.name)
-            if limit.type is int and value < 1:
-                raise ValueError(f"{limit.name} is {value}: it must be 1 or more")
-            if not value > 0:
-                raise ValueError(f"{limit.name} is {value}: it must be above 0")
+            if not value > 0:  # as NaN is not
+                least = "1 or more" if limit.type is int else "above 0"
+                raise ValueError(f"{limit.name} is {value}: it must be {least}")
 
     @classmethod
     def add_options(cls, parser: argparse.ArgumentParser) -> None:

@@ -5,25 +5,15 @@ This module knows neither HTTP nor engine: numbers are passed in, or read when a
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 
 
-class _Tokens(Collector):
-    """A counter whose value is read from elsewhere."""
-
-    def __init__(self, read: Callable[[], int]) -> None:
-        self._read = read
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        yield CounterMetricFamily("chinese_gpt_tokens_written", "Tokens written", value=self._read())
-
-
-class Metrics:
+class Metrics(Collector):
     """The metrics of one application, in a registry of its own: two servers in one process do not mix."""
 
     def __init__(self) -> None:
@@ -39,9 +29,14 @@ class Metrics:
 
     def watch(self, waiting: Callable[[], int], rows: Callable[[], int], tokens: Callable[[], int]) -> None:
         """Set the functions that return the numbers of waiting requests, running rows, and tokens written so far."""
-        Gauge("chinese_gpt_waiting", "Requests in the queue", registry=self._registry).set_function(waiting)
-        Gauge("chinese_gpt_rows", "Texts being written", registry=self._registry).set_function(rows)
-        self._registry.register(_Tokens(tokens))
+        self._waiting, self._rows, self._tokens = waiting, rows, tokens
+        self._registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the numbers that are read only now, for the registry."""
+        yield GaugeMetricFamily("chinese_gpt_waiting", "Requests in the queue", value=self._waiting())
+        yield GaugeMetricFamily("chinese_gpt_rows", "Texts being written", value=self._rows())
+        yield CounterMetricFamily("chinese_gpt_tokens_written", "Tokens written", value=self._tokens())
 
     def answered(self, route: str, status: int, seconds: float) -> None:
         """Count an answer; `route` is the application's own name of it, never what the client typed."""

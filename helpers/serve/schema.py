@@ -7,6 +7,7 @@ server, no engine and no model: bytes come in, `Settings` go out; samples come i
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from secrets import token_hex
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
@@ -29,9 +30,6 @@ class Invalid(ValueError):
     def __init__(self, message: str, key: str | None = None) -> None:
         super().__init__(message)
         self.key = key
-
-
-# ---- requests ----
 
 
 class _Body(BaseModel):
@@ -213,9 +211,6 @@ def _reason(faults: list[ErrorDetails], model: type[_Body]) -> str:
     return "; ".join(sentences)
 
 
-# ---- answers ----
-
-
 class Usage(BaseModel):
     """Tokens read and written."""
 
@@ -323,58 +318,47 @@ class CompletionWriter:
             for sample in samples:
                 text = sample.text if self.request.echo else sample.text[len(prompt) :]
                 choices.append(self._choice(len(choices), text, sample.logprobs, sample.reason))
-        return self._completion(choices, self._usage(results)).model_dump_json()
+        return self._json(choices, self._usage(results))
 
     def event(self, index: int, text: str, tokens: Sequence[TokenLogprob], reason: str | None) -> str:
         """Return the JSON of an event: new characters of text `index`, their tokens, and in its last one the reason."""
         if self.request.echo and index not in self._offsets:
             text = self.request.prompts[index // self.request.n] + text
-        return self._event([self._choice(index, text, tokens, reason)], None)
+        return self._json([self._choice(index, text, tokens, reason)])
 
     def ending(self, results: Sequence[Sequence[Sample]]) -> str | None:
         """Return the JSON of the last event, which holds the usage; None if it was not asked for."""
-        return self._event([], self._usage(results)) if self._with_usage else None
+        return self._json([], self._usage(results)) if self._stream_has_usage else None
 
     @property
-    def _with_usage(self) -> bool:
+    def _stream_has_usage(self) -> bool:
         return bool(self.request.stream_options and self.request.stream_options.include_usage)
 
-    def _event(self, choices: list[CompletionChoice], usage: Usage | None) -> str:
-        return self._completion(choices, usage).model_dump_json(exclude=None if self._with_usage else {"usage"})
-
-    def _completion(self, choices: list[CompletionChoice], usage: Usage | None) -> Completion:
-        return Completion(id=self.id, created=self.created, model=self.model, choices=choices, usage=usage)
+    def _json(self, choices: list[CompletionChoice], usage: Usage | None = None) -> str:
+        answer = Completion(id=self.id, created=self.created, model=self.model, choices=choices, usage=usage)
+        return answer.model_dump_json(exclude=None if usage or self._stream_has_usage else {"usage"})
 
     def _usage(self, results: Sequence[Sequence[Sample]]) -> Usage:
-        written = sum(len(sample.tokens) for samples in results for sample in samples)
-        return Usage(
-            prompt_tokens=self.prompt_tokens, completion_tokens=written, total_tokens=self.prompt_tokens + written
-        )
+        read, written = self.prompt_tokens, sum(len(sample.tokens) for samples in results for sample in samples)
+        return Usage(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
 
     def _choice(self, index: int, text: str, tokens: Sequence[TokenLogprob], reason: str | None) -> CompletionChoice:
-        logprobs = None if self.request.logprobs is None else self._logprobs(index, tokens)
-        self._offsets.setdefault(index, 0)
-        return CompletionChoice(index=index, text=text, finish_reason=FINISH[reason], logprobs=logprobs)
-
-    def _logprobs(self, index: int, tokens: Sequence[TokenLogprob]) -> Logprobs:
-        starts, start = [], self._offsets.get(index, 0)
-        for token in tokens:
-            starts.append(start)
-            start += len(token.text)
-        self._offsets[index] = start
-        return Logprobs(
-            tokens=[token.text for token in tokens],
-            token_logprobs=[max(token.logprob, LOWEST) for token in tokens],
-            # as OpenAI does it: the token itself is in the list, also when it is not one of the likeliest
-            top_logprobs=[
-                {text: max(logprob, LOWEST) for text, logprob in (*token.alternatives, (token.text, token.logprob))}
-                for token in tokens
-            ],
-            text_offset=starts,
+        *starts, self._offsets[index] = accumulate(
+            (len(token.text) for token in tokens), initial=self._offsets.get(index, 0)
         )
-
-
-# ---- /openapi.json ----
+        logprobs = None
+        if self.request.logprobs is not None:
+            logprobs = Logprobs(
+                tokens=[token.text for token in tokens],
+                token_logprobs=[max(token.logprob, LOWEST) for token in tokens],
+                # as OpenAI does it: the token itself is in the list, also when it is not one of the likeliest
+                top_logprobs=[
+                    {text: max(logprob, LOWEST) for text, logprob in (*token.alternatives, (token.text, token.logprob))}
+                    for token in tokens
+                ],
+                text_offset=starts,
+            )
+        return CompletionChoice(index=index, text=text, finish_reason=FINISH[reason], logprobs=logprobs)
 
 
 def _content(schema: dict, kind: str = "application/json") -> dict:
@@ -385,40 +369,35 @@ def _reference(model: type[BaseModel]) -> dict:
     return {"$ref": f"#/components/schemas/{model.__name__}"}
 
 
-def _operation(summary: str, answer: dict, error: type[BaseModel], body: type[BaseModel] | None = None) -> dict:
+def _operation(summary: str, schema: dict, error: type[BaseModel], body: type[BaseModel] | None = None) -> dict:
     # all refusals have one form, so they are described once
     refused = {"description": "refused, in words"} | _content(_reference(error))
-    answers = {"200": {"description": "the answer"} | answer, "4XX": refused, "5XX": refused}
+    answers = {"200": {"description": "the answer"} | _content(schema), "4XX": refused, "5XX": refused}
     asked = {"requestBody": {"required": True} | _content(_reference(body))} if body else {}
     return {"summary": summary, "responses": answers} | asked
 
 
 def openapi(generate_request: type[BaseModel], completion_request: type[BaseModel], has_key: bool) -> dict:
     """Return the OpenAPI 3.1 description of the service; has_key: whether requests must carry an API key."""
+    models = (generate_request, completion_request, Completion, ModelList, Status, Error, OpenAIError)
     _, schemas = models_json_schema(
-        [(model, "validation") for model in (generate_request, completion_request, Completion, ModelList, Status)]
-        + [(model, "validation") for model in (Error, OpenAIError)],
-        ref_template="#/components/schemas/{model}",
+        [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
     )
-    texts = _content({"type": "array", "items": {"type": "string"}})
-    completions = _content(_reference(Completion))
+    texts, completion = {"type": "array", "items": {"type": "string"}}, _reference(Completion)
+    complete = _operation("continue texts, as OpenAI does", completion, OpenAIError, completion_request)
     stream = {"description": "events of Completion, each as `data: {…}`; the last one is `data: [DONE]`"}
-    completions["content"] |= _content(stream, "text/event-stream")["content"]
-    models, status = _content(_reference(ModelList)), _content(_reference(Status))
-    paths = {
+    complete["responses"]["200"]["content"] |= _content(stream, "text/event-stream")["content"]
+    paths: dict[str, dict[str, dict]] = {
         "/generate": {"post": _operation("continue a text, as the book does", texts, Error, generate_request)},
-        "/v1/completions": {
-            "post": _operation("continue texts, as OpenAI does", completions, OpenAIError, completion_request)
-        },
-        "/v1/models": {"get": _operation("the model that is served", models, OpenAIError)},
-        "/healthz": {"get": _operation("is the process alive?", status, Error)},
-        "/readyz": {"get": _operation("does it take requests?", status, Error)},
+        "/v1/completions": {"post": complete},
+        "/v1/models": {"get": _operation("the model that is served", _reference(ModelList), OpenAIError)},
+        "/healthz": {"get": _operation("is the process alive?", _reference(Status), Error)},
+        "/readyz": {"get": _operation("does it take requests?", _reference(Status), Error)},
     }
-    description: dict[str, Any] = {"openapi": "3.1.0", "info": {"title": "Chinese GPT", "version": "1"}, "paths": paths}
-    description["components"] = {"schemas": schemas["$defs"]}
-    if has_key:
-        schemes = {"bearer": {"type": "http", "scheme": "bearer"}, "basic": {"type": "http", "scheme": "basic"}}
-        description["components"]["securitySchemes"] = schemes
-        description["security"] = [{"bearer": []}, {"basic": []}]
-        paths["/healthz"]["get"]["security"] = []
-    return description
+    description = {"openapi": "3.1.0", "info": {"title": "Chinese GPT", "version": "1"}, "paths": paths}
+    if not has_key:
+        return description | {"components": {"schemas": schemas["$defs"]}}
+    paths["/healthz"]["get"]["security"] = []
+    schemes = {scheme: {"type": "http", "scheme": scheme} for scheme in ("bearer", "basic")}
+    components = {"schemas": schemas["$defs"], "securitySchemes": schemes}
+    return description | {"components": components, "security": [{scheme: []} for scheme in schemes]}

@@ -57,12 +57,7 @@ async def start_on(app: web.Application, listening: socket.socket, host: str) ->
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=app[STATE].limits.grace_seconds + 2)
     await runner.setup()
     assert runner.server is not None
-    try:
-        await app[LISTENER].open(runner.server, listening)
-    except OSError:
-        listening.close()
-        await runner.cleanup()
-        raise
+    await app[LISTENER].open(runner.server, listening)
     return runner, url(host, listening.getsockname()[1])
 
 
@@ -124,9 +119,6 @@ def serve(
     engine.start()
     try:
         asyncio.run(until_stopped())
-    except OSError as error:
-        print(f"cannot listen on {options.host}:{options.port} ({error}): choose another --port", file=sys.stderr)
-        return 1
     finally:
         engine.close(cancel=True)
     return 0

@@ -12,22 +12,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from helpers.show.experts import busiest
-from helpers.show.figures import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    PLAIN,
-    RUST,
-    THOUSANDS,
-    VIOLET,
-    draw_schedule,
-    mosaic,
-)
+from helpers.show.figures import BLUE, GREEN, GREY, INK, PLAIN, RUST, THOUSANDS, VIOLET, draw_schedule, mosaic
 from helpers.show.metrics_file import planned_steps, step_of
 from helpers.show.series import Field, averaged, last_value
 
 TICKS = [0.1, 0.2, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20]  # of the axis of bits per character
+CURVES = (("step", "training", BLUE), ("validation", "validation", RUST))  # event, name, colour
 SHORT = FuncFormatter(lambda value, _: short(value))
 
 
@@ -53,9 +43,6 @@ def spread_out(wanted: Sequence[float], gap: float, low: float, high: float) -> 
     for i, position in zip(order, placed, strict=True):
         positions[i] = position
     return positions
-
-
-# ---- the loss ----
 
 
 def draw_levels(ax: Axes, floor: float | None, baselines: Mapping[str, float]) -> list[tuple[float, str, str]]:
@@ -93,7 +80,7 @@ def finish_bits(ax: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
 def draw_loss(ax: Axes, rows: Sequence[Mapping], floor: float | None, baselines: Mapping[str, float]) -> None:
     """Draw training and validation loss in bits per character, with spikes and resumes marked at the bottom."""
     ends: list[tuple[float, str, str]] = []
-    for event, name, colour in (("step", "training", BLUE), ("validation", "validation", RUST)):
+    for event, name, colour in CURVES:
         steps, values, low, high = averaged(rows, event, "bits_per_char")
         marker = "o" if event == "validation" or len(steps) == 1 else ""
         ax.plot(steps, values, color=colour, zorder=3, marker=marker, markersize=3.5)
@@ -122,16 +109,9 @@ def end_of_steps(ax: Axes, rows: Sequence[Mapping]) -> None:
 
 def describe_loss(rows: Sequence[Mapping], floor: float | None) -> str:
     """Return in words what the loss curves show at their right end."""
-    words = []
-    for event, name in (("step", "training"), ("validation", "validation")):
-        if (end := last_value(rows, event, "bits_per_char")) is not None:
-            words.append(f"{name} {end:.2f}")
-    if floor:
-        words.append(f"floor {floor:.2f}")
-    return "bits per character: " + (", ".join(words) or "nothing measured yet")
-
-
-# ---- the loss and the panels under it ----
+    ends = {name: last_value(rows, event, "bits_per_char") for event, name, _ in CURVES} | {"floor": floor or None}
+    words = [f"{name} {end:.2f}" for name, end in ends.items() if end is not None]
+    return f"bits per character: {', '.join(words) or 'nothing measured yet'}"
 
 
 # title, field of a step row, factor, on a log axis?

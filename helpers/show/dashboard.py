@@ -9,8 +9,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from html import escape
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import ipywidgets as widgets
 from IPython.display import DisplayHandle, display
@@ -24,24 +23,14 @@ from helpers.show.status import progress, summary, troubles
 from helpers.show.text import element, render_noted
 from helpers.wording import duration
 
+if TYPE_CHECKING:  # it loads torch
+    from helpers.train.job import Training
+
 REDRAW = 2.0  # seconds between two pictures, at least
 SHARE = 0.05  # of one core's time goes into pictures at most: the cores that draw are those that train
 SAY = 20.0  # seconds between two lines in a headless run
 QUIET = 60.0  # seconds without a row after which the line says so
 DRAWN = ("step", "validation", "resume", "start", "spike")  # events that change the picture
-
-
-class Training(Protocol):
-    """What the dashboard needs of a run: of one in a worker thread, of a process group, or of a `RemoteRun`."""
-
-    metrics_path: Path
-
-    @property
-    def total_steps(self) -> int: ...
-    @property
-    def running(self) -> bool: ...
-    def stop(self) -> None: ...
-    def wait(self) -> object: ...
 
 
 def bar(rows: Sequence[Mapping], total_steps: int, quiet: float = 0.0) -> str:
@@ -69,7 +58,7 @@ def drawable(rows: Sequence[Mapping]) -> bool:
     return any(row.get("event") in ("step", "validation") for row in rows)
 
 
-def outcome(training: Training, rows: Sequence[Mapping], floor: float | None) -> list[str]:
+def outcome(training: "Training | RemoteRun", rows: Sequence[Mapping], floor: float | None) -> list[str]:
     """Return how a run ended; of a remote run without an end, also why it is no longer watched."""
     complaint = training.complaint if isinstance(training, RemoteRun) else ""
     goes_on = complaint and training.running
@@ -80,7 +69,7 @@ def outcome(training: Training, rows: Sequence[Mapping], floor: float | None) ->
 class Live:
     """What a browser shows of a run. `close` leaves lines, a picture and a sample, but no widget."""
 
-    def __init__(self, training: Training, floor: float | None, baselines: Mapping[str, float]):
+    def __init__(self, training: "Training | RemoteRun", floor: float | None, baselines: Mapping[str, float]):
         self.training, self.floor, self.baselines = training, floor, baselines
         self.button = widgets.Button(
             description="Stop", icon="stop", tooltip="save a checkpoint and end", layout={"width": "8em"}
@@ -149,7 +138,7 @@ class Live:
 class Lines:
     """What a headless notebook shows of a run: lines while it runs, at its end a picture and a sample."""
 
-    def __init__(self, training: Training, floor: float | None, baselines: Mapping[str, float]):
+    def __init__(self, training: "Training | RemoteRun", floor: float | None, baselines: Mapping[str, float]):
         self.training, self.floor, self.baselines = training, floor, baselines
         self.due = self.warn = 0.0  # when the next line, and the next warning, may be printed
         self.pending: list[Mapping] = []  # troubles that were not yet printed
@@ -182,7 +171,7 @@ class Lines:
 
 
 async def watch(
-    training: Training,
+    training: "Training | RemoteRun",
     floor: float | None = None,
     baselines: Mapping[str, float] | None = None,
     interval: float = 0.2,

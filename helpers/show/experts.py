@@ -30,10 +30,10 @@ def busiest(row: Mapping) -> float | None:
 
 
 def expert_figure(rows: Sequence[Mapping]) -> Figure:
-    """Return two pictures of the experts' load: its last state (layer × expert), and its course over the steps."""
+    """Return the experts' load in two pictures: its last state (layer × expert), and its course; some row has it."""
     # 1. all loads of the last row's shape, and empty axes
-    loaded = [(step_of(row), load) for row in rows if row.get("event") == "step" and (load := shares(row)).size]
-    layers, experts = shape = loaded[-1][1].shape if loaded else (1, 1)
+    loaded = [(step_of(row), load) for row in rows if (load := shares(row)).size]
+    layers, experts = shape = loaded[-1][1].shape
     loaded = [(step, load) for step, load in loaded if load.shape == shape]
     fig, axes = mosaic(min(1.3 + 0.3 * max(layers, 4), 4.5), "LR", width_ratios=[2, 3])
     left, right = axes["L"], axes["R"]
@@ -43,9 +43,6 @@ def expert_figure(rows: Sequence[Mapping]) -> Figure:
     left.set_title("share of the tokens, at last", fontsize=9, loc="left")
     right.set(xlabel="step", ylabel="fair shares")
     right.set_title("busiest and idlest expert of each layer (darker: deeper)", fontsize=9, loc="left")
-    if not loaded:
-        left.set(xticks=[], yticks=[])
-        return fig
     # 2. the last state: white is a fair share, orange too much, violet too little; colour-blind readers see it too
     now = loaded[-1][1]
     left.imshow(now, cmap="PuOr_r", vmin=0, vmax=2, aspect="auto")
@@ -79,8 +76,9 @@ def expert_load(metrics: Metrics) -> None:
     """
     rows = rows_of(metrics)
     now = next((load for row in reversed(rows) if (load := shares(row)).size), None)
-    words = "no load of experts in these rows: the model is no mixture of experts"
-    if now is not None:
-        layers, experts = now.shape
-        words = f"load of {experts} experts in {layers} layers, fair share 1: {now.min():.2f} … {now.max():.2f}"
+    if now is None:
+        print("no load of experts in these rows: the model is no mixture of experts")
+        return
+    layers, experts = now.shape
+    words = f"load of {experts} experts in {layers} layers, fair share 1: {now.min():.2f} … {now.max():.2f}"
     show_figure(expert_figure(rows), words)

@@ -37,9 +37,6 @@ ALPHAS = (0.0, 0.18, 0.34, 0.5, 0.7)  # how strong the colour of each level of s
 MOST_TOKENS = 40  # of the picture of a head: n tokens are n² / 2 cells
 
 
-# ---- probabilities ----
-
-
 def coloured(text: str, probability: float, note: str = "") -> str:
     """Return text as HTML, coloured by how probable its characters were; `note` is shown under the mouse."""
     alpha = ALPHAS[level(probability)]
@@ -115,9 +112,6 @@ def filters(steps: Sequence["Step"]) -> None:
     show_html(*render_table(rows, header))
 
 
-# ---- memorization ----
-
-
 def render_copied(copied: "Copied") -> tuple[str, str]:
     """Return a text with its copied stretches as (HTML, plain text)."""
     # 1. the longest stretch that each character is in
@@ -148,8 +142,6 @@ def copied(texts: Iterable["Copied"]) -> None:
     """
     show_all(map(render_copied, texts))
 
-
-# ---- diversity ----
 
 MEASURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("diversity", "diversity: n-grams that differ", "{:.2f}".format),
@@ -187,9 +179,6 @@ def grid(cells: Sequence["Cell"]) -> None:
         html.append(element("div", "display:inline-block;margin:.4em 2em .4em 0", drawn))
         plain.append("\n".join([title, *plain_table(flat, [True] * len(flat[0]))]))
     show_html("\n".join(html), "\n\n".join(plain))
-
-
-# ---- attention ----
 
 
 def attention(names: Sequence[str], weights: Iterable[Iterable[SupportsFloat]], title: str = "") -> None:

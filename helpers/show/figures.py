@@ -7,7 +7,7 @@ import base64
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -20,13 +20,10 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from numpy.typing import ArrayLike
 from PIL import Image
 
-if TYPE_CHECKING:
-    from matplotlib.typing import RcKeyType
-
 INK, GREY, GRID = "#333333", "#8a8f98", "#e8e8ea"
 BLUE, RUST, GREEN, VIOLET = "#2f6db0", "#c4502f", "#2b8a62", "#8e5aa8"
 WIDTH = 720  # of a figure on the page, in CSS pixels; it is drawn at 1.5 times that, for sharp screens
-STYLE: "dict[RcKeyType, Any]" = {
+STYLE: dict[Any, Any] = {
     "figure.facecolor": "white",
     "axes.facecolor": "white",
     "axes.edgecolor": "#b5b8be",
@@ -41,17 +38,11 @@ STYLE: "dict[RcKeyType, Any]" = {
     "grid.color": GRID,
     "grid.linewidth": 0.8,
     "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "xtick.labelsize": 8.5,
-    "ytick.labelsize": 8.5,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "xtick.minor.size": 0,
-    "ytick.minor.size": 0,
     "lines.linewidth": 1.6,
     "font.family": "DejaVu Sans",
-}
+    **{f"{axis}tick.{key}": value for axis in "xy"
+       for key, value in (("color", INK), ("labelsize", 8.5), ("major.size", 0), ("minor.size", 0))},
+}  # fmt: skip
 THOUSANDS = FuncFormatter(lambda value, _: f"{value:,.0f}")
 PERCENT = FuncFormatter(lambda value, _: f"{100 * value:.0f} %")
 PLAIN = FuncFormatter(lambda value, _: f"{value:g}")
@@ -82,29 +73,30 @@ def new_display() -> DisplayHandle:
     return handle
 
 
-def canvas(height: float = 3.3) -> tuple[Figure, Axes]:
-    """Return an empty figure and its axes in the style of the course; `height` in units of 100 pixels."""
+def canvas(height: float, **settings: Any) -> tuple[Figure, Axes]:
+    """Return an empty figure and its axes in the style of the course; `height` in units of 100 pixels.
+
+    settings: of the axes, as `Axes.set` takes them.
+    """
     fig, axes = mosaic(height, "A")
+    axes["A"].set(**settings)
     return fig, axes["A"]
 
 
-def mosaic(
-    height: float,
-    layout: str,
-    width_ratios: Sequence[float] | None = None,
-    height_ratios: Sequence[float] | None = None,
-) -> tuple[Figure, dict[str, Axes]]:
-    """Return an empty figure and its axes by name; `layout` has a letter per panel, a line per row, "." for nothing."""
+def mosaic(height: float, layout: str, **ratios: Sequence[float]) -> tuple[Figure, dict[str, Axes]]:
+    """Return an empty figure and its axes by name; `layout` has a letter per panel, a line per row, "." for nothing.
+
+    ratios: width_ratios and height_ratios of the panels.
+    """
     with matplotlib.rc_context(STYLE):
         fig = Figure(figsize=(WIDTH / 100, height), dpi=150, layout="constrained")
-        return fig, fig.subplot_mosaic(layout, width_ratios=width_ratios, height_ratios=height_ratios)
+        return fig, fig.subplot_mosaic(layout, gridspec_kw=ratios)
 
 
-def length_histogram(lengths: Iterable[int], unit: str = "characters") -> None:
-    """Show how long documents are, with their median; a long tail puts the lengths on a log axis."""
+def length_histogram(lengths: Iterable[int]) -> None:
+    """Show how many characters documents have, with their median; a long tail puts the lengths on a log axis."""
     sizes = np.asarray(list(lengths), dtype=float)
-    fig, ax = canvas(3.0)
-    ax.set(xlabel=f"length of a document ({unit})", ylabel="documents")
+    fig, ax = canvas(3.0, xlabel="length of a document (characters)", ylabel="documents")
     if len(sizes):
         median = float(np.median(sizes))
         low, high = max(sizes.min(), 1), max(sizes.max(), 2)
@@ -134,8 +126,7 @@ def thinned(n: int, points: int = 300) -> np.ndarray:
 def zipf(counts: Mapping[str, int]) -> None:
     """Show frequency against rank on log axes, beside Zipf's law: frequency falls as 1 / rank."""
     frequencies = np.array(sorted(counts.values(), reverse=True), dtype=float)
-    fig, ax = canvas(3.3)
-    ax.set(xlabel="rank", ylabel="times in the text", xscale="log", yscale="log")
+    fig, ax = canvas(3.3, xlabel="rank", ylabel="times in the text", xscale="log", yscale="log")
     if len(frequencies):
         at = thinned(len(frequencies))
         law = frequencies[0] / (at + 1)
@@ -150,8 +141,8 @@ def zipf(counts: Mapping[str, int]) -> None:
 def coverage(counts: Mapping[str, int], vocab_size: int | None = None) -> None:
     """Show which share of the running text the most frequent words cover; `vocab_size` is marked."""
     frequencies = np.array(sorted(counts.values(), reverse=True), dtype=float)
-    fig, ax = canvas(3.3)
-    ax.set(xlabel="words in the vocabulary, commonest first", ylabel="share of the running text", xscale="log")
+    words = "words in the vocabulary, commonest first"
+    fig, ax = canvas(3.3, xlabel=words, ylabel="share of the running text", xscale="log")
     if len(frequencies):
         share = np.cumsum(frequencies) / frequencies.sum()
         at = thinned(len(share))
@@ -171,9 +162,8 @@ def coverage(counts: Mapping[str, int], vocab_size: int | None = None) -> None:
 
 def schedule(lrs: Sequence[float]) -> None:
     """Show the learning rate of every step."""
-    fig, ax = canvas(2.4)
+    fig, ax = canvas(2.4, xlabel="step", ylabel="learning rate")
     draw_schedule(ax, np.arange(1, len(lrs) + 1), np.array(lrs, dtype=float))
-    ax.set(xlabel="step", ylabel="learning rate")
     show_figure(fig, f"learning rate over {len(lrs):,} steps")
 
 
@@ -198,7 +188,7 @@ def window_diagram(n_tokens: int, n_ctx: int, stride: int, limit: int = 8) -> No
     count = 1 + max(0, math.ceil((inputs - n_ctx) / stride))
     shown = min(count, limit)
     edge = (shown - 1) * stride + n_ctx  # where the picture ends
-    fig, ax = canvas(0.9 + 0.27 * (shown + 1))
+    fig, ax = canvas(0.9 + 0.27 * (shown + 1), xlabel="position in the stream of tokens")
     ax.barh(0, min(n_tokens, edge), color="#c9ccd2", height=0.6)
     for window in range(shown):
         start = window * stride
@@ -215,7 +205,6 @@ def window_diagram(n_tokens: int, n_ctx: int, stride: int, limit: int = 8) -> No
     ax.invert_yaxis()
     ax.grid(axis="y", visible=False)
     ax.xaxis.set_major_formatter(THOUSANDS)
-    ax.set(xlabel="position in the stream of tokens")
     handles = [Patch(color=BLUE, label="new"), Patch(color=BLUE, alpha=0.3, label="seen before"),
                Patch(facecolor="white", edgecolor=GREY, hatch="////", label="padding")]  # fmt: skip
     ax.legend(handles=handles, loc="lower left", ncols=3, bbox_to_anchor=(0, 1), borderaxespad=0.2, frameon=False,

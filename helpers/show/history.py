@@ -1,10 +1,8 @@
 """A training run in texts: the samples it wrote over time, and the training text behind a loss spike. All HTML."""
 
-from collections.abc import Mapping, Sequence
-
 from helpers.show.figures import thinned
 from helpers.show.metrics_file import Metrics, finite, last, rows_of, step_of
-from helpers.show.text import render_noted, render_table, show_all
+from helpers.show.text import render_noted, render_table, show_all, show_html
 
 
 def samples_over_time(metrics: Metrics, limit: int = 6, characters: int = 300) -> None:
@@ -33,7 +31,8 @@ def spikes(metrics: Metrics, limit: int = 5, characters: int = 300) -> None:
             loss = two_decimals(window.get("loss"))
             note = f"step {step_of(row):,.0f} · window {window.get('index', '?')} · loss {loss}"
             rendered.append(render_noted(str(window.get("text", "")), note, characters))
-    show_all(rendered, "no spike")
+    html, plain = ("\n".join(parts) for parts in zip(*rendered, strict=True)) if rendered else ("", "")
+    show_html(html or "<div>no spike</div>", plain or "no spike")
 
 
 def two_decimals(value: object) -> str:

@@ -41,23 +41,17 @@ class Tail:
         self._offset += len(whole) + len(newline)
         new = []
         for line in whole.splitlines():
-            row = parse_row(line)
-            if not row:
+            try:
+                row = json.loads(line)
+            except ValueError:  # a crash cut the line short
+                continue
+            if not isinstance(row, dict):
                 continue
             new.append(row)
             if row.get("event") in ("resume", "start") and finite(row.get("step")):  # later steps will be taken again
                 self.rows = [old for old in self.rows if step_of(old) <= row["step"] and old.get("event") != "end"]
             self.rows.append(row)
         return new
-
-
-def parse_row(line: bytes) -> dict:
-    """Return the row of a line, or an empty one if a crash cut the line short."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return {}
-    return row if isinstance(row, dict) else {}
 
 
 def finite(value: object) -> TypeGuard[int | float]:

@@ -109,24 +109,20 @@ class Panel:
         body, characters, began, drawn = render_continuation(prompt, prompt), 0, time.monotonic(), 0.0
         self.note.value, self.legend.value = "writing …", legend()
         try:
-            self.show(body, "▌")
+            self.text.value = card(body + "▌")
             for chunk in generate.stream_chunks(self.model, self.tokenizer, prompt, self.read(), stop):
                 body += render_chunk(chunk)
                 characters += len(chunk.text)
                 if time.monotonic() - drawn >= REDRAW:
-                    self.show(body, "▌")
+                    self.text.value = card(body + "▌")
                     drawn = time.monotonic()
             ended = "cancelled: " if stop.is_set() else ""
             self.note.value = f"{ended}{characters} characters in {time.monotonic() - began:.1f} s"
         except Exception as error:  # an error in a thread would be lost: the panel shows it
             self.note.value = render_error(error)
         finally:
-            self.show(body)
+            self.text.value = card(body)
             self.generate.disabled, self.cancel.disabled = False, True
-
-    def show(self, body: str, cursor: str = "") -> None:
-        """Show the text as far as it goes."""
-        self.text.value = card(body + cursor)
 
     def draw_soon(self) -> None:
         """Draw the bars when the sliders have rested for a moment."""

@@ -11,7 +11,7 @@ PATIENCE = 600.0  # seconds without a row after which a run counts as dead
 
 
 class RemoteRun:
-    """A run of which only its metrics.jsonl is known; it has what `dashboard.Training` asks for.
+    """A run of which only its metrics.jsonl is known; it has what the dashboard needs of a `Training`.
 
     It counts as running until its file has an `end`, or until no row has come for `patience` seconds.
     """
@@ -67,7 +67,6 @@ def attach(run: str | Path, patience: float = PATIENCE) -> RemoteRun:
     """Return a run of another process, to be watched: `await watch(attach("runs/x/model"))`.
 
     `run` is a metrics.jsonl (it need not be there yet), a folder that holds it, a run's folder, or a run's name. The
-    Stop button puts a file STOP beside it; stopping the cell only ends the watching. A run that writes nothing for
-    `patience` seconds counts as dead.
+    Stop button puts a file STOP beside it; stopping the cell only ends the watching.
     """
     return RemoteRun(locate(run), patience)

@@ -47,8 +47,8 @@ def differences(many: Sequence[Mapping]) -> list[str]:
 def facts(rows: Sequence[Mapping]) -> list[str]:
     """Return a run's cells under `HEADER`: steps, time, training and validation loss, speed, gradient norm."""
     step, validation = last(rows, "step"), last(rows, "validation")
-    steps = [row for row in rows if row.get("event") == "step"]
-    known = {name: [row[name] for row in steps if finite(row.get(name))] for name in ("tokens_per_second", "grad_norm")}
+    known = {name: [row[name] for row in rows if row.get("event") == "step" and finite(row.get(name))]
+             for name in ("tokens_per_second", "grad_norm")}  # fmt: skip
     seconds = last_value(rows, "step", "train_seconds")
     return [
         f"{max(map(step_of, rows), default=0):,.0f}",
@@ -72,7 +72,7 @@ def compare_figure(
     x: str = "step",
 ) -> Figure:
     """Return several runs' loss in one figure: validation bold, training thin; `x` is step or train_seconds."""
-    fig, ax = canvas(4.0)
+    fig, ax = canvas(4.0, xlabel=AXES[x])
     ends: list[tuple[float, str, str]] = []
     for name, rows, (colour, marker) in zip(names_in_figure(list(runs)), runs.values(), cycle(LOOKS), strict=False):
         axis = axis_positions(rows, x)
@@ -86,7 +86,6 @@ def compare_figure(
         if end := last_value(rows, "validation", "bits_per_char") or last_value(rows, "step", "bits_per_char"):
             ends.append((end, f"{name} {end:.2f}", colour))
     ends += draw_levels(ax, floor, baselines or {})
-    ax.set_xlabel(AXES[x])
     ax.set_xlim(left=0)
     ax.xaxis.set_major_formatter(THOUSANDS if x == "step" else SHORT)
     finish_bits(ax, ends)

@@ -6,11 +6,6 @@ from helpers.show.metrics_file import finite, last, planned_steps, step_of
 from helpers.wording import duration
 
 
-def bytes_in_words(n: float) -> str:
-    """Return a number of bytes in words: 740 MB, 2.1 GB."""
-    return f"{n / 1e9:.1f} GB" if n >= 1e9 else f"{n / 1e6:.0f} MB"
-
-
 def step_and_total(step: float, total: int) -> str:
     """Return "step 3 of 10", or "step 3" if the number of steps is not known."""
     return f"step {step:,.0f} of {total:,}" if total else f"step {step:,.0f}"
@@ -27,7 +22,8 @@ def progress(rows: Sequence[Mapping], total_steps: int = 0) -> str:
         share = f" ({100 * step['mfu']:.0f} % of the machine's peak)" if finite(step.get("mfu")) else ""
         facts.append(f"{step['tokens_per_second']:,.0f} tokens/s{share}")
     if finite(step.get("memory")):
-        facts.append(bytes_in_words(step["memory"]))
+        memory = step["memory"]
+        facts.append(f"{memory / 1e9:.1f} GB" if memory >= 1e9 else f"{memory / 1e6:.0f} MB")
     if finite(step.get("seconds_left")):
         facts.append(f"{duration(step['seconds_left'])} left")
     return " · ".join(facts)
@@ -37,12 +33,9 @@ def summary(rows: Sequence[Mapping], total_steps: int = 0, floor: float | None =
     """Return how a run ended, in one line."""
     end, step, validation = last(rows, "end"), last(rows, "step"), last(rows, "validation")
     total, done = planned_steps(rows, total_steps), step_of(end) or step_of(step)
-    if not end:
-        how = "broke off"  # without a last row: it raised an error, or was killed
-    elif not end.get("reason"):
-        how = "finished" if done >= total else "stopped"
-    else:
-        how = end["reason"] if end["reason"] in ("finished", "stopped") else f"ended ({end['reason']})"
+    how = end.get("reason") if end else "broke off"  # without a last row: it raised an error, or was killed
+    if how not in ("finished", "stopped", "broke off"):
+        how = f"ended ({how})"
     facts = [f"{how} at {step_and_total(done, total)}"]
     if finite(end.get("seconds")):
         facts.append(duration(end["seconds"]))

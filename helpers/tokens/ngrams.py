@@ -33,15 +33,13 @@ def probabilities(train: Stream, held_out: np.ndarray, vocab_size: int, bos_id: 
 
     The answers are all ids of `held_out`, (T,), but the first and bos. unigram: add-one frequencies. bigram and
     trigram: interpolated with the next shorter model (Witten and Bell 1991): a context seen n times, followed by t
-    different tokens, has the weight n / (n + t). Over the whole vocabulary each model's probabilities add up to 1.
-    Raises ValueError if three ids of this vocabulary do not fit into 64 bits.
+    different tokens, has the weight n / (n + t). Raises ValueError if three ids do not fit into 64 bits.
     """
     counts = np.zeros(vocab_size, np.int64)
     for ids in _blocks(train, 1):
         counts += np.bincount(ids, minlength=vocab_size)
     counts[bos_id] = 0
-    answers = np.flatnonzero(held_out != bos_id)
-    answers = answers[answers > 0]
+    answers = 1 + np.flatnonzero(held_out[1:] != bos_id)
     unigram = ((counts + 1) / (counts.sum() + vocab_size))[held_out[answers]]
     bigram = _interpolated(train, held_out, answers, 1, vocab_size, unigram)
     trigram = _interpolated(train, held_out, answers, 2, vocab_size, bigram)
@@ -59,9 +57,9 @@ def _as_numbers(ids: np.ndarray, width: int, vocab_size: int) -> np.ndarray:
     """Return one number for each `width` ids in a row, with the ids as its digits: (T,) -> (T - width + 1,)."""
     if vocab_size**width >= 2**63:
         raise ValueError(f"vocab_size is {vocab_size}: {width} tokens in a row do not fit into one 64-bit number")
-    rows = len(ids) - width + 1
-    total = np.zeros(max(0, rows), np.int64)
-    for i in range(width if rows > 0 else 0):
+    rows = max(0, len(ids) - width + 1)
+    total = np.zeros(rows, np.int64)
+    for i in range(width):
         total = total * vocab_size + ids[i : i + rows]
     return total
 
@@ -103,20 +101,10 @@ def _interpolated(
 
 def _count(train: Stream, contexts: np.ndarray, width: int, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the distinct n-grams of the training text that start with one of the contexts, and their counts."""
-    merged = np.empty(0, np.int64), np.empty(0, np.int64)
-    waiting: list[tuple[np.ndarray, np.ndarray]] = []
+    parts = []
     for ids in _blocks(train, width + 1):
         ngrams, times = np.unique(_as_numbers(ids, width + 1, vocab_size), return_counts=True)
-        if len(contexts):
-            at = np.minimum(np.searchsorted(contexts, ngrams // vocab_size), len(contexts) - 1)
-            wanted = contexts[at] == ngrams // vocab_size
-            waiting.append((ngrams[wanted], times[wanted]))
-        if sum(len(part) for part, _ in waiting) > max(_BLOCK_TOKENS, len(merged[0])):  # not each time: merging sorts
-            merged, waiting = _merge([merged, *waiting]), []
-    return _merge([merged, *waiting])
-
-
-def _merge(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Add up counts: one (n-grams, times) of several, n-grams sorted and distinct."""
+        wanted = np.isin(ngrams // vocab_size, contexts)
+        parts.append((ngrams[wanted], times[wanted]))
     ngrams, index = np.unique(np.concatenate([ngrams for ngrams, _ in parts]), return_inverse=True)
     return ngrams, np.bincount(index, np.concatenate([times for _, times in parts]), len(ngrams)).astype(np.int64)

@@ -3,9 +3,8 @@
 import json
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,49 +20,33 @@ _PARTS_PER_WORKER = 4  # a worker with fewer is not started: starting it would t
 _BATCH = 1000  # documents that the tokenizer encodes at once
 
 
-class Span(NamedTuple):
-    """Whole lines of a JSONL file: its bytes from `start` to before `stop`."""
-
-    file: Path
-    start: int
-    stop: int
-
-
 class PartTask(NamedTuple):
-    """One part of the corpus for a worker to encode."""
+    """One part of the corpus for a worker to encode: whole lines of a JSONL file."""
 
-    spans: list[Span]
+    source: Path
+    start: int  # the first byte
+    stop: int  # the byte behind the last
     vocab: Path  # the folder of the tokenizer
     file: Path  # where the ids go
     dtype: str
 
 
-def _divide(files: list[Path], size: int) -> list[list[Span]]:
-    """Divide JSONL files into parts of whole lines, about `size` bytes each; a part may span several files."""
-    parts: list[list[Span]] = [[]]
-    held = 0
-    for file in files:
-        start = position = 0
-        with open(file, "rb") as lines:
-            for line in lines:
-                if held >= size:
-                    if position > start:
-                        parts[-1].append(Span(file, start, position))
-                    parts.append([])
-                    start, held = position, 0
-                position += len(line)
-                held += len(line)
-        if position > start:
-            parts[-1].append(Span(file, start, position))
-    return [part for part in parts if part]
+def _divide(file: Path, size: int) -> Iterator[tuple[Path, int, int]]:
+    """Divide a JSONL file into parts of whole lines, about `size` bytes each: (file, start, stop)."""
+    start, end = 0, file.stat().st_size
+    with open(file, "rb") as lines:
+        while start < end:
+            lines.seek(start + size)
+            lines.readline()
+            yield file, start, (stop := min(lines.tell(), end))
+            start = stop
 
 
-def _read_texts(spans: list[Span]) -> Iterator[str]:
-    for span in spans:
-        with open(span.file, "rb") as lines:
-            lines.seek(span.start)
-            while lines.tell() < span.stop:
-                yield json.loads(lines.readline())["text"]
+def _read_texts(task: PartTask) -> Iterator[str]:
+    with open(task.source, "rb") as lines:
+        lines.seek(task.start)
+        while lines.tell() < task.stop:
+            yield json.loads(lines.readline())["text"]
 
 
 def encode_documents(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], dtype: str) -> list[np.ndarray]:
@@ -78,14 +61,14 @@ _load_once = lru_cache(maxsize=1)(load_tokenizer)
 def encode_part(task: PartTask) -> None:
     """Encode one part of the corpus into `task.file`; beside it, in a .npy, the lengths of its documents.
 
-    The lengths are (2, documents): in tokens and in characters. They are written last: a part that has them is
-    finished, and is not encoded again. Both files are atomic: two machines may make the same part at the same time.
+    The lengths are (2, documents): in tokens and in characters. A part that has them is finished, and is not encoded
+    again. Two machines may make the same part at the same time.
     """
     lengths_file = task.file.with_suffix(".npy")
     if lengths_file.exists() and task.file.exists():
         return
     tokenizer = _load_once(task.vocab)
-    texts = _read_texts(task.spans)
+    texts = _read_texts(task)
     lengths: list[tuple[int, int]] = []
     with atomic_write(task.file) as out:
         while batch := list(islice(texts, _BATCH)):
@@ -99,10 +82,9 @@ def encode_part(task: PartTask) -> None:
 def write_shards(run: str, num_pieces: int, workers: int = 0, cluster: str = "") -> dict[str, list[dict]]:
     """Encode both splits of a run's corpus into `tokens/`: `num_pieces` training shards, validation in proportion.
 
-    A shard holds whole documents; the shards of a split hold equal numbers of tokens, as far as documents allow.
-    Returns {"train": [{"file", "documents", "tokens", "characters"} per shard], "val": [...]}. The bytes of the shards
-    do not depend on `workers` or `cluster` (see `parallel.executor`). Shards of an earlier run are removed first; the
-    finished parts of an interrupted run are used if text and tokenizer are the same. ValueError if num_pieces < 1.
+    A shard holds whole documents; the shards of a split hold about equal numbers of tokens, and the same bytes for any
+    `workers` and `cluster` (see `parallel.executor`). Returns {"train": [{"file", "documents", "tokens", "characters"}
+    per shard], "val": [...]}. An interrupted run goes on with its finished parts. ValueError if num_pieces < 1.
     """
     if num_pieces < 1:
         raise ValueError(f"num_pieces is {num_pieces}: at least one shard is needed")
@@ -121,9 +103,9 @@ def write_shards(run: str, num_pieces: int, workers: int = 0, cluster: str = "")
 
     # 2. encode the corpus part by part
     tasks = [
-        PartTask(spans, vocab, parts / f"{split}-{i:06d}.bin", dtype)
+        PartTask(*part, vocab, parts / f"{split}-{i:06d}.bin", dtype)
         for split in files
-        for i, spans in enumerate(_divide(files[split], _PART_BYTES))
+        for i, part in enumerate(part for file in files[split] for part in _divide(file, _PART_BYTES))
     ]
     with parallel.executor(min(workers or parallel.cores(), len(tasks) // _PARTS_PER_WORKER or 1), cluster) as pool:
         parallel.map_shards(pool, encode_part, tasks, label="tokenize")
@@ -137,44 +119,29 @@ def write_shards(run: str, num_pieces: int, workers: int = 0, cluster: str = "")
     return facts
 
 
-@dataclass
-class _Shard:
-    number: int  # of the shards asked for; a document longer than a shard leaves some of them empty
-    tokens: int = 0
-    characters: int = 0
-    offsets: list[np.ndarray] = field(default_factory=list)  # where its documents start, in tokens
-
-
 def _join(parts: list[Path], folder: Path, split: str, wanted: int, dtype: np.dtype) -> list[dict]:
     """Write the documents of all parts, in order, into at most `wanted` shards; return the facts of each."""
-    total = sum(part.stat().st_size for part in parts) // dtype.itemsize
-    shards: list[_Shard] = []
-    done = 0  # tokens of the parts before this one
-    for part in parts:
-        ids = np.memmap(part, dtype, "r")
-        tokens, characters = np.load(part.with_suffix(".npy"))  # (documents,) each
-        ends = np.cumsum(tokens)
-        # 1. a document belongs to the shard in which its middle falls: no shard is off by more than one document
-        shard_of = np.minimum((done + ends - tokens / 2) * wanted / total, wanted - 1).astype(np.int64)
-        for number in np.unique(shard_of):
-            if not shards or shards[-1].number != number:
-                shards.append(_Shard(int(number)))
-            shard, chosen = shards[-1], shard_of == number
-            # 2. its documents lie side by side in the part: append them as one block
-            lengths, first = tokens[chosen], int((ends - tokens)[chosen][0])
-            with open(folder / f"{split}-{len(shards) - 1:05d}.bin", "ab") as out:
-                ids[first : first + int(lengths.sum())].tofile(out)
-            shard.offsets.append(shard.tokens + np.cumsum(lengths) - lengths)
-            shard.tokens += int(lengths.sum())
-            shard.characters += int(characters[chosen].sum())
-        done += len(ids)
-    # 3. beside each shard, where its documents start
+    if not parts:
+        return []
+    tokens, characters = np.concatenate([np.load(part.with_suffix(".npy")) for part in parts], axis=1)  # (D,) each
+    ends = np.cumsum(tokens)
+    pieces = [np.memmap(part, dtype, "r") for part in parts]
+    begins = np.cumsum([0, *map(len, pieces)])  # where each part begins
+    # 1. a document belongs to the shard in which its middle falls: no shard is off by more than one document, and a
+    # document longer than a shard leaves others without any
+    shard_of = np.minimum((ends - tokens / 2) * wanted / ends[-1], wanted - 1).astype(np.int64)
+    firsts = np.flatnonzero(np.diff(shard_of, prepend=-1)).tolist()  # the first document of each shard
     facts = []
-    for i, shard in enumerate(shards):
-        offsets, file = np.concatenate(shard.offsets), folder / f"{split}-{i:05d}.bin"
-        np.save(file.with_suffix(".offsets.npy"), offsets)
-        counts = {"documents": len(offsets), "tokens": shard.tokens, "characters": shard.characters}
-        facts.append({"file": file.name} | counts)
+    for i, (first, stop) in enumerate(pairwise([*firsts, len(tokens)])):
+        # 2. the ids of its documents, from all parts that hold some of them
+        file, starts = folder / f"{split}-{i:05d}.bin", ends[first:stop] - tokens[first:stop]
+        with open(file, "wb") as out:
+            for ids, begin in zip(pieces, begins, strict=False):
+                ids[max(0, starts[0] - begin) : max(0, ends[stop - 1] - begin)].tofile(out)
+        # 3. beside them, where its documents start
+        np.save(file.with_suffix(".offsets.npy"), starts - starts[0])
+        counts = {"tokens": int(tokens[first:stop].sum()), "characters": int(characters[first:stop].sum())}
+        facts.append({"file": file.name, "documents": stop - first} | counts)
     return facts
 
 

@@ -2,9 +2,8 @@
 
 A checkpoint is a folder `step-00001200/` with weights and optimizer state as safetensors, everything else as
 JSON, and a list of checksums: no pickle, and a flipped bit is noticed. It is written atomically (`files.write_folder`)
-and read back from the disk before it gets its name, so a folder with that name was whole when it got it. Tensors are
-stored whole even where several processes hold a part each, so any number of processes can resume from them. Knows
-nothing of training, and of `state` only two names: `identity` and `val_loss`.
+and read back from the disk before it gets its name. Tensors are stored whole even where several processes hold a part
+each, so any number of processes can resume. Of `state` only two names are known here: `identity` and `val_loss`.
 """
 
 import contextlib
@@ -12,7 +11,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +34,6 @@ class BadCheckpoint(RuntimeError):
 
 
 # ---- tensors, whole or in parts ----
-
-
-def _is_sharded(model: torch.nn.Module) -> bool:
-    return any(isinstance(p, DTensor) for p in model.parameters())
 
 
 def _gather(tensors: dict[str, torch.Tensor], writes: bool) -> dict[str, torch.Tensor]:
@@ -76,19 +71,19 @@ def _own_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return dict(model.named_parameters()) | {name: b for name, b in model.named_buffers() if name in saved}
 
 
-def _is_safetensors(file: Path) -> bool:
-    """Return whether a file begins as the format does: 8 bytes of length, then so many of JSON. Takes no memory."""
-    with open(file, "rb") as opened:
-        size = int.from_bytes(opened.read(8), "little")
-        try:
-            return size < file.stat().st_size and isinstance(json.loads(opened.read(size)), dict)
-        except ValueError:
-            return False
+@contextlib.contextmanager
+def _open(file: Path) -> Iterator[safe_open]:
+    """Open a safetensors file; raise BadCheckpoint for any other."""
+    try:
+        with safe_open(file, "pt") as tensors:
+            yield tensors
+    except SafetensorError as error:
+        raise BadCheckpoint(f"{file} is not a safetensors file, and nothing else is opened: {error}") from None
 
 
 def _read(file: Path) -> dict[str, torch.Tensor]:
     """Return the tensors of a safetensors file, copied: the file may go or change while they are used."""
-    with safe_open(file, "pt") as tensors:
+    with _open(file) as tensors:
         return {name: tensors.get_tensor(name).clone() for name in tensors.keys()}  # noqa: SIM118  (no dict)
 
 
@@ -108,13 +103,11 @@ def save(
 
     Kept are the newest `keep` that verify, and the best: the lowest `val_loss` in `state`. `state` is JSON:
     position in the data, counters, `identity` of the run. A checkpoint of another identity is left alone.
-    With parameters spread over processes (DTensor) all processes call this, and one `writes`; it gathers them in
-    its memory. Raises OSError (a full disk, a disk that does not return what was written) in the process that writes.
+    All processes call this, and one `writes`; it gathers in its memory what is spread over them (DTensor). Raises
+    OSError (a full disk, a disk that does not return what was written) in the process that writes.
     """
     # 1. the tensors, whole
     folder = root / f"step-{step:08d}"
-    if not (writes or _is_sharded(model)):
-        return folder
     held = [optimizer.state_dict() for optimizer in optimizers]
     weights = _gather(_own_tensors(model), writes)
     moments = _gather(_flatten([each["state"] for each in held]), writes)
@@ -130,24 +123,18 @@ def save(
         checksums = {name: sha256(part / name) for name in (_WEIGHTS, _OPTIMIZER, _STATE)}
         (part / _CHECKSUMS).write_text(json.dumps(checksums, indent=1), "utf-8")
 
-    def check(part: Path) -> None:
-        try:
-            verify(part)
-        except BadCheckpoint as error:
-            raise OSError(f"what was written does not read back: {error}") from error
-
     _tidy_all(root)
-    _write_folder(folder, write, check)
+    _write_folder(folder, write, verify)
     # 3. the older ones
     _prune(root, folder, keep, state.get("identity"))
     return folder
 
 
-def _write_folder(folder: Path, write: Callable[[Path], None], check: Callable[[Path], None] | None = None) -> None:
+def _write_folder(folder: Path, write: Callable[[Path], None], check: Callable[[Path], object] | None = None) -> None:
     try:
         write_folder(folder, write, check)
-    except SafetensorError as error:  # how that library says, among other things, that the disk is full
-        raise OSError(f"{folder}: {error}") from error
+    except (SafetensorError, BadCheckpoint) as error:  # among other things, a disk that is full or loses bits
+        raise OSError(f"{folder} could not be written: {error}") from error
 
 
 def _tidy_all(root: Path) -> None:
@@ -157,11 +144,12 @@ def _tidy_all(root: Path) -> None:
 
 def _prune(root: Path, written: Path, keep: int, identity: str | None) -> None:
     """Remove checkpoints of this run that are damaged, or neither `written`, nor the best, nor the newest `keep`."""
-    states = {folder: _read_state(folder) for folder in list_checkpoints(root)}
+    states = {folder: _read_state(folder) for folder in reversed(list_checkpoints(root))}
     of_run = {folder: s for folder, s in states.items() if s is None or s.get("identity") == identity}  # None: damaged
-    best = _lowest_loss(of_run)
+    losses = {folder: s["val_loss"] for folder, s in of_run.items() if s and s.get("val_loss") is not None}
+    best = min(filter(lambda folder: math.isfinite(losses[folder]), losses), key=lambda f: losses[f], default=None)
     kept = {written}
-    for folder in reversed(of_run):
+    for folder in of_run:
         with contextlib.suppress(BadCheckpoint):
             if len(kept) < keep and folder not in kept and verify(folder):
                 kept.add(folder)
@@ -169,20 +157,12 @@ def _prune(root: Path, written: Path, keep: int, identity: str | None) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _lowest_loss(states: dict[Path, dict | None]) -> Path | None:
-    """Return the checkpoint whose state has the lowest finite `val_loss`, the newest of equals; None if none has."""
-    losses = {folder: state.get("val_loss") for folder, state in reversed(states.items()) if state}
-    finite = {folder: loss for folder, loss in losses.items() if loss is not None and math.isfinite(loss)}
-    return min(finite, key=lambda folder: finite[folder], default=None)
-
-
 def _read_state(folder: Path) -> dict | None:
     """Return the state of a checkpoint without checking its other files; None if it cannot be read."""
     try:
-        state = json.loads((folder / _STATE).read_text("utf-8"))
+        return json.loads((folder / _STATE).read_text("utf-8"))
     except (OSError, ValueError):
         return None
-    return state if isinstance(state, dict) else None
 
 
 def list_checkpoints(root: Path) -> list[Path]:
@@ -193,23 +173,20 @@ def list_checkpoints(root: Path) -> list[Path]:
 def verify(folder: Path) -> dict:
     """Check a checkpoint's files against their checksums and return its state; raise BadCheckpoint naming the file."""
     try:
-        checksums = dict(json.loads((folder / _CHECKSUMS).read_text("utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+        checksums = json.loads((folder / _CHECKSUMS).read_text("utf-8"))
+    except (OSError, ValueError) as error:
         raise BadCheckpoint(f"{folder / _CHECKSUMS} cannot be read: {error}") from None
     for name in (_WEIGHTS, _OPTIMIZER, _STATE):
         file = folder / name
-        if not file.is_file():
-            raise BadCheckpoint(f"{file} is missing")
         try:
             if sha256(file) != checksums.get(name):
                 raise BadCheckpoint(f"{file} is damaged: its checksum is not the one in {_CHECKSUMS}")
         except OSError as error:
             raise BadCheckpoint(f"{file} cannot be read: {error}") from None
-        if name != _STATE and not _is_safetensors(file):
-            raise BadCheckpoint(f"{file} is not a safetensors file, and nothing else is opened")
-    if (state := _read_state(folder)) is None:
-        raise BadCheckpoint(f"{folder / _STATE} holds no state")
-    return state
+        if name != _STATE:
+            with _open(file):
+                pass  # only its header is looked at
+    return json.loads((folder / _STATE).read_text("utf-8"))
 
 
 def latest(root: Path, identity: str | None) -> tuple[Path, dict, list[str]] | None:
@@ -229,9 +206,8 @@ def latest(root: Path, identity: str | None) -> tuple[Path, dict, list[str]] | N
         except BadCheckpoint as error:
             complaints.append(str(error))
     if complaints:
-        raise BadCheckpoint(
-            f"no checkpoint can be used (resume = False starts from the beginning): {'; '.join(complaints)}"
-        )
+        reasons = "; ".join(complaints)
+        raise BadCheckpoint(f"no checkpoint can be used (resume = False starts from the beginning): {reasons}")
     return None
 
 
@@ -239,21 +215,15 @@ def restore(folder: Path, model: torch.nn.Module, optimizers: Sequence[torch.opt
     """Copy a checkpoint's weights and optimizer states into `model` and `optimizers`, in place.
 
     Where they are spread over processes each takes its part; every process reads the files. Raises BadCheckpoint,
-    and has changed nothing, if the checkpoint is of another model or other optimizers.
+    and has changed nothing, if the checkpoint is of another model.
     """
     # 1. read
-    try:
-        weights, moments = _read(folder / _WEIGHTS), _read(folder / _OPTIMIZER)
-    except SafetensorError as error:
-        raise BadCheckpoint(f"{folder} holds a file that is not safetensors, nothing else is opened: {error}") from None
+    weights, moments = _read(folder / _WEIGHTS), _read(folder / _OPTIMIZER)
     groups = json.loads((folder / _STATE).read_text("utf-8"))["param_groups"]
     # 2. compare
     own = _own_tensors(model)
     if {name: t.shape for name, t in own.items()} != {name: t.shape for name, t in weights.items()}:
         raise BadCheckpoint(f"{folder} holds a model of another shape: its config is not the one of this run")
-    sizes = [[len(group["params"]) for group in optimizer.param_groups] for optimizer in optimizers]
-    if sizes != [[len(group["params"]) for group in saved] for saved in groups]:
-        raise BadCheckpoint(f"{folder} holds the state of other optimizers than this run's")
     # 3. copy
     states: list[dict[int, dict[str, torch.Tensor]]] = [{} for _ in optimizers]
     parameters = [[p for group in optimizer.param_groups for p in group["params"]] for optimizer in optimizers]
@@ -269,16 +239,13 @@ def restore(folder: Path, model: torch.nn.Module, optimizers: Sequence[torch.opt
 
 
 def export(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, writes: bool = True) -> None:
-    """Write a plain Hugging Face folder (config, safetensors, tokenizer) atomically.
-
-    With parameters spread over processes (DTensor) all processes call this, and one `writes`. Raises OSError.
-    """
-    gathered = _gather(_own_tensors(model), writes) if _is_sharded(model) else None
+    """Write a plain Hugging Face folder atomically; all processes call this, and one `writes`. Raises OSError."""
+    weights = _gather(_own_tensors(model), writes)
     if not writes:
         return
 
     def write(part: Path) -> None:
-        model.save_pretrained(part, state_dict=gathered)
+        model.save_pretrained(part, state_dict=weights)
         tokenizer.save_pretrained(part)
 
     _write_folder(folder, write)

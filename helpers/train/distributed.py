@@ -1,7 +1,7 @@
 """Data-parallel training: several processes, each with its share of the windows, train one model (DDP, FSDP).
 
-Ranks, shares, sums over processes, and the wrappers that exchange gradients. With a single process everything here
-does nothing, at no cost. Knows no training loop.
+Ranks, shares, sums over processes, and the wrappers that exchange gradients. With a single process all this does
+nothing. Knows no training loop.
 """
 
 import os
@@ -45,14 +45,11 @@ def join_group(device: torch.device) -> None:
 
 
 def leave_group(code: int) -> NoReturn:
-    """Leave the process group, then end this process with an exit code.
-
-    At once: gloo's threads may still hold tensors, and Python's own clearing up then aborts, one time in fifteen.
-    """
+    """Leave the process group, then end this process with an exit code."""
     dist.destroy_process_group()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    os._exit(code)  # gloo's threads may still hold tensors, and Python's own clearing up then aborts at times
 
 
 def split_across_ranks(indices: np.ndarray, batch_size: int, rank: int, world: int) -> list[np.ndarray]:
@@ -109,8 +106,7 @@ def distribute(loss: Loss, parallel: str, device: torch.device) -> nn.Module:
     "ddp": each holds the whole model, and gradients are averaged (Li et al. 2020). "fsdp": each holds a part of
     each tensor, and a block's weights are put together while it computes (Zhao et al. 2023).
     """
-    _, size = world()
-    if size == 1:
+    if (size := world()[1]) == 1:
         return loss
     if parallel == "fsdp":
         mesh = init_device_mesh(device.type, (size,))

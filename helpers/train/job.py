@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -34,11 +35,7 @@ def _identity(settings: TrainSettings, tokens_manifest: dict[str, Any]) -> str:
 
 
 def prepare(settings: TrainSettings) -> None:
-    """Make the model room ready: keep what can be resumed, put a finished or different model aside.
-
-    A model of other data or settings (or any, with resume=False) is moved to `model-previous/`, so that a new
-    run never destroys the last one.
-    """
+    """Make the model room ready: a model that cannot be resumed (with resume=False: any) moves to `model-previous/`."""
     folder = paths.room(settings.run, "train")
     identity = _identity(settings, open_room(settings.run, "tokenize"))
     file = folder / "identity.txt"
@@ -49,31 +46,23 @@ def prepare(settings: TrainSettings) -> None:
         folder.rename(previous)
         print(f"the model that was here is kept in {previous.name}/")
     write_text(file, identity)
-    parameters = dataclasses.asdict(settings)
-    write_text(folder / "parameters.json", json.dumps(parameters, ensure_ascii=False, indent=1))
+    write_text(folder / "parameters.json", json.dumps(dataclasses.asdict(settings), ensure_ascii=False, indent=1))
     (folder / "STOP").unlink(missing_ok=True)
 
 
-def run_job(settings: TrainSettings, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
-    """Train in this process and return the run's figures; the room must be prepared.
-
-    In a process group this process does its share. `stop` is asked after each update.
-    """
-    return _train(settings, paths.room(settings.run, "train"), stop)
-
-
 def trial(settings: TrainSettings, seconds: float, folder: Path) -> dict[str, Any]:
-    """Train for `seconds` in a folder of its own, to compare recipes; the run's model is left alone.
-
-    It is judged on the first TRIAL_WINDOWS windows of the validation text.
-    """
+    """Train for `seconds` in a folder of its own, to compare recipes, judged on the first TRIAL_WINDOWS windows."""
     short = dataclasses.replace(settings, max_minutes=seconds / 60, eval_step=0, sample_step=0, log_step=1)
-    return _train(short, folder, val_windows=TRIAL_WINDOWS)
+    return run_job(short, trial_folder=folder)
 
 
-def _train(
-    settings: TrainSettings, folder: Path, stop: Callable[[], bool] = lambda: False, val_windows: int | None = None
+def run_job(
+    settings: TrainSettings, stop: Callable[[], bool] = lambda: False, trial_folder: Path | None = None
 ) -> dict[str, Any]:
+    """Train in this process and return the run's figures; in a process group this process does its share.
+
+    `stop` is asked after each update. Without a `trial_folder` the run's room takes the model; it must be prepared.
+    """
     manifest = open_room(settings.run, "tokenize")
     tokens = manifest["result"]
     tokenizer = load_tokenizer(paths.room(settings.run, "vocab"))
@@ -81,9 +70,9 @@ def _train(
     return Trainer(
         model_from_settings(settings, tokenizer, tokens["n_ctx"]),
         train,
-        val.first(val_windows) if val_windows else val,
+        val.first(TRIAL_WINDOWS) if trial_folder else val,
         settings,
-        folder,
+        trial_folder or paths.room(settings.run, "train"),
         tokenizer,
         chars_per_token={"train": tokens["chars_per_token"], "val": tokens["val_chars_per_token"]},
         identity=_identity(settings, manifest),
@@ -98,33 +87,28 @@ class Training:
         self.folder = paths.room(settings.run, "train")
         self.metrics_path = self.folder / "metrics.jsonl"
         self.total_steps = total_steps
-        self.result: dict[str, Any] | None = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._work, args=(job, settings), name="training", daemon=True)
-        self._thread.start()
+        self._figures: Future[dict[str, Any]] = Future()
+        threading.Thread(target=self._work, args=(job, settings), name="training", daemon=True).start()
 
     def _work(self, job: Callable[[TrainSettings], dict[str, Any]], settings: TrainSettings) -> None:
         try:
-            self.result = job(settings)
+            self._figures.set_result(job(settings))
         except BaseException as error:  # it is raised again in the thread that waits
-            self._error = error
+            self._figures.set_exception(error)
 
     @property
     def running(self) -> bool:
         """Return whether the run is still under way."""
-        return self._thread.is_alive()
+        return not self._figures.done()
 
     def stop(self) -> None:
         """Ask the run to save and end after the update it is in; asking twice does no harm."""
         if self.running:
             (self.folder / "STOP").touch()
 
-    def wait(self, timeout: float | None = None) -> dict[str, Any] | None:
-        """Wait until the run has ended (or `timeout` seconds) and return its figures; raise its error here."""
-        self._thread.join(timeout)
-        if self._error:
-            raise self._error
-        return self.result
+    def wait(self) -> dict[str, Any]:
+        """Wait until the run has ended and return its figures; raise its error here."""
+        return self._figures.result()
 
 
 def start(settings: TrainSettings, job: Callable[[TrainSettings], dict[str, Any]] = run_job) -> Training:
@@ -139,13 +123,13 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.number = 0  # of the signal that came
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._receive)
+        signal.signal(signal.SIGTERM, self._receive)
+        signal.signal(signal.SIGINT, self._receive)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.number = number
-        for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def main() -> None:

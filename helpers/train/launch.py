@@ -1,7 +1,7 @@
 """The same training loop in several processes: one for each GPU, or several on a CPU to see that it is right.
 
-torchrun's own launcher starts the processes, gives each its rank, and when one fails ends them all and starts
-them again from the last checkpoint; this module gives it the command. The same from a shell or on a cluster:
+torchrun's own launcher starts the processes, gives each its rank, and when one fails ends them all and starts them
+again from the last checkpoint. The same from a shell or on a cluster:
 `torchrun --nproc-per-node 8 --max-restarts 3 -m helpers.train runs/NAME/model/parameters.json`.
 """
 

@@ -1,16 +1,12 @@
 """The log of a training run: `metrics.jsonl`, one row per event, and the same curves for TensorBoard.
 
-A row of an update holds loss, learning rate, gradient norm, throughput (tokens per second), memory and more. Every
-dashboard, in this process or another, of a run under way or finished, reads that file.
+A row of an update holds loss, learning rate, gradient norm, throughput (tokens per second), memory and more.
 """
 
 import contextlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter as TensorBoard
+from typing import Any
 
 _CURVES = ("step", "validation", "epoch")  # events whose numbers make curves
 
@@ -19,8 +15,7 @@ class MetricsLog:
     """Appends rows to `metrics.jsonl` and the same scalars to TensorBoard; only a process that `writes` does so."""
 
     def __init__(self, folder: Path, writes: bool):
-        self.file: TextIO | None = None
-        self.board: TensorBoard | None = None
+        self.writes = writes
         if writes:
             from torch.utils.tensorboard import SummaryWriter  # takes seconds to import: only where it is used
 
@@ -32,7 +27,7 @@ class MetricsLog:
 
     def write(self, event: str, **row: Any) -> None:
         """Write one row; numbers of a step also go to TensorBoard under `event/name`."""
-        if self.file is None or self.board is None:
+        if not self.writes:
             return
         with contextlib.suppress(OSError):  # a full disk costs a line of the log, not the run
             self.file.write(json.dumps({"event": event, **row}, ensure_ascii=False) + "\n")
@@ -43,6 +38,6 @@ class MetricsLog:
 
     def close(self) -> None:
         """Close the file and the board."""
-        if self.file is not None and self.board is not None:
+        if self.writes:
             self.file.close()
             self.board.close()

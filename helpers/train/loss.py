@@ -92,19 +92,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return *(grad.mul_(grad_loss.to(grad.dtype)) for grad in gradients), None, None
 
 
-def _real(inputs: torch.Tensor, pad: int | None) -> torch.Tensor:
-    """Return (B × T,) True up to the last token of each window that is not padding."""
-    if pad is None:
-        return torch.ones_like(inputs, dtype=torch.bool).flatten()
-    return ((inputs != pad).flip(1).cumsum(1).flip(1) > 0).flatten()
-
-
 class Loss(nn.Module):
     """Model and cross-entropy in one module, so that what wraps it for data parallel training sees both.
 
     With `compile` the model's body is compiled at its first batch (up to a minute; it needs a C++ compiler).
-    `expert_load` counts, in training, how often each expert of a mixture was chosen: (n_layer, n_experts), on the
-    device of the batches; None for a dense model. Each process counts for itself; no part of the state.
+    `expert_load` counts in training how often this process chose each expert: (n_layer, n_experts), no part of the
+    state; None for a dense model.
     """
 
     model: PreTrainedModel
@@ -131,7 +124,9 @@ class Loss(nn.Module):
                 hidden.flatten(0, 1), weight, labels.flatten(), dtype
             )
         if self.mixture:
-            balance = self._balance(router_logits, _real(inputs, self.model.config.pad_token_id))
+            is_token = inputs != self.model.config.pad_token_id  # (B, T)
+            real = is_token.flip(1).cumsum(1).flip(1) > 0  # (B, T) True up to the last token that is not padding
+            balance = self._balance(router_logits, real.flatten())
             objective = objective + self.model.config.router_aux_loss_coef * balance * (labels != IGNORE).sum()
         return Scores(objective, losses.view_as(labels).sum(1), correct.view_as(labels).sum(1))
 
@@ -147,9 +142,8 @@ class Loss(nn.Module):
         """Return the router's loss, the mean over layers, and count which experts were chosen.
 
         For one layer: n_experts × Σ (fraction of the tokens sent to an expert) × (its mean probability), over the
-        tokens that are `real` (B·T,) (Fedus et al. 2021). Its minimum, reached with even work, is the number of
-        experts per token. `transformers` sums over all layers first, where a layer that uses one expert only can
-        hide behind the others. router_logits: a tensor (B·T, E) per layer.
+        tokens that are `real` (B·T,) (Fedus et al. 2021); at least the number of experts per token. `transformers`
+        sums over layers first, which hides a layer that uses one expert only. router_logits: (B·T, E) per layer.
         """
         wide = torch.promote_types(router_logits[0].dtype, torch.float32)
         p = torch.stack([logits.softmax(-1, dtype=wide) for logits in router_logits]) * real[:, None]  # (L, B·T, E)

@@ -5,7 +5,7 @@ RMSNorm, rotary positions, grouped-query attention and SwiGLU. Knows nothing of 
 """
 
 import math
-from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -25,12 +25,12 @@ from transformers import (
 from helpers.train.settings import TrainSettings
 
 ARCHITECTURES = ("gpt2", "llama", "moe")
-# the projections that write into the residual stream: attention's, and the feed-forward's (an expert's has no .weight)
+# the projections that write into the residual stream (an expert's has no .weight)
 _RESIDUAL = ("c_proj.weight", "o_proj.weight", "down_proj.weight", "down_proj")
+_SHAPE = ("n_embd", "n_layer", "n_head", "n_kv_head", "n_experts", "experts_per_token", "aux_loss_coef", "dropout")
 _PRETRAINED = ("gpt2", "llama", "mistral", "qwen3", "qwen3_moe")
 # bytes at the peak per token, layer and unit of width, without dropout, in half precision and in fp32: what is kept
-# for backward (36 and 64, 54 and 80, 73 and 109, counted), half as much again for what comes and goes (measured on a
-# CPU; tests/train/test_model.py holds the estimate to 30 %)
+# for backward (counted: 36 and 64, 54 and 80, 73 and 109), and half as much again for what comes and goes (measured)
 _GPT2, _LLAMA_LIKE, _MIXTURE = (54, 96), (80, 120), (110, 160)
 
 
@@ -131,19 +131,8 @@ def model_from_settings(settings: TrainSettings, tokenizer: PreTrainedTokenizerF
     if settings.pretrained_model:
         model = load_pretrained(settings.pretrained_model, tokenizer, n_ctx)
     else:
-        config = make_config(
-            settings.architecture,
-            tokenizer,
-            n_ctx=n_ctx,
-            n_embd=settings.n_embd,
-            n_layer=settings.n_layer,
-            n_head=settings.n_head,
-            n_kv_head=settings.n_kv_head,
-            n_experts=settings.n_experts,
-            experts_per_token=settings.experts_per_token,
-            aux_loss_coef=settings.aux_loss_coef,
-            dropout=settings.dropout,
-        )
+        shape = {name: getattr(settings, name) for name in _SHAPE}  # `make_config` has the same names
+        config = make_config(settings.architecture, tokenizer, n_ctx=n_ctx, **shape)
         model = build_model(config, settings.seed)
     # saved with the model, so that the library's `generate` writes text and never padding
     never = {i for i in tokenizer.all_special_ids if i < model.config.vocab_size} - {tokenizer.eos_token_id}
@@ -160,12 +149,14 @@ def load_pretrained(name: str, tokenizer: PreTrainedTokenizerFast, n_ctx: int) -
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise ValueError(_no_config(name, error)) from None
-    if config.model_type not in _PRETRAINED:
         raise ValueError(
-            f"pretrained_model '{name}' is of the kind '{config.model_type}': this course trains "
-            + ", ".join(_PRETRAINED)
-        )
+            f"pretrained_model: '{name}' is no folder with a model config that can be read, and no model of that name "
+            f"could be fetched ({shorten(str(error), 200)}). Give the path of a folder with config.json and "
+            "model.safetensors, or a Hub name while you are online"
+        ) from None
+    if config.model_type not in _PRETRAINED:
+        kinds = ", ".join(_PRETRAINED)
+        raise ValueError(f"pretrained_model '{name}' is of the kind '{config.model_type}': this course trains {kinds}")
     if len(tokenizer) > config.vocab_size:
         raise ValueError(
             f"the vocabulary has {len(tokenizer)} tokens, the model '{name}' only {config.vocab_size}: this is not its "
@@ -181,7 +172,13 @@ def load_pretrained(name: str, tokenizer: PreTrainedTokenizerFast, n_ctx: int) -
             name, use_safetensors=True, trust_remote_code=False, dtype=torch.float32, **_experts(config)
         )
     except (OSError, SafetensorError) as error:
-        raise ValueError(_no_weights(name, error)) from None
+        raise ValueError(
+            f"pretrained_model '{name}': no weights as model.safetensors were found ({shorten(str(error), 200)}). A "
+            "file pytorch_model.bin is a pickle: it may run any program when it is opened, so this course never opens "
+            "one. Convert it once, in a container or a machine without anything to lose: "
+            f"AutoModelForCausalLM.from_pretrained({name!r}, use_safetensors=False).save_pretrained('converted'); "
+            "then give that folder, with the tokenizer's files copied into it"
+        ) from None
     # the special ids are the tokenizer's: many old folders carry those of another vocabulary
     for special in ("bos_token_id", "eos_token_id", "pad_token_id"):
         setattr(model.config, special, getattr(tokenizer, special))
@@ -189,38 +186,9 @@ def load_pretrained(name: str, tokenizer: PreTrainedTokenizerFast, n_ctx: int) -
     return model
 
 
-def _no_config(name: str, error: Exception) -> str:
-    reason = _first_line(error)
-    if Path(name).is_dir():
-        return f"pretrained_model: the folder {name} holds no model config that can be read ({reason})"
-    return (
-        f"pretrained_model: '{name}' is no folder here, and no model of that name could be fetched ({reason}). "
-        "Give the path of a folder with config.json and model.safetensors, or a Hub name while you are online"
-    )
-
-
-def _no_weights(name: str, error: Exception) -> str:
-    return (
-        f"pretrained_model '{name}': no weights as model.safetensors were found ({_first_line(error)}). A file "
-        "pytorch_model.bin is a pickle: it may run any program when it is opened, so this course never opens one. "
-        "Convert it once, in a container or a machine without anything to lose: "
-        f"AutoModelForCausalLM.from_pretrained({name!r}, use_safetensors=False).save_pretrained('converted'); "
-        "then give that folder, with the tokenizer's files copied into it"
-    )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0][:200]
-
-
 def blocks(model: PreTrainedModel) -> nn.ModuleList:
     """Return the list of a transformer's blocks, whatever the library calls it."""
     return next(part for part in model.base_model.children() if isinstance(part, nn.ModuleList))
-
-
-def _attention_width(config: PretrainedConfig) -> int:
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return head * config.num_attention_heads
 
 
 def model_sizes(config: PretrainedConfig, n_ctx: int = 0) -> dict[str, int]:
@@ -228,7 +196,7 @@ def model_sizes(config: PretrainedConfig, n_ctx: int = 0) -> dict[str, int]:
 
     FLOPs per token = 6 × (parameters that multiply a token) + 6 × n_layer × n_ctx × n_embd for attention over half
     the window on average (Kaplan et al. 2020; PaLM, appendix B, halved because the mask is causal). `n_ctx` is the
-    length of a window; 0 means all positions of the model. In a mixture only the chosen experts are active.
+    length of a window; 0 means all positions of the model.
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -242,12 +210,13 @@ def model_sizes(config: PretrainedConfig, n_ctx: int = 0) -> dict[str, int]:
     matrices = active - positions  # the token table counts: tied, it is the output matrix
     if model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
         matrices -= tokens
-    attention = 6 * config.num_hidden_layers * (n_ctx or config.max_position_embeddings) * _attention_width(config)
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    width, n_ctx = head * config.num_attention_heads, n_ctx or config.max_position_embeddings
     return {
         "parameters": total,
         "active_parameters": active,
         "embedding_parameters": tokens + positions,
-        "flops_per_token": 6 * matrices + attention,
+        "flops_per_token": 6 * (matrices + config.num_hidden_layers * n_ctx * width),
     }
 
 
@@ -257,10 +226,9 @@ def training_memory(
     """Return an estimate, in bytes, of what training needs at its peak, on top of what the program itself takes.
 
     A parameter takes 4 bytes for its weight, 4 for its gradient, 4 for each moment (AdamW two; Muon one, for the
-    matrices of the blocks), and 2 for its copy in half precision. Activations are kept for backward: per token and
-    layer, in proportion to the width (counted as by Korthikanti et al. 2022; the attention matrix is not kept, and
-    dropout's masks come on top). A few rows of logits are in memory at once (`loss.ROWS`); their matrix has a second
-    gradient.
+    matrices of the blocks), and 2 for its copy in half precision. Activations are kept for backward per token and
+    layer, in proportion to the width (counted as by Korthikanti et al. 2022, without the attention matrix and
+    dropout's masks). A few rows of logits are in memory at once (`loss.ROWS`); their matrix has a second gradient.
     """
     half = precision != "fp32"
     # 1. weights, gradients and moments

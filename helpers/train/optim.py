@@ -25,16 +25,14 @@ def learning_rate(
     if step < warmup_steps:
         return lr * ((step + 1) / warmup_steps)  # computed in this order, the last one is exactly lr
     progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)  # 0 … just below 1: no update has rate 0
-    if schedule == "linear":
-        decay = 1 - progress
-    elif schedule == "cosine":
-        decay = 0.5 * (1 + math.cos(math.pi * progress))
-    elif schedule == "wsd":
-        decay = min(1.0, (total_steps - step) / max(1, round(WSD_DECAY * total_steps)))
-    elif schedule == "constant":
-        decay = 1.0
-    else:
+    if schedule not in SCHEDULES:
         raise ValueError(f"schedule '{schedule}' is unknown: choose one of {', '.join(SCHEDULES)}")
+    decay = {
+        "linear": 1 - progress,
+        "cosine": 0.5 * (1 + math.cos(math.pi * progress)),
+        "wsd": min(1.0, (total_steps - step) / max(1, round(WSD_DECAY * total_steps))),
+        "constant": 1.0,
+    }[schedule]
     return lr * (final_fraction + (1 - final_fraction) * decay)
 
 
@@ -46,8 +44,7 @@ def make_optimizers(
     Weight decay acts on matrices and embeddings only, never on biases and norms (Loshchilov and Hutter 2019).
     Muon (Jordan et al. 2024) orthogonalises each matrix update; its step is scaled to AdamW's size
     (Liu et al. 2025), so that one `lr` serves both. `beta2` and `eps` are AdamW's. The experts of a mixture are
-    one tensor (E, out, in) per layer, which Muon does not take: AdamW moves them. A sharded model (`fully_shard`)
-    works with both; Muon then multiplies matrices that lie on several processes: one exchange per product.
+    one tensor (E, out, in) per layer, which Muon does not take: AdamW moves them.
     """
     # 1. vectors (biases, norms), matrices inside the blocks, and the others: tables and experts
     tables = {id(each.weight) for each in (model.get_input_embeddings(), model.get_output_embeddings())}
@@ -76,8 +73,7 @@ def clip_gradient(
 ) -> float:
     """Divide the gradient by the loss scale, shorten it to at most `max_grad_norm` (0: any); return its norm before.
 
-    One norm over all parameters, once per update (Pascanu et al. 2013). Unscaling comes first: clipped while it is
-    scaled, the gradient would shrink by the scale.
+    One norm over all parameters (Pascanu et al. 2013). Clipped before unscaling, the gradient would shrink too much.
     """
     for optimizer in optimizers:
         scaler.unscale_(optimizer)

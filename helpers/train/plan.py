@@ -37,8 +37,7 @@ def load_windows(run: str, tokens: dict[str, Any], pad_id: int) -> tuple[Windows
 def plan(settings: TrainSettings) -> dict[str, int]:
     """Return windows, updates and tokens of a run, before anything is trained.
 
-    With a time budget (max_minutes > 0) total_steps and tokens are 0: the clock decides, `forecast` estimates.
-    Raises ValueError for a warm-up that is longer than the run.
+    With a time budget total_steps and tokens are 0. Raises ValueError for a warm-up that is longer than the run.
     """
     tokens = open_room(settings.run, "tokenize")["result"]
     per_update = settings.batch_size * settings.gradient_accumulation * settings.devices
@@ -62,9 +61,8 @@ def plan(settings: TrainSettings) -> dict[str, int]:
 def forecast(settings: TrainSettings) -> dict[str, Any]:
     """Return steps, tokens, seconds, memory (bytes) and concerns of a run, from one measured update of its own model.
 
-    `concerns` are sentences about what is allowed but rarely meant: an output layer of which most rows are never
-    trained, a context that no document fills, more memory than there is, hardly any updates.
-    Raises ValueError where a time budget is too short for a single update.
+    `concerns` are sentences about what is allowed but rarely meant. Raises ValueError where a time budget is too
+    short for a single update.
     """
     # 1. the run's own model and windows
     planned = plan(settings)

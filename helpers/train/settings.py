@@ -1,7 +1,6 @@
 """The settings of a training run: notebook 04's parameters as one checked record, a comment per field.
 
-A new setting is written in three places: the notebook's parameter cell, a field here, and where it is used. Knows no
-model, no data and no torch.
+What a new setting needs: CONTRIBUTING.md. Knows no model, no data and no torch.
 """
 
 from collections.abc import Mapping
@@ -20,8 +19,7 @@ def _setting(default: Any, *, least: int | None = None, affects: str = "result")
 class TrainSettings:
     """Notebook 04's parameters, by the same names and with the same defaults.
 
-    Raises ValueError for a number out of its range. What depends on more than one setting, or on the machine, is
-    checked where it is used: `plan.plan`, `model.make_config`, `optim`, `device`.
+    Raises ValueError for a number out of its range; the rest is checked where it is used (`plan.plan`, `make_config`).
     """
 
     run: str = _setting("sample", affects="watching")  # name of the run: all files are in runs/<run>/
@@ -38,7 +36,7 @@ class TrainSettings:
     pretrained_model: str = _setting("")  # train this model further: a folder or a Hub name; "" means fresh weights
     # how long, and how much per update
     epochs: int = _setting(2, least=1)  # times that the model sees the corpus
-    max_minutes: float = _setting(0.0)  # time budget in minutes, instead of epochs; 0 means none
+    max_minutes: float = _setting(0.0, least=0)  # time budget in minutes, instead of epochs; 0 means none
     batch_size: int = _setting(64, least=1)  # windows per forward pass and process
     gradient_accumulation: int = _setting(1, least=1)  # forward passes per update
     # the optimizer
@@ -72,8 +70,6 @@ class TrainSettings:
             least, value = each.metadata["least"], getattr(self, each.name)
             if least is not None and value < least:
                 raise ValueError(f"{each.name} is {value}: it must be at least {least}")
-        if self.max_minutes < 0:
-            raise ValueError(f"max_minutes is {self.max_minutes}: it is a time, or 0 for as long as epochs take")
         if self.parallel not in ("auto", "ddp", "fsdp"):
             raise ValueError(f"parallel is '{self.parallel}': choose auto, ddp or fsdp")
 

@@ -62,13 +62,9 @@ class StepBudget:
 
     def __init__(self, epochs: int, max_minutes: float, windows: int, windows_per_update: int, val_tokens: int):
         self.epochs, self.limit = epochs, 60 * max_minutes  # seconds; 0 means that epochs decide
+        self.by_clock = max_minutes > 0
         self.windows, self.windows_per_update, self.val_tokens = windows, windows_per_update, val_tokens
         self.update_seconds: deque[float] = deque(maxlen=PACE_UPDATES)
-
-    @property
-    def by_clock(self) -> bool:
-        """Return whether the time decides, and not the epochs."""
-        return self.limit > 0
 
     def total_steps(self, progress: Progress) -> int:
         """Return the number of the run's last update, seen from where the run is."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -69,22 +69,15 @@ class Update(NamedTuple):
     windows: np.ndarray  # indices of this process's windows
     window_losses: torch.Tensor  # (n,) summed cross-entropy of each of them
 
-    @property
-    def finite(self) -> bool:
-        """Return whether loss and gradient are finite; if not, no weight was changed."""
-        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
-
 
 class Trainer:
     """One training run in `folder`, from where it is found to its end: its state, `step`, and a method per event.
 
-    `settings` are notebook 04's parameters. `chars_per_token` (keys train and val) turns nats per token into bits
-    per character. A checkpoint of another `identity` is refused. `stop` is asked after each update whether to save
-    and end.
+    `chars_per_token` (keys train and val) turns nats per token into bits per character. A checkpoint of another
+    `identity` is refused. `stop` is asked after each update whether to save and end.
 
-    An update takes batch_size × gradient_accumulation × processes windows; an epoch's last update takes what is
-    left. The run has `epochs` whole epochs, or with max_minutes > 0 as many updates as fit. It starts from the
-    newest sound checkpoint in `folder/checkpoints` if there is one, exactly where that was taken.
+    An update takes batch_size × gradient_accumulation × processes windows, an epoch's last one what is left. The run
+    starts from the newest sound checkpoint in `folder/checkpoints` if there is one, exactly where that was taken.
     """
 
     def __init__(
@@ -109,7 +102,7 @@ class Trainer:
         self.device = pick_device(settings.device)
         self.precision = pick_precision(settings.precision, self.device)
         self.parallel = distributed.choose_parallel(settings, model.config, train.n_ctx, self.precision, self.device)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         # 2. model, loss and optimizers
         self.local_loss = Loss(self.model, settings.compile).to(self.device).train()
         self.loss_of = distributed.distribute(self.local_loss, self.parallel, self.device)
@@ -238,27 +231,19 @@ class Trainer:
             except (RuntimeError, MemoryError) as error:
                 if self.gradient_complete or not is_out_of_memory(error):
                     raise
-                self.halve_micro_batch(error)
+                if self.micro_batch == 1:
+                    raise MemoryError(
+                        "memory runs out at a single window: choose a smaller model, or a smaller n_ctx in notebook 03"
+                    ) from error
+                self.micro_batch = -(-self.micro_batch // 2)
+                if self.size > 1:  # one process cannot try again alone: the launcher starts all of them again
+                    self.micro_batch_file.write_text(str(self.micro_batch), "utf-8")
+                    raise
             empty_cache(self.device)  # here the error, and all that it held, is gone
         if self.micro_batch < before:
             self.micro_batch_file.write_text(str(self.micro_batch), "utf-8")
             self.log.write("out_of_memory", step=step, micro_batch=self.micro_batch)
         return update
-
-    def halve_micro_batch(self, error: BaseException) -> None:
-        """Halve the micro-batch, or raise where that cannot help.
-
-        One of several processes cannot try again alone: it leaves the smaller size in a file and raises `error`, and
-        the launcher starts all of them again.
-        """
-        if self.micro_batch == 1:
-            raise MemoryError(
-                "memory runs out at a single window: choose a smaller model, or a smaller n_ctx in notebook 03"
-            ) from error
-        self.micro_batch = -(-self.micro_batch // 2)
-        if self.size > 1:
-            self.micro_batch_file.write_text(str(self.micro_batch), "utf-8")
-            raise error
 
     # ---- the run ----
 
@@ -293,7 +278,7 @@ class Trainer:
 
     def account(self, update: Update) -> None:
         """Add an update to the running means and report a loss spike; count one that was skipped."""
-        if not update.finite:
+        if not (math.isfinite(update.loss) and math.isfinite(update.grad_norm)):
             self.skip()
             return
         self.skips_in_a_row = 0
@@ -310,20 +295,18 @@ class Trainer:
         self.progress.skipped += 1
         reason = "loss or gradient is not finite"
         self.log.write("skipped", step=self.progress.step, reason=reason, in_a_row=self.skips_in_a_row)
-        if self.skips_in_a_row < SKIPS_IN_A_ROW * (2 if self.scaler.is_enabled() else 1):
-            return
-        seconds = time.perf_counter() - self.begin
-        self.log.write("end", step=self.progress.step, reason="gradient not finite", seconds=seconds)
-        self.log.close()
-        raise Diverged(
-            f"{self.skips_in_a_row} updates in a row had a loss or gradient that is not finite; no weight was changed "
-            f"by them. Lower lr ({self.settings.lr}), or raise warmup_steps; the last checkpoint before them is kept."
-        )
+        if self.skips_in_a_row >= SKIPS_IN_A_ROW * (2 if self.scaler.is_enabled() else 1):
+            self.end("gradient not finite")
+            raise Diverged(
+                f"{self.skips_in_a_row} updates in a row had a loss or gradient that is not finite; no weight was "
+                f"changed by them. Lower lr ({self.settings.lr}), or raise warmup_steps; the last checkpoint before "
+                "them is kept."
+            )
 
     def write_row(self, update: Update, before: list[torch.Tensor]) -> None:
         """Write a row of the log, about all updates since the last; `before` is `watched` as it was an update ago."""
         progress, throughput = self.progress, self.since_last_row.labels / self.since_last_row.seconds
-        row = self.since_last_row.means(self.bits_per_char["train"]) | {
+        row: dict[str, Any] = self.since_last_row.means(self.bits_per_char["train"]) | {
             "total_steps": self.total_steps,
             "epoch": progress.epoch + progress.position / len(self.train),
             "lr": update.lr,
@@ -341,10 +324,9 @@ class Trainer:
             row["update_ratio"] = _norm(moved) / _norm(before)
         if self.scaler.is_enabled():
             row["scale"] = self.scaler.get_scale()
-        # the load of this process's experts; the others' are alike
-        shares = self.local_loss.expert_shares()
-        extra = {} if shares is None else {"expert_load": shares}
-        self.log.write("step", step=progress.step, **row, **extra)
+        if shares := self.local_loss.expert_shares():  # of this process; the others' are alike
+            row["expert_load"] = shares
+        self.log.write("step", step=progress.step, **row)
         self.since_last_row = RunningMeans()
 
     def milestones(self) -> None:
@@ -363,10 +345,9 @@ class Trainer:
             better = self.validation["loss"] < progress.best
             progress.best = min(progress.best, self.validation["loss"])
         sharded = self.size > 1 and self.parallel == "fsdp"
-        if self.rank == 0 and not self.stop_now and not sharded:
-            if ends or _every(settings.sample_step, progress.step):
-                text = sample(self.model, self.tokenizer, self.device)
-                self.log.write("sample", step=progress.step, text=text)
+        sample_due = not self.stop_now and (ends or _every(settings.sample_step, progress.step))
+        if sample_due and self.rank == 0 and not sharded:
+            self.log.write("sample", step=progress.step, text=sample(self.model, self.tokenizer, self.device))
         # 3. the epoch's folder before the checkpoint: killed in between, the run passes here again
         if epoch_ends and not self.budget.by_clock:
             self.write_unless_full(lambda: self.export(f"epoch-{progress.epoch}"))
@@ -386,13 +367,13 @@ class Trainer:
 
     def validate(self) -> dict[str, float]:
         """Score the whole validation text and log the result."""
-        begin = time.perf_counter()
+        begin, progress = time.perf_counter(), self.progress
         scores = evaluate(self.local_loss, self.val, self.micro_batch, self.precision, self.device)
         scores["bits_per_char"] = scores["loss"] * self.bits_per_char["val"]
-        self.progress.validating = time.perf_counter() - begin
-        self.progress.seconds = time.perf_counter() - self.begin
-        times = {"seconds": self.progress.seconds, "train_seconds": self.progress.updating}
-        self.log.write("validation", step=self.progress.step, **scores, **times)
+        progress.validating = time.perf_counter() - begin
+        progress.seconds = time.perf_counter() - self.begin
+        times = {"seconds": progress.seconds, "train_seconds": progress.updating}
+        self.log.write("validation", step=progress.step, **scores, **times)
         return scores
 
     def restore(self) -> None:
@@ -447,11 +428,15 @@ class Trainer:
             figures |= {"val_loss": scores["loss"], "val_bits_per_char": scores["bits_per_char"]}
             figures["accuracy"] = scores["accuracy"]
             self.export("final_model")
-        seconds = time.perf_counter() - self.begin
-        reason = "finished" if progress.step >= self.total_steps else "stopped"
-        self.log.write("end", step=progress.step, reason=reason, seconds=seconds)
-        self.log.close()
+        seconds = self.end("finished" if progress.step >= self.total_steps else "stopped")
         return figures | {"seconds": round(seconds, 1)}
+
+    def end(self, reason: str) -> float:
+        """Write the log's last row and close it; return the run's seconds."""
+        seconds = time.perf_counter() - self.begin
+        self.log.write("end", step=self.progress.step, reason=reason, seconds=seconds)
+        self.log.close()
+        return seconds
 
 
 def _every(steps: int, step: int) -> bool:
@@ -478,8 +463,7 @@ def load_batch(windows: Windows, indices: np.ndarray, device: torch.device) -> t
 def evaluate(
     loss_of: Loss, windows: Windows, batch_size: int, precision: str, device: torch.device
 ) -> dict[str, float]:
-    """Return mean loss (nats per token), accuracy and number of scored tokens over all windows; dropout is off."""
-    was_training = loss_of.training
+    """Return mean loss (nats per token), accuracy and number of scored tokens over all windows, without dropout."""
     loss_of.eval()
     loss = correct = n_labels = 0.0
     by_length = windows.lengths.argsort(kind="stable")  # little padding
@@ -490,32 +474,27 @@ def evaluate(
         loss += float(scores.loss.double().sum())
         correct += int(scores.correct.sum())
         n_labels += int((labels != IGNORE).sum())
-    loss_of.train(was_training)
+    loss_of.train()
     loss, correct, n_labels = distributed.sum_over_ranks([loss, correct, n_labels], device)
     return {"loss": loss / n_labels, "accuracy": correct / n_labels, "tokens": int(n_labels)}
 
 
-def sample(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, device: torch.device, max_new_tokens: int = 60
-) -> str:
+def sample(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, device: torch.device) -> str:
     """Return a text that the model writes from a document's start: a glance; room 05 does this with care."""
-    was_training = model.training
     model.eval()
     start = torch.tensor([[tokenizer.bos_token_id]], device=device)
-    length = min(max_new_tokens, model.config.max_position_embeddings - 1)
+    length = min(60, model.config.max_position_embeddings - 1)
     ids = model.generate(  # type: ignore[operator]  # the library's types leave out that a causal model can generate
         start, attention_mask=torch.ones_like(start), do_sample=True, top_k=30, max_new_tokens=length
     )
-    model.train(was_training)
+    model.train()
     return decode(tokenizer, ids[0].tolist())
 
 
-def worst_windows(
-    update: Update, windows: Windows, tokenizer: PreTrainedTokenizerFast, count: int = 3
-) -> list[dict[str, object]]:
-    """Return the windows of an update with the highest mean loss, over all processes: index, loss and text of each."""
+def worst_windows(update: Update, windows: Windows, tokenizer: PreTrainedTokenizerFast) -> list[dict[str, object]]:
+    """Return an update's three windows of the highest mean loss, over all processes: index, loss and text of each."""
     pairs = zip(update.windows, update.window_losses.tolist(), strict=False)  # a process without work has a loss too
     means = [(loss / max(1, int(windows.lengths[i])), int(i)) for i, loss in pairs]
-    worst = sorted(distributed.gather_over_ranks(means), reverse=True)[:count]
+    worst = sorted(distributed.gather_over_ranks(means), reverse=True)[:3]
     text = {i: decode(tokenizer, windows[i][0][: windows.lengths[i]].tolist()) for _, i in worst}
     return [{"index": i, "loss": loss, "text": text[i]} for loss, i in worst]

@@ -17,7 +17,6 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _TABLE = "CREATE TABLE IF NOT EXISTS cuts (line BLOB PRIMARY KEY, lengths BLOB) WITHOUT ROWID"
-_KEYS_PER_QUERY = 500  # SQLite may refuse more than 999
 _LOCK_SECONDS = 60  # how long to wait while another process writes
 
 
@@ -54,16 +53,11 @@ class SegmentCache:
 
     def find(self, lines: Iterable[str]) -> dict[str, bytes]:
         """Return {line: packed lengths} of those lines that are in the cache."""
-        by_key = {_key(line): line for line in lines}
-        keys = list(by_key)
 
         def look_up(database: sqlite3.Connection) -> dict[str, bytes]:
-            known: dict[str, bytes] = {}
-            for i in range(0, len(keys), _KEYS_PER_QUERY):
-                batch = keys[i : i + _KEYS_PER_QUERY]
-                query = f"SELECT line, lengths FROM cuts WHERE line IN ({','.join('?' * len(batch))})"
-                known |= {by_key[key]: lengths for key, lengths in database.execute(query, batch)}
-            return {line: lengths for line, lengths in known.items() if _fits(line, lengths)}
+            query = "SELECT lengths FROM cuts WHERE line = ?"
+            known = {line: database.execute(query, (_key(line),)).fetchone() for line in lines}
+            return {line: row[0] for line, row in known.items() if row and _fits(line, row[0])}
 
         return self._with_database(look_up) or {}
 

@@ -34,9 +34,8 @@ _NO_SPACES = r"\p{Han}\p{Hiragana}\p{Katakana}\x{3000}-\x{303F}\x{FF00}-\x{FFEF}
 def build_words(words: Mapping[str, int], characters: Iterable[str]) -> PreTrainedTokenizerFast:
     """Make the tokenizer "words" of a word list: ids 0-4 are special tokens, then come words, characters and bytes.
 
-    `words` maps a word to its count, in the order of the ids; `characters` are those seen in training.
-    A character that is no word of the list scores like a word seen once. A document starts with bos (`[MASK]`) and
-    ends with eos (`[CLS]`). A word with the name of a special or a byte token is spelled in letters.
+    `words` maps a word to its count, in the order of the ids. A character seen in training that is no word of the list
+    scores like a word seen once. A document starts with bos (`[MASK]`) and ends with eos (`[CLS]`).
     """
     total = sum(words.values()) or 1
     scores = dict.fromkeys(SPECIAL_TOKENS, _NEVER)
@@ -45,24 +44,19 @@ def build_words(words: Mapping[str, int], characters: Iterable[str]) -> PreTrain
     for character in sorted({*characters, *_ASCII}):
         scores.setdefault(character, math.log(1 / total))
     scores |= dict.fromkeys(_BYTES, _NEVER)
-
     return _lossless(models.Unigram(list(scores.items()), unk_id=SPECIAL_TOKENS.index("[UNK]"), byte_fallback=True))
 
 
 def build_characters(counts: Mapping[str, int]) -> PreTrainedTokenizerFast:
-    """Make the tokenizer "characters": each character in `counts` is a token, most frequent first; then ASCII, bytes.
-
-    `counts` says how often each character was seen (see `words.count_characters`).
-    """
+    """Make the tokenizer "characters": each one that was counted is a token, most frequent first; then ASCII, bytes."""
     return build_words(dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))), ())
 
 
 def build_bpe(texts: Iterable[str], vocab_size: int, min_count: int = 1) -> PreTrainedTokenizerFast:
     """Make the tokenizer "bpe": the most frequent pair of neighbours becomes a token, again and again (Sennrich 2016).
 
-    It has at most `vocab_size` tokens, among them the special tokens, bytes, ASCII and every character seen; these are
-    kept even if they are more. A pair seen less than `min_count` times is not merged. No merge crosses a space, a
-    punctuation mark or a symbol. The same texts give the same tokenizer.
+    At most `vocab_size` tokens, but always the special tokens, bytes, ASCII and every character seen. A pair seen less
+    than `min_count` times is not merged. No merge crosses a space, a punctuation mark or a symbol.
     """
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.Split(Regex(_RUNS), "isolated")
@@ -186,10 +180,10 @@ def _backend_for(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> To
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            where = f"text {number}, character {error.start}" if len(texts) > 1 else f"character {error.start}"
+            where = f"text {number}, " if len(texts) > 1 else ""
             raise ValueError(
-                f"{where}: {text[error.start]!r} is half a surrogate pair, not a character. The text was decoded "
-                "wrongly; read its file again with the right encoding"
+                f"{where}character {error.start}: {text[error.start]!r} is half a surrogate pair, not a character. "
+                "The text was decoded wrongly; read its file again with the right encoding"
             ) from None
     backend = tokenizer.backend_tokenizer
     backend.encode_special_tokens = True

@@ -28,20 +28,14 @@ Cache = SegmentCache | None
 # A space (thulac would swallow the second of two), or a stretch of text that fits thulac's fixed buffer of 50,000.
 _STRETCH = re.compile(r"\s|\S{1,4000}")
 _CHUNK_CHARACTERS = 20_000  # a task of a worker, a third of a second of thulac: the progress bar moves
-_BLOCK_CHARACTERS = 4_000_000  # text whose distinct lines are held in memory at a time
+_BLOCK_CHARACTERS = 4_000_000  # text that is held in memory at a time
 _MOST_WORDS = 3_000_000  # distinct words that are counted at a time: some 400 MB
-_thulac_lock = threading.Lock()
+_thulac_lock = threading.Lock()  # thulac is not thread-safe: a second thread waits
 
 
 def take_texts(texts: Iterable[str], characters: int) -> list[str]:
     """Return the first documents, whole, until they have at least `characters` characters; all if there are fewer."""
-    taken, total = [], 0
-    for text in texts:
-        if total >= characters:
-            break
-        taken.append(text)
-        total += len(text)
-    return taken
+    return next(_groups(texts, characters), []) if characters > 0 else []
 
 
 def sample_texts(texts: Iterable[str], share: float) -> Iterator[str]:
@@ -73,8 +67,7 @@ def _without_loss(name: str, cut: Segmenter, text: str) -> list[str]:
 def segment(text: str) -> list[str]:
     """Cut a text into words with thulac, without loss: "".join(segment(text)) == text; each space is a piece.
 
-    segment("绿萝  浇水。") is ["绿萝", " ", " ", "浇水", "。"]. The first call in a process loads thulac's model (about
-    3 s and 750 MB). thulac is not thread-safe: a second thread waits.
+    segment("绿萝  浇水。") is ["绿萝", " ", " ", "浇水", "。"]. The first call loads thulac's model: 3 s and 750 MB.
     """
     with _thulac_lock:
         return _without_loss("thulac", lambda stretch: _thulac_model().cutline(stretch), text)
@@ -107,16 +100,17 @@ def _lines(text: str) -> list[str]:
     return re.findall(r"[^\n]*\n|[^\n]+", text)
 
 
-def _chunks(lines: Iterable[str]) -> Iterator[list[str]]:
-    chunk, total = [], 0
-    for line in lines:
-        chunk.append(line)
-        total += len(line)
-        if total >= _CHUNK_CHARACTERS:
-            yield chunk
-            chunk, total = [], 0
-    if chunk:
-        yield chunk
+def _groups(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
+    """Yield the texts in groups of at least so many characters; the last group may have fewer."""
+    group, total = [], 0
+    for text in texts:
+        group.append(text)
+        total += len(text)
+        if total >= characters:
+            yield group
+            group, total = [], 0
+    if group:
+        yield group
 
 
 def _segment_chunk(segmenter: Segmenter, lines: list[str]) -> list[bytes]:
@@ -129,7 +123,7 @@ def _segment_lines(
     """Return {line: packed lengths} of distinct lines; those that `cache` lacks are segmented and added to it."""
     known = cache.find(lines) if cache else {}
     missing = [line for line in lines if line not in known]
-    chunks = list(_chunks(missing))
+    chunks = list(_groups(missing, _CHUNK_CHARACTERS))
     parts = parallel.map_shards(pool, functools.partial(_segment_chunk, segmenter), chunks, label if chunks else "")
     new = dict(zip(missing, (lengths for part in parts for lengths in part), strict=True))
     if cache and new:
@@ -146,20 +140,6 @@ def segment_texts(
     return [[word for line in _lines(text) for word in unpack(line, lengths[line])] for text in texts]
 
 
-def _blocks(texts: Iterable[str]) -> Iterator[Counter[str]]:
-    """Yield the distinct lines of the texts and how often each occurs, one block of bounded memory at a time."""
-    lines: Counter[str] = Counter()
-    total = 0
-    for text in texts:
-        lines.update(_lines(text))
-        total += len(text)
-        if total >= _BLOCK_CHARACTERS:
-            yield lines
-            lines, total = Counter(), 0
-    if lines:
-        yield lines
-
-
 def _forget_rare(counts: Counter[str]) -> None:
     """Drop the words seen once, then those seen twice, and so on, until at most half of _MOST_WORDS are left."""
     floor = 0
@@ -174,12 +154,12 @@ def count_words(
 ) -> Counter[str]:
     """Count the words of all texts as they are written: letter case, punctuation and spaces are kept.
 
-    Each distinct line is segmented once, or never if `cache` has it. `segmenter` must cut without loss. The counts do
-    not depend on the number of workers in `pool` (see `parallel.executor`). Memory is bounded, however long the texts:
-    beyond three million distinct words the rarest are forgotten.
+    Each distinct line of a block of texts is segmented once, or never if `cache` has it; `segmenter` must cut without
+    loss. Memory is bounded: beyond three million distinct words the rarest are forgotten.
     """
     counts: Counter[str] = Counter()
-    for number, lines in enumerate(_blocks(texts), 1):
+    for number, block in enumerate(_groups(texts, _BLOCK_CHARACTERS), 1):
+        lines = Counter(line for text in block for line in _lines(text))
         block_label = f"{label} ({number})" if label and number > 1 else label
         lengths = _segment_lines(lines, pool, block_label, segmenter, cache)
         for line, times in lines.items():
@@ -195,8 +175,8 @@ def choose_words(
 ) -> dict[str, int]:
     """Return the `vocab_size` most frequent words with their counts, in that order; ties follow the code points.
 
-    A word has no space in it, at most `max_word_length` characters, and occurs at least `min_count` times; so a small
-    corpus gives a list that fits it, shorter than `vocab_size`. Raises ValueError for sizes below 0, 1 and 1.
+    A word has no space in it, at most `max_word_length` characters, and occurs at least `min_count` times.
+    Raises ValueError for sizes below 0, 1 and 1.
     """
     if vocab_size < 0 or min_count < 1 or max_word_length < 1:
         raise ValueError(
@@ -238,11 +218,10 @@ def _boundaries(pieces: Sequence[str]) -> set[int]:
 def boundary_f1(segmented: Sequence[Sequence[str]], reference: Sequence[Sequence[str]]) -> float:
     """Return how well two segmentations of the same texts agree: F1 of their inner boundaries, 1.0 if there is none.
 
-    Each argument holds one list of pieces per text. Precision is the share of the boundaries in `segmented` that
-    `reference` has too, recall the share of those in `reference` that `segmented` has too, F1 their harmonic mean: for
-    我|爱|绿萝, boundaries {1, 2}, and 我爱|绿|萝, boundaries {2, 3}, all are 0.5. ValueError where the texts differ.
+    Each argument holds one list of pieces per text. F1 is the harmonic mean of precision and recall: for 我|爱|绿萝,
+    boundaries {1, 2}, and 我爱|绿|萝, boundaries {2, 3}, all are 0.5. ValueError where the texts differ.
     """
-    shared = in_segmented = in_reference = 0
+    shared = total = 0
     for a, b in zip(segmented, reference, strict=True):
         if "".join(a) != "".join(b):
             raise ValueError(
@@ -250,9 +229,8 @@ def boundary_f1(segmented: Sequence[Sequence[str]], reference: Sequence[Sequence
             )
         boundaries_a, boundaries_b = _boundaries(a), _boundaries(b)
         shared += len(boundaries_a & boundaries_b)
-        in_segmented += len(boundaries_a)
-        in_reference += len(boundaries_b)
-    return 2 * shared / (in_segmented + in_reference) if in_segmented + in_reference else 1.0
+        total += len(boundaries_a) + len(boundaries_b)
+    return 2 * shared / total if total else 1.0
 
 
 def _between(pieces: Sequence[str], boundaries: set[int]) -> list[tuple[str, ...]]:

@@ -122,8 +122,7 @@ def test_slices_give_the_same_documents_in_order(tmp_path_factory, rows, end, mo
         pieces = formats.slices(item, options, size)
         found = [text for piece in pieces for text in formats.read(piece, options, parts)]
     if whole.mode == "file":
-        found, expected = "".join(found).split(), "".join(expected).split()
-        found, expected = "".join(found), "".join(expected)
+        found, expected = ("".join("".join(texts).split()) for texts in (found, expected))
     assert found == expected
     assert [piece.stop for piece in pieces][:-1] == [piece.start for piece in pieces][1:]
     assert (parts.rules, parts.mode, parts.encoding) == (whole.rules, whole.mode, whole.encoding)
@@ -373,7 +372,7 @@ def test_memory_is_bounded_by_a_block_not_by_the_file(tmp_path, monkeypatch, nam
         path.write_bytes(gzip.compress(data, 1) if name.endswith(".gz") else data)
     size, expected = len(data), len(rows)
     del rows, dump, text, data
-    archives._tar_gz_reader.cache_clear()
+    archives._open_tar_gz.cache_clear()
     (item,), _ = find_inputs(str(path))
     tracemalloc.start()
     count = sum(1 for _ in formats.read(item, ReadOptions("line"), FileReport("")))

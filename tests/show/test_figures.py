@@ -56,7 +56,7 @@ def test_figures_of_nearly_nothing(shown):
     show.expert_load([])
     show.expert_load(full_rows(1, layers=1))
     pictures = [output["data"]["image/png"] for output in shown if "image/png" in output["data"]]
-    assert len(pictures) == 15  # one per axis, among others
+    assert len(pictures) == 14
     assert all(base64.b64decode(picture).startswith(PNG) for picture in pictures)
 
 
