@@ -21,7 +21,7 @@ from helpers.manifest import RoomError, read_manifest
 FIGURES = {
     "corpus": [("documents", "documents", ",.0f"), ("characters", "characters", ",.0f")],
     "vocab": [("vocab_size", "tokens in the vocabulary", ",.0f"), ("agreement_f1", "F1 against thulac", ".3f")],
-    "tokenize": [("tokens", "tokens", ",.0f"), ("chars_per_token", "characters a token", ".2f")],
+    "tokenize": [("tokens", "tokens", ",.0f"), ("chars_per_token", "characters per token", ".2f")],
     "train": [
         ("steps", "steps", ",.0f"),
         ("val_bits_per_char", "validation, bits per character", ".3f"),

@@ -49,12 +49,12 @@ class Row:
 
     @property
     def done(self) -> bool:
-        """Whether the text has ended."""
+        """Return whether the text has ended."""
         return self.reason is not None
 
     @property
     def finished(self) -> bool:
-        """Whether the text came to its own end."""
+        """Return whether the text came to its own end."""
         return self.reason in ("end", "stop")
 
     def begin(self, tokenizer: PreTrainedTokenizerFast) -> None:

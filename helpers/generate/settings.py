@@ -81,7 +81,7 @@ class Settings:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is always taken."""
+        """Return whether the likeliest token is always taken."""
         return self.temperature == 0 or self.top_p == 0
 
 

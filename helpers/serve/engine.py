@@ -83,7 +83,7 @@ class Engine:
 
     @property
     def alive(self) -> bool:
-        """Whether a request can be submitted."""
+        """Return whether a request can be submitted."""
         return self._thread.is_alive() and not self._closing
 
     @property
@@ -94,7 +94,7 @@ class Engine:
 
     @property
     def full(self) -> bool:
-        """Whether the queue has no place left."""
+        """Return whether the queue has no place left."""
         return self.waiting >= self.limits.max_queue
 
     @property

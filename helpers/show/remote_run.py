@@ -25,7 +25,7 @@ class RemoteRun:
 
     @property
     def running(self) -> bool:
-        """Whether more rows can be expected."""
+        """Return whether more rows can be expected."""
         first = not self._tail.rows
         if self._tail.read():
             self._changed = time.monotonic()
