@@ -4,7 +4,7 @@ In the order in which a text passes through them:
 
     download    download a public corpus, an address or a data set of the Hub; resume a broken download
     inputs      which files and members of archives there are, and which kinds are read
-    archives    zip, tar, gz, zst as streams
+    archives    zip, tar, gz, zst as streams, with limits against zip bombs
     find        the files that a corpus is made from
     encodings   charset detection and strict decoding
     mojibake    text that was decoded with the wrong charset: its signs, and its repair

@@ -9,4 +9,6 @@ metrics         Prometheus metrics
 app             the routes, and streams of server-sent events
 server          start and stop: python -m helpers.serve
 workers         several processes on one port
+
+The page that a browser gets lies in page/.
 """

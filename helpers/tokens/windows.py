@@ -1,4 +1,4 @@
-"""Token shards become windows, windows become batches: packing, padding, labels, the order of an epoch."""
+"""Memory-mapped token shards become windows, and windows batches: packing, padding, labels, the order of an epoch."""
 
 import copy
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Room 04: windows become a model.
+"""Room 04: windows become a model; `python -m helpers.train PARAMETERS.json` trains without a notebook.
 
 settings     a run's settings: notebook 04's parameters, a comment per field
 model        GPT-2, LLaMA-like models, mixture of experts: config, size, memory
@@ -6,10 +6,10 @@ loss         cross-entropy in chunks over the vocabulary
 optim        AdamW, Muon, learning-rate schedule, gradient clipping
 state        where a run is, how long it will be, when a loss spikes
 log          metrics.jsonl and TensorBoard
-checkpoint   checkpoints that are whole or absent
-distributed  several processes: ranks, DDP, FSDP
-trainer      the training loop; Trainer.step is one update
+checkpoint   checkpoints that are whole or absent; resume a run that was killed
+distributed  inside each of several processes: ranks, DDP, FSDP
+trainer      the training loop; Trainer.step is one update: gradient accumulation, a retry when memory runs out
 plan         steps, time and memory before a run begins
 job          one run: prepare its room, train in a thread, watch, stop
-launch       several processes: torchrun from a notebook
+launch       start several processes: torchrun, from a notebook or a shell
 """

@@ -2,5 +2,5 @@
 
 segment_cache   segmented lines, remembered between runs
 words           word segmentation (thulac, rjieba), word counts, the word list, coverage
-tokenizer       tokenizers from words, characters, BPE or bytes; encode and decode
+tokenizer       tokenizers from words (a Unigram model), characters, BPE or bytes; encode and decode
 """
