@@ -59,11 +59,14 @@ def write_folder(folder: Path, write: Callable[[Path], object], check: Callable[
 
     A folder that exists is replaced. Raises OSError and what `write` and `check` raise; then `folder` is as before.
     """
+    if not folder.parent.exists():  # a new folder lasts a power cut only if its own parent is flushed too
+        folder.parent.mkdir(parents=True)
+        sync(folder.parent.parent)
     tidy_folder(folder)
     part, old = _hidden(folder, "part"), _hidden(folder, "old")
     try:
         # 1. the content, under a temporary name
-        part.mkdir(parents=True)
+        part.mkdir()
         write(part)
         for path in (*part.rglob("*"), part):
             sync(path)
