@@ -119,6 +119,9 @@ def serve(
     engine.start()
     try:
         asyncio.run(until_stopped())
+    except OSError as error:  # another server took the port while the model was loaded
+        print(f"cannot listen on {options.host}:{options.port} ({error}): choose another --port", file=sys.stderr)
+        return 1
     finally:
         engine.close(cancel=True)
     return 0
