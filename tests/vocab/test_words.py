@@ -11,6 +11,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thulac.manage.Preprocesser import Preprocesser
 
 from helpers import parallel
 from helpers.vocab import words
@@ -100,6 +101,28 @@ def test_one_thread_at_a_time_enters_thulac(model):
         assert list(pool.map(segment, ["绿萝 叶子"] * 200)) == [["绿萝", " ", "叶子"]] * 200
 
 
+REAL = {  # as people cut them; thulac 0.2.2 as published cuts through each word in the first column
+    "什么": "什么 时候 了解 这个 目的",
+    "国家": "我 的 国家 和 大家 的 价格 一般",
+    "罗马": "罗马 连续 下雨 ， 阿姨 怎么 不 来",
+    "否定": "未来 的 原则 是 否定 的 也许",
+    "大家": "请教 大家 ， 他 来 了 吗 ？",
+}
+
+
+def test_the_real_thulac_finds_words_that_as_published_it_never_can():
+    """Its list of punctuation marks holds 50 Chinese characters; the marks in it still are words of their own."""
+    _thulac_model.cache_clear()
+    assert {word: segment(sentence.replace(" ", "")) for word, sentence in REAL.items()} == {
+        word: sentence.split() for word, sentence in REAL.items()
+    }
+    published = Preprocesser()
+    assert published.isOther(ord("么")) and published.isOther(ord("，"))
+    words._mend(published.otherSet)
+    assert not published.isOther(ord("么")) and published.isOther(ord("，")) and published.isOther(ord("%"))
+    _thulac_model.cache_clear()  # 750 MB
+
+
 def test_counts_are_those_of_a_plain_loop_with_one_worker_and_with_two():
     texts = TEXTS * 3 + [f"第{i}天，绿萝浇水{i % 7}次。" for i in range(3000)]  # several chunks
     expected = Counter(word for text in texts for word in stand_in(text))
@@ -177,7 +200,7 @@ def test_segmenters_go_by_name_travel_to_processes_and_keep_their_cuts_apart(mon
     both = {name: words.get_segmenter(name) for name in ("thulac", "rjieba")}
     assert both["thulac"][0] is segment
     assert all(getattr(words, cut.__qualname__) is cut for cut, _ in both.values())  # a process finds it by its name
-    assert both["thulac"][1].path.name == f"thulac-{metadata.version('thulac')}.sqlite"
+    assert both["thulac"][1].path.name == f"thulac-{metadata.version('thulac')}-mended.sqlite"
     assert both["thulac"][1].path != both["rjieba"][1].path
     with pytest.raises(ValueError, match="choose thulac or rjieba"):
         words.get_segmenter("jieba")
