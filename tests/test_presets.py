@@ -262,4 +262,4 @@ def test_the_poems_go_on_from_pretrained_weights_in_their_own_vocabulary(checkpo
     assert not counts[tok.pad_token_id] and counts[tok.unk_token_id] < 0.03 * len(ids)  # numbers, in this small list
     windows, _ = plan.load_windows("t", planned, tok.pad_token_id)
     inputs, labels = windows.batch(range(len(windows)))
-    assert (labels != tok.pad_token_id).all() and (labels == IGNORE).any()  # fault 37: padding is not learned
+    assert (labels != tok.pad_token_id).all() and (labels == IGNORE).any()  # padding has no label
