@@ -3,22 +3,30 @@
 The oracle for `built_in.documents`, which knows the probability of a document because it drew it.
 """
 
+import csv
 import math
 from collections.abc import Iterator
 from functools import cache
 
+from helpers import paths
 from helpers.corpus.built_in import (
     SECOND,
+    SHARES,
     Combination,
     _slot,
     _State,
     facts,
     held_out,
+    matters,
+    plain_topics,
     seen_situations,
     situations,
+    strangers,
     topics,
     value,
 )
+
+ANSWERS = {"plain": "plain_answer", "unknown plant": "unknown_plant_answer", "unknown matter": "unknown_matter_answer"}
 
 
 @cache
@@ -78,44 +86,95 @@ def _add(ends: dict, end: int, count: int, probability: float) -> None:
     ends[end] = before[0] + count, before[1] + probability
 
 
-def _readings(parse: Parse, plant: str) -> Iterator[tuple[Combination, int, float]]:
-    """Yield (combination, derivations, probability of its wording) for what the text can be about."""
-    for topic in topics():
-        others = [t for t in topics() if t != topic]
+@cache
+def listed() -> dict[str, set[str]]:
+    """Return {plant: the questions on it that no document may ask}: the list's, with and without a question mark."""
+    found: dict[str, set[str]] = {}
+    with open(paths.repo_root() / "data" / "plain_questions.csv", encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            line = row["question"].removesuffix("？")
+            found.setdefault(row["plant"], set()).update((line, line + "？"))
+    return found
+
+
+@cache
+def left(plant: str, topic: str) -> float:
+    """Return how much probability the questions on a topic have without the listed ones."""
+    lines = [line.replace(plant, "{plant}") for line in listed().get(plant, ())]
+    slot = slot_of("plain", _State(topic, "", ""))
+    return 1 - sum(Parse(line).ends(slot, 0).get(len(line), (0, 0.0))[1] for line in lines)
+
+
+def asked(plant: str, topic: str, parse: Parse, end: int) -> tuple[int, float]:
+    """Return (derivations, probability) of the text up to `end` as a plain question on a plant and a topic."""
+    if parse.text[:end].replace("{plant}", plant) in listed().get(plant, ()):
+        return 0, 0.0
+    count, p = parse.ends(slot_of("plain", _State(topic, "", "")), 0).get(end, (0, 0.0))
+    return count, p / left(plant, topic)
+
+
+def _firsts(parse: Parse, plant: str) -> Iterator[tuple[Combination, set[str], dict[int, tuple[int, float]]]]:
+    """Yield (what it is about, topics of no second question, {end: (derivations, probability)}) for first questions."""
+    for topic in topics() if plant in facts() else ():
         for situation in situations(topic):
-            combination = Combination(plant, topic, situation)
-            first = slot_of("first", _State(topic, value(plant, topic), situation))
-            for end, (count, p) in parse.ends(first, 0).items():
-                if end == len(parse.text):
-                    yield combination, count, p * (1 - SECOND)
-                for other in others if parse.text.startswith("\n", end) else ():
-                    second = slot_of("second", _State(other, value(plant, other), ""))
-                    more, q = parse.ends(second, end + 1).get(len(parse.text), (0, 0.0))
-                    if more:
-                        yield combination, count * more, p * q * SECOND / len(others)
+            slot = slot_of("first", _State(topic, value(plant, topic), situation))
+            one = SHARES["story"] / len(topics()) / len(seen_situations(plant, topic))
+            ends = {end: (count, p * one) for end, (count, p) in parse.ends(slot, 0).items()}
+            yield Combination(plant, topic, situation), {topic}, ends
+    line = parse.text.find("\n")
+    kinds = ("plain", "unknown matter") if plant in facts() else ("unknown plant",)
+    for kind in kinds if line > 0 else ():
+        about = matters() if kind == "unknown matter" else plain_topics()
+        for topic in about:
+            count, p = asked(plant, topic, parse, line)
+            if not count:
+                continue
+            state = _State(topic, value(plant, topic) if kind == "plain" else "", "")
+            ends = {
+                end: (count * more, p * q * SHARES[kind] / len(about))
+                for end, (more, q) in parse.ends(slot_of(ANSWERS[kind], state), line + 1).items()
+            }
+            told = {"water": {"summer", "winter"}, "care": {"light", "summer", "cold"}}.get(topic, {topic})
+            yield Combination(plant, topic, ""), told, ends
+
+
+def _readings(parse: Parse, plant: str) -> Iterator[tuple[Combination, int, float]]:
+    """Yield (combination, derivations, probability given the plant) for what the text can be about."""
+    second = SECOND if plant in facts() else 0
+    for combination, told, ends in _firsts(parse, plant):
+        others = [t for t in topics() if t not in told]
+        for end, (count, p) in ends.items():
+            if end == len(parse.text):
+                yield combination, count, p * (1 - second)
+            for other in others if second and parse.text.startswith("\n", end) else ():
+                slot = slot_of("second", _State(other, value(plant, other), ""))
+                more, q = parse.ends(slot, end + 1).get(len(parse.text), (0, 0.0))
+                if more:
+                    yield combination, count * more, p * q * second / len(others)
 
 
 def derive(text: str) -> tuple[int, float]:
     """Return in how many ways the grammar derives a text (1: it is unambiguous), and its probability.
 
     Raises ValueError, with the reason and the place, for a text that `documents` can't yield, one about a
-    held-out combination included.
+    held-out combination and a question of the examination included.
     """
-    plant = next((name for name in facts() if name in text), None)
+    plant = next((name for name in (*facts(), *strangers()) if name in text), None)
     if plant is None or "{" in text:
-        raise ValueError("the text names no plant of data/plants.csv" if plant is None else "no document has '{'")
+        raise ValueError("the text names no plant of data/" if plant is None else "no document has '{'")
     parse = Parse(text.replace(plant, "{plant}"))
     readings = list(_readings(parse, plant))
     if not readings:
+        if text.split("\n")[0] in listed().get(plant, ()):
+            raise ValueError("the question is one of the examination's")
         read = parse.text[: parse.furthest].replace("{plant}", plant)
         rest = text[len(read) :]
         raise ValueError(f"character {len(read)}: after '{read[-12:]}' no document goes on with '{rest[:12]}'")
     shown = [reading for reading in readings if reading[0] not in held_out()]
     if not shown:
         raise ValueError(f"{readings[0][0]} is held out of the corpus")
-    count = sum(count for _, count, _ in shown)
-    probability = sum(p / len(seen_situations(plant, c.topic)) for c, _, p in shown)
-    return count, probability / (len(facts()) * len(topics()))
+    names = len(facts() if plant in facts() else strangers())
+    return sum(count for _, count, _ in shown), sum(p for _, _, p in shown) / names
 
 
 def bits(text: str) -> float:

@@ -16,12 +16,15 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
+    pipeline,
 )
 
 from helpers import parallel, paths, run
 from helpers.corpus import built_in
 from helpers.corpus.build import build_corpus
 from helpers.corpus.shards import read_texts
+from helpers.generate import generate
+from helpers.generate.settings import Settings
 from helpers.manifest import notebook_parameters, write_manifest
 from helpers.tokens.shards import dtype_for, write_shards
 from helpers.tokens.windows import IGNORE, TokenStream
@@ -47,7 +50,7 @@ def test_all_the_source_systems_are_there():
     [
         ("book", dict(lr=1.5e-4, warmup_steps=2000, epochs=5, batch_size=8, n_layer=12, n_embd=768, n_ctx=1024,
                       stride=768, vocab_size=50_000, schedule="linear", final_lr_fraction=0.0, min_length=128,
-                      num_pieces=100)),
+                      num_pieces=100, special_tokens="sep=[SEP] eos=[CLS] bos=[MASK] pad=[PAD] unk=[UNK]")),
         ("cpm", dict(lr=1e-5, eps=1e-9, warmup_steps=4000, gradient_accumulation=6, epochs=40, batch_size=16, n_ctx=200,
                      seed=1234, max_grad_norm=1.0, schedule="linear", packing="documents")),
         ("minimind", dict(architecture="llama", lr=5e-4, gradient_accumulation=8, epochs=1, batch_size=32, n_ctx=512,
@@ -115,7 +118,9 @@ def train_preset(preset: str, tmp_path, pretrained: str = "", **changes) -> tupl
     else:
         with parallel.executor(1) as pool:
             counts = count_words(read_texts("t", "train"), pool, segmenter=in_pairs)
-        tok = tokenizer.build_words(choose_words(counts, 100), count_characters(counts))
+        names = (notebook_parameters("vocab") | sections["vocab"])["special_tokens"]
+        special = tokenizer.parse_special_tokens(names)
+        tok = tokenizer.build_words(choose_words(counts, 100), count_characters(counts), special)
     tok.save_pretrained(paths.room("t", "vocab"))
 
     part = sections["tokenize"]
@@ -175,11 +180,25 @@ def check_run(given: dict, planned: dict, rows: list[dict]) -> list[dict]:
 
 
 def check_final_model(text: str) -> torch.nn.Module:
-    """Check that the final folder is a plain one in which the tokenizer is still the run's; return the model."""
+    """Check that the final folder is a plain one in which the tokenizer is still the run's; return the model.
+
+    A text begins as the documents did in training: with the start, and with no end behind it. So plain transformers
+    writes what we write.
+    """
     folder = paths.room("t", "train") / "final_model"
     model, tok = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    assert tok(text)["input_ids"] == tokenizer.encode(tokenizer.load_tokenizer(paths.room("t", "vocab")), text)
+    ours = tokenizer.load_tokenizer(paths.room("t", "vocab"))
+    assert tok(text)["input_ids"] == [ours.bos_token_id, *tokenizer.encode(ours, text)]
     assert len(tok) == model.config.vocab_size
+
+    settings = Settings(max_new_tokens=12, temperature=0.0)
+    write = pipeline("text-generation", model=str(folder), device="cpu")
+    for prompt in ("怎么浇水？", "水"):
+        expected = generate.generate(*generate.load(folder), prompt, settings)[0].text
+        assert len(expected) > len(prompt)
+        assert write(prompt, max_new_tokens=12, do_sample=False)[0]["generated_text"] == expected
+        ids = model.generate(**tok(prompt, return_tensors="pt"), max_new_tokens=12, do_sample=False)[0]
+        assert tok.decode(ids, skip_special_tokens=True) == expected
     return model
 
 
@@ -196,7 +215,11 @@ def test_a_preset_goes_from_text_to_a_model(preset, room):
     accumulation = run.read_preset(preset)["train"].get("gradient_accumulation", 1)
     given, planned, rows = train_preset(preset, room, epochs={6: 3, 8: 4}.get(accumulation, 1))
     steps = check_run(given, planned, rows)
-    model = check_final_model("[CLS]  怎么浇水？\n")
+    model = check_final_model("[CLS]<eos>  怎么浇水？\n")
+    tok = tokenizer.load_tokenizer(paths.room("t", "vocab"))
+    start, end = ("[MASK]", "[CLS]") if preset == "book" else ("<bos>", "<eos>")
+    ids = (2, 1) if preset == "book" else (1, 2)
+    assert (tok.bos_token, tok.eos_token, tok.bos_token_id, tok.eos_token_id) == (start, end, *ids)
     assert steps[0]["loss"] == pytest.approx(math.log(model.config.vocab_size), abs=0.1)
     assert model.config.model_type == {"moe": "qwen3_moe"}.get(given["architecture"], given["architecture"])
     if given["architecture"] == "moe":

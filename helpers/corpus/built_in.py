@@ -1,9 +1,11 @@
 """The built-in corpus: hand-written facts on house plants, and a grammar that turns them into documents.
 
 data/plants.csv holds the facts, data/grammar.yaml the wording. A document is a question line and an answer line,
-sometimes followed by a second question and answer. Every document carries its exact probability, so the entropy of the
-corpus, the floor under any model's loss, is known; and an answer can be marked by the facts. Knows nothing of corpus
-files, tokens or models.
+sometimes followed by a second question and answer. The question tells a story, or it is plain: short, as people type
+it into a chat box, now and then about a plant or a matter that the table doesn't have. Every document carries its exact
+probability, so the entropy of the corpus, the floor under any model's loss, is known; and an answer can be marked by
+the facts. The questions of data/plain_questions.csv are for the examination: no document asks one of them. Knows
+nothing of corpus files, tokens or models.
 """
 
 import csv
@@ -11,7 +13,7 @@ import hashlib
 import math
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -20,8 +22,11 @@ import yaml
 
 from helpers import paths
 
-DEFAULT = 21_000  # documents in the default corpus
-SECOND = 0.25  # share of documents with a second question
+DEFAULT = 26_000  # documents in the default corpus
+# What the first question of a document is. Stories stay the larger part: only they show how a verdict follows from a
+# fact. The other documents are half as long: they are 40 % in number, and a quarter of the text.
+SHARES = {"story": 0.60, "plain": 0.30, "unknown plant": 0.05, "unknown matter": 0.05}
+SECOND = 0.25  # share of documents with a second question; an unknown plant's have none
 HELD_OUT = 0.32  # share of (plant, topic) pairs that lose one of their situations: 8 % of the combinations
 WITNESSES = 3  # other plants of the same value that must still show what a held-out situation leads to
 
@@ -40,25 +45,45 @@ class Question:
 
     prompt: str  # the question line and "\n"
     plant: str
-    topic: str
-    situation: str
-    held_out: bool  # whether its combination is held out of the corpus
+    topic: str  # of a plain question also one of `plain_topics`, or a matter that the grammar doesn't know
+    situation: str  # "" in a plain question, which has none
+    kind: str  # "seen" or "held out", what its combination is in the corpus, or "plain"
+
+    @property
+    def held_out(self) -> bool:
+        """Return whether its combination is held out of the corpus."""
+        return self.kind == "held out"
 
 
 class Combination(NamedTuple):
-    """What a document is about; a combination can be held out of the corpus, a fact (plant, topic) can't."""
+    """What a story is about; a combination can be held out of the corpus, a fact (plant, topic) can't."""
 
     plant: str
     topic: str
     situation: str
 
 
+class Choice(NamedTuple):
+    """One choice on the way to a document."""
+
+    slot: str
+    text: str  # what was chosen: a name, or a wording, in which {slot} stands for a later choice
+    bits: float  # -log2 of its probability
+
+
 class _State(NamedTuple):
     """All that the wording depends on, besides the plant's name."""
 
     topic: str
-    value: str
-    situation: str  # "" in a second question, which has none
+    value: str  # "" where the plant or the matter is unknown; several, with spaces, for a topic of several columns
+    situation: str  # "" in a second question and in a plain one, which have none
+
+
+class _Slot(tuple):
+    """Alternatives, (probability, parts) each, a part being a text or again a slot; and the name they have."""
+
+    name: str
+    options: tuple[tuple[float, str], ...]  # the alternatives as (probability, template)
 
 
 # ---- the facts, and what follows from them ----
@@ -82,8 +107,34 @@ def _grammar() -> dict:
 
 
 def topics() -> list[str]:
-    """Return the topics that a question can be about."""
+    """Return the topics that a question can be about, with or without a story."""
     return list(_grammar()["topics"])
+
+
+def plain_topics() -> list[str]:
+    """Return all topics of plain questions: those of the stories, and those that join several facts."""
+    return topics() + list(_grammar()["plain_topics"])
+
+
+def matters() -> list[str]:
+    """Return what is asked about plants although the table says nothing of it."""
+    return list(_grammar()["matters"])
+
+
+def strangers() -> list[str]:
+    """Return the names of plants that are asked about although the table doesn't have them."""
+    return list(_grammar()["strangers"])
+
+
+def _entry(topic: str) -> dict:
+    grammar = _grammar()
+    return next(grammar[part][topic] for part in ("topics", "plain_topics", "matters") if topic in grammar[part])
+
+
+def columns(topic: str) -> list[str]:
+    """Return the columns of the table that a topic reads: one, several for a plain topic, none for a matter."""
+    entry = _entry(topic)
+    return [entry["column"]] if "column" in entry else entry.get("columns", [])
 
 
 def situations(topic: str) -> list[str]:
@@ -92,8 +143,8 @@ def situations(topic: str) -> list[str]:
 
 
 def value(plant: str, topic: str) -> str:
-    """Return what the plant needs: its value in the column that the topic reads."""
-    return facts()[plant][_grammar()["topics"][topic]["column"]]
+    """Return what the plant needs: its value in the column that the topic reads (values, with spaces, in several)."""
+    return " ".join(facts()[plant][column] for column in columns(topic))
 
 
 def verdict(plant: str, topic: str, situation: str) -> str:
@@ -134,15 +185,16 @@ def seen_situations(plant: str, topic: str) -> tuple[str, ...]:
     return tuple(s for s in situations(topic) if Combination(plant, topic, s) not in held_out())
 
 
-# ---- the grammar: a slot is a tuple of (probability, parts), a part is a text or again a slot ----
+# ---- the grammar ----
 
 
 def _alternatives(slot: str, state: _State) -> list[tuple[str, float]]:
     """Return [(template, probability)] of a slot, from the most special part of the grammar that has it."""
-    topic = _grammar()["topics"][state.topic]
-    situation = topic["situations"].get(state.situation, {})
-    concluded = topic["verdicts"].get(situation.get("rule", {}).get(state.value), {})
-    for part in (situation, topic["values"][state.value], concluded, topic, _grammar()["common"]):
+    topic = _entry(state.topic)
+    situation = topic.get("situations", {}).get(state.situation, {})
+    needed = topic.get("values", {}).get(state.value, {})
+    concluded = topic.get("verdicts", {}).get(situation.get("rule", {}).get(state.value), {})
+    for part in (situation, needed, concluded, topic, _grammar()["common"]):
         if slot in part:
             weighted = [next(iter(a.items())) if isinstance(a, dict) else (a, 1) for a in part[slot]]
             total = sum(weight for _, weight in weighted)
@@ -151,61 +203,179 @@ def _alternatives(slot: str, state: _State) -> list[tuple[str, float]]:
 
 
 @cache
-def _slot(name: str, state: _State) -> tuple:
+def _slot(name: str, state: _State) -> _Slot:
     """Return a slot with its inner slots in place; only {plant} stays a text, so that plants share the wording."""
-    alternatives = []
-    for template, probability in _alternatives(name, state):
-        pieces = re.split(r"(\{\w+\})", template)
-        parts = [_slot(p[1:-1], state) if p[:1] == "{" and p != "{plant}" else p for p in pieces if p]
+
+    def inner(reference: str) -> _Slot:
+        if "." not in reference:
+            return _slot(reference, state)
+        topic, wanted = reference.split(".")  # {light.fact}: the fact of one of the columns that this topic reads
+        return _slot(wanted, _State(topic, state.value.split()[columns(state.topic).index(topic)], ""))
+
+    alternatives, options = [], _alternatives(name, state)
+    for template, probability in options:
+        pieces = re.split(r"(\{[\w.]+\})", template)
+        parts = [inner(p[1:-1]) if p[:1] == "{" and p != "{plant}" else p for p in pieces if p]
         alternatives.append((probability, tuple(parts)))
-    return tuple(alternatives)
+    slot = _Slot(alternatives)
+    slot.name, slot.options = name, tuple((probability, template) for template, probability in options)
+    return slot
 
 
-def _write(slot: tuple, rng: random.Random, out: list[str]) -> float:
-    """Append a random wording of the slot to `out`, and return its bits."""
-    at = rng.random()
-    for probability, parts in slot:  # noqa: B007 (where rounding leaves a gap, the last one is taken)
-        at -= probability
-        if at < 0:
-            break
-    bits = -math.log2(probability)
-    for part in parts:
-        if isinstance(part, str):
-            out.append(part)
-        else:
-            bits += _write(part, rng, out)
-    return bits
+def _language(slot: _Slot) -> dict[str, float]:
+    """Return {text: probability} of all that a small slot can say."""
+    texts: dict[str, float] = {}
+    for probability, parts in slot:
+        begun = {"": probability}
+        for part in parts:
+            said = {part: 1.0} if isinstance(part, str) else _language(part)
+            begun = {text + more: p * q for text, p in begun.items() for more, q in said.items()}
+        for text, p in begun.items():
+            texts[text] = texts.get(text, 0.0) + p
+    return texts
+
+
+class _Drawing:
+    """A text in the making: what it says so far, and the choices that led there."""
+
+    def __init__(self, rng: random.Random, plant: str = ""):
+        self.rng, self.plant = rng, plant
+        self.parts: list[str] = []
+        self.choices: list[Choice] = []
+
+    def weigh(self, slot: str, options: Sequence[tuple[float, str]]) -> int:
+        """Choose one of [(probability, text)], and return its index."""
+        # random() is the one call that every Python repeats exactly; where rounding leaves a gap, take the last one
+        at, index = self.rng.random(), 0
+        for index, (probability, _) in enumerate(options):  # noqa: B007
+            at -= probability
+            if at < 0:
+                break
+        probability, text = options[index]
+        self.choices.append(Choice(slot, text.replace("{plant}", self.plant), -math.log2(probability)))
+        return index
+
+    def choose(self, slot: str, names: Sequence[str]) -> str:
+        """Choose one of several names, all equally likely."""
+        name = names[int(self.rng.random() * len(names))]
+        self.choices.append(Choice(slot, name, math.log2(len(names))))
+        return name
+
+    def write(self, slot: _Slot) -> None:
+        """Say one of the slot's wordings."""
+        for part in slot[self.weigh(slot.name, slot.options)][1]:
+            if isinstance(part, str):
+                self.parts.append(part.replace("{plant}", self.plant))
+            else:
+                self.write(part)
+
+    def text(self) -> str:
+        """Return what has been said so far."""
+        return "".join(self.parts)
 
 
 def _wording(name: str, plant: str, topic: str, situation: str, rng: random.Random) -> tuple[str, float]:
-    out: list[str] = []
-    bits = _write(_slot(name, _State(topic, value(plant, topic), situation)), rng, out)
-    return "".join(out).replace("{plant}", plant), bits
+    drawing = _Drawing(rng, plant)
+    drawing.write(_slot(name, _State(topic, value(plant, topic), situation)))
+    return drawing.text(), math.fsum(choice.bits for choice in drawing.choices)
 
 
-def _choose(items, rng: random.Random):
-    return items[int(rng.random() * len(items))]  # random() is the one call that every Python repeats exactly
+# ---- plain questions ----
+
+
+@cache
+def plain_questions() -> tuple[Question, ...]:
+    """Return the questions of data/plain_questions.csv, the third part of the examination, in the file's order."""
+    with open(paths.repo_root() / "data" / "plain_questions.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return tuple(Question(f"{row['question']}\n", row["plant"], row["topic"], "", "plain") for row in rows)
+
+
+@cache
+def _listed(plant: str) -> frozenset[str]:
+    """Return the listed questions on a plant, with and without a question mark: no document may ask them."""
+    lines = {question.prompt.rstrip("\n？") for question in plain_questions() if question.plant == plant}
+    return frozenset(line + mark for line in lines for mark in ("", "？"))
+
+
+@cache
+def _questions(topic: str) -> dict[str, float]:
+    """Return {template: probability} of a topic's plain questions, listed ones included."""
+    return _language(_slot("plain", _State(topic, "", "")))
+
+
+@cache
+def _listed_share(plant: str, topic: str) -> float:
+    """Return how likely a plain question would be a listed one if nothing prevented that."""
+    language = _questions(topic)
+    return math.fsum(language.get(line.replace(plant, "{plant}"), 0.0) for line in _listed(plant))
+
+
+def _ask(drawing: _Drawing, topic: str) -> None:
+    """Write a plain question that isn't listed: the others share the probability of the listed ones."""
+    while True:
+        question = _Drawing(drawing.rng, drawing.plant)
+        question.write(_slot("plain", _State(topic, "", "")))
+        if question.text() not in _listed(drawing.plant):
+            break
+    drawing.parts += question.parts
+    drawing.choices += question.choices
+    if share := _listed_share(drawing.plant, topic):
+        drawing.choices.append(Choice("not in the examination", "", math.log2(1 - share)))
+
+
+# ---- documents ----
+
+
+def _draw(rng: random.Random) -> _Drawing:
+    """Draw a document: its kind, its plant, its topic, for a story a situation, the wording; a second question."""
+    drawing = _Drawing(rng)
+    kind = list(SHARES)[drawing.weigh("kind", [(share, kind) for kind, share in SHARES.items()])]
+    known = kind != "unknown plant"
+    drawing.plant = drawing.choose("plant", list(facts()) if known else strangers())
+    about = {"story": topics, "unknown matter": matters}.get(kind, plain_topics)
+    topic = drawing.choose("topic", about())
+    if kind == "story":
+        situation = drawing.choose("situation", seen_situations(drawing.plant, topic))
+        drawing.write(_slot("first", _State(topic, value(drawing.plant, topic), situation)))
+    else:
+        _ask(drawing, topic)
+        drawing.parts.append("\n")
+        state = _State(topic, value(drawing.plant, topic) if known else "", "")
+        drawing.write(_slot(f"{kind} answer".replace(" ", "_"), state))
+    if known and drawing.weigh("second question", [(1 - SECOND, "no"), (SECOND, "yes")]):
+        other = drawing.choose("second topic", second_topics(topic))
+        drawing.parts.append("\n")
+        drawing.write(_slot("second", _State(other, value(drawing.plant, other), "")))
+    return drawing
+
+
+def second_topics(topic: str) -> list[str]:
+    """Return what a second question can be about: topics whose fact the first answer didn't give."""
+    return [other for other in topics() if other not in columns(topic)]
 
 
 def draw(rng: random.Random) -> Document:
-    """Draw a document: plant, topic, a situation that isn't held out, the wording, perhaps a second question."""
-    plant, topic = _choose(list(facts()), rng), _choose(topics(), rng)
-    situation = _choose(seen_situations(plant, topic), rng)
-    text, bits = _wording("first", plant, topic, situation, rng)
-    bits += math.log2(len(facts()) * len(topics()) * len(seen_situations(plant, topic)))
-    if rng.random() >= SECOND:
-        return Document(text, bits - math.log2(1 - SECOND))
-    others = [t for t in topics() if t != topic]
-    second, more = _wording("second", plant, _choose(others, rng), "", rng)
-    return Document(f"{text}\n{second}", bits + more - math.log2(SECOND / len(others)))
+    """Draw a document from the grammar."""
+    drawing = _draw(rng)
+    return Document(drawing.text(), math.fsum(choice.bits for choice in drawing.choices))
+
+
+def explain_draw(rng: random.Random) -> list[Choice]:
+    """Return the choices that lead to the document which `draw` makes of the same random state, in their order.
+
+    Their bits sum to the document's. Choices that have one option only are left out. A plain question that would be
+    one of the examination's is drawn again: "not in the examination", with less than 0 bits, stands for that.
+    """
+    return [choice for choice in _draw(rng).choices if choice.bits]
 
 
 def documents(n: int = DEFAULT, seed: int = 0) -> Iterator[Document]:
     """Yield `n` distinct documents, the same for the same seed on every machine.
 
     They are drawn independently, and a text that came before is skipped. The likeliest texts repeat, so skipping lifts
-    the mean of `bits` above the grammar's entropy, but hardly: about one of 21,000 draws is a repeat, which is less
-    than 0.01 % of the floor.
+    the mean of `bits` above the grammar's entropy, but hardly: none
+    to four of 26,000 draws are repeats, which is less than 0.01 % of the floor.
     """
     rng = random.Random(seed)
     seen: set[str] = set()
@@ -220,32 +390,55 @@ def documents(n: int = DEFAULT, seed: int = 0) -> Iterator[Document]:
 
 
 def examination(seed: int, n: int) -> list[Question]:
-    """Return `n` questions: n // 2 on held-out combinations, the others before them on seen ones.
+    """Return `n` questions with a story: n // 2 on held-out combinations, the others before them on seen ones.
 
-    Combinations are shuffled by the seed, and none comes again before all of its half have been asked.
+    Combinations are shuffled by the seed, and none comes again before all of its half have been asked. The third part
+    of the examination is `plain_questions`.
     """
     rng = random.Random(seed)
     every = [Combination(plant, topic, s) for plant in facts() for topic in topics() for s in situations(topic)]
     questions = []
-    for kept, wanted in ((False, n - n // 2), (True, n // 2)):
-        pool = sorted((c for c in every if (c in held_out()) == kept), key=lambda _: rng.random())
+    for kind, wanted in (("seen", n - n // 2), ("held out", n // 2)):
+        pool = sorted((c for c in every if (c in held_out()) == (kind == "held out")), key=lambda _: rng.random())
         for i in range(wanted):
             combination = pool[i % len(pool)]
             line, _ = _wording("question", *combination, rng)
-            questions.append(Question(f"{line}\n", *combination, held_out=kept))
+            questions.append(Question(f"{line}\n", *combination, kind))
     return questions
 
 
 def mark(question: Question, answer: str) -> bool:
     """Return whether a generated answer is right by the facts; only its first line counts.
 
-    Right is a line that words the plant's value and the verdict on the asker's situation, and no other value
-    and no other verdict of the topic.
+    To a story, right is a line that words the plant's value and the verdict on the asker's situation, and no other
+    value and no other verdict of the topic. To a plain question, right is a line that words the plant's value in every
+    column that the topic reads, and no other value, no verdict that doesn't follow from it, and no other plant. About
+    an unknown plant or matter, right is a line that says so, and gives no fact of any topic.
     """
     line = answer.split("\n", 1)[0]
 
-    def said(slot: str) -> set[str]:
-        return {name for name, texts in wordings(question.topic, slot).items() if any(text in line for text in texts)}
+    def said(topic: str, slot: str) -> set[str]:
+        return {name for name, texts in wordings(topic, slot).items() if any(text in line for text in texts)}
 
     plant, topic, situation = question.plant, question.topic, question.situation
-    return said("fact") == {value(plant, topic)} and said("verdict") == {verdict(plant, topic, situation)}
+    if question.kind != "plain":
+        return said(topic, "fact") == {value(plant, topic)} and said(topic, "verdict") == {
+            verdict(plant, topic, situation)
+        }
+    if any(name in line.replace(plant, "") for name in (*facts(), *strangers())):
+        return False
+    common = _grammar()["common"]
+    unknown = [text for slot in ("never", "sorry", "beyond", "elsewhere") for text in map(_text_of, common[slot])]
+    admits = any(text in line for text in unknown)
+    if plant not in facts() or topic not in plain_topics():
+        return admits and not any(said(every, "fact") for every in topics())
+    for column in columns(topic):
+        follows = {verdict(plant, column, s) for s in situations(column)}
+        concluded = said(column, "verdict")
+        if said(column, "fact") != {value(plant, column)} or len(concluded) > 1 or not concluded <= follows:
+            return False
+    return not admits
+
+
+def _text_of(alternative: str | dict[str, int]) -> str:
+    return next(iter(alternative)) if isinstance(alternative, dict) else alternative

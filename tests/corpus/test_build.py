@@ -153,7 +153,8 @@ def test_the_built_in_corpus_is_clean_distinct_and_has_a_floor():
     report = build_corpus("test", "sample", max_documents=400, workers=1)
     assert report.documents == 400
     assert not report.dropped and not report.rules
-    assert [path.name for path in report.inputs] == ["grammar.yaml", "plants.csv"]  # for the manifest
+    read = [path.name for path in report.inputs]
+    assert read == ["grammar.yaml", "plain_questions.csv", "plants.csv"]  # for the manifest
     assert "inputs" not in json.loads((paths.room("test", "corpus") / "report.json").read_text("utf-8"))
     expected = {document.text: document.bits for document in built_in.documents(400, seed=0)}
     assert all_texts() == sorted(expected)

@@ -1,9 +1,11 @@
 """The built-in corpus: its facts hold together, its grammar is unambiguous, its probabilities and marks are right."""
 
+import csv
 import hashlib
 import itertools
 import math
 import random
+import re
 import statistics
 from collections import Counter, defaultdict
 from functools import cache
@@ -13,12 +15,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers import paths
 from helpers.corpus import built_in, cleaning
 
 
 @pytest.fixture(scope="module")
 def corpus():
     return list(built_in.documents())
+
+
+def state(plant, topic, situation=""):
+    return built_in._State(topic, built_in.value(plant, topic) if plant in built_in.facts() else "", situation)
+
+
+def slot(name, *about):
+    return built_in._slot(name, state(*about))
+
+
+def is_plain(document):
+    """Whether the first question of a document is plain: it parses as one."""
+    plant = next(n for n in (*built_in.facts(), *built_in.strangers()) if n in document.text)
+    parse = grammar.Parse(document.text.split("\n")[0].replace(plant, "{plant}"))
+    every = (*built_in.plain_topics(), *built_in.matters())
+    return any(len(parse.text) in parse.ends(grammar.slot_of("plain", state("", topic)), 0) for topic in every)
 
 
 def combinations():
@@ -89,18 +108,22 @@ def test_the_default_corpus_has_the_promised_size_and_layout(corpus):
         assert len(lines) in (2, 4) and all(line and line == line.strip() for line in lines)
         assert not any(slip in document.text for slip in ("{", "，，", "，。", "。。", "？？", " "))
         second += len(lines) == 4
-    assert abs(second / len(corpus) - built_in.SECOND) < 0.02
+    assert abs(second / len(corpus) / (1 - built_in.SHARES["unknown plant"]) - built_in.SECOND) < 0.02
+    assert sum(built_in.SHARES.values()) == pytest.approx(1)
+    plain = sum(map(is_plain, corpus[:2000])) / 2000
+    assert abs(plain + built_in.SHARES["story"] - 1) < 0.04
 
 
 def test_documents_are_the_same_everywhere_and_differ_by_seed():
     texts = "\n\n".join(d.text for d in built_in.documents(200, seed=0))
-    assert hashlib.sha256(texts.encode()).hexdigest()[:16] == "775f33b451227846"  # a change of data/ changes it
+    assert hashlib.sha256(texts.encode()).hexdigest()[:16] == "ae095a0d53d92471"  # a change of data/ changes it
     assert [d.text for d in built_in.documents(5)] == texts.split("\n\n")[:5]
     assert [d.text for d in built_in.documents(5, seed=1)] != texts.split("\n\n")[:5]
 
 
 def test_every_plant_and_every_story_appears_often_enough_to_be_learnt(corpus):
     text = "\n".join(d.text for d in corpus)
+    assert all(text.count(name) >= 5 for name in built_in.strangers())
     assert all(text.count(plant) > 100 for plant in built_in.facts())
     stories = [s for t in built_in._grammar()["topics"].values() for x in t["situations"].values() for s in x["story"]]
     assert all(text.count(story) > 40 for story in stories)
@@ -110,9 +133,9 @@ def test_skipping_repeats_hardly_biases_the_floor(corpus):
     rng = random.Random(0)
     drawn = [built_in.draw(rng) for _ in range(built_in.DEFAULT)]
     repeats = len(drawn) - len({d.text for d in drawn})
-    assert repeats <= 10
+    assert repeats <= 10  # as the docstring of `documents` says
     plain, kept = (statistics.fmean(d.bits for d in documents) for documents in (drawn, corpus))
-    assert abs(kept / plain - 1) < 1e-3
+    assert abs(kept / plain - 1) < 1e-4
 
 
 # --- exact probabilities -------------------------------------------------------------------------------------------
@@ -138,6 +161,10 @@ def expand(slot):
     ("second", ("pets", "mild", "")),
     ("answer", ("bloom", "rarely", "winter")),
     ("answer", ("feed", "rare", "hot")),
+    ("plain", ("water", "", "")),
+    ("plain_answer", ("care", "sun often -5", "")),
+    ("unknown_plant_answer", ("cold", "", "")),
+    ("unknown_matter_answer", ("price", "", "")),
 ])  # fmt: skip
 def test_probabilities_of_an_enumerated_part_sum_to_one(name, state):
     slot = built_in._slot(name, built_in._State(*state))
@@ -166,6 +193,25 @@ def test_probabilities_of_a_plants_every_second_question_sum_to_its_documents():
     assert total == pytest.approx(alone)
 
 
+@pytest.mark.parametrize(
+    "plant,topic", [("君子兰", "feed"), ("桂花", "bloom"), ("薄荷", "eat"), ("牡丹", "bloom"), ("桂花", "eat")]
+)
+def test_plain_questions_without_the_listed_ones_sum_to_one(plant, topic):
+    every = {text.replace("{plant}", plant): p for text, p in expand(slot("plain", plant, topic))}
+    listed = {q.prompt.strip("\n？") for q in built_in.plain_questions() if q.plant == plant} & set(every)
+    assert bool(listed) == ((plant, topic) != ("桂花", "eat"))
+    total = 0.0
+    for line, p in every.items():
+        parse = grammar.Parse(line.replace(plant, "{plant}"))
+        count, asked = grammar.asked(plant, topic, parse, len(parse.text))
+        if line.rstrip("？") in listed:
+            assert (count, asked) == (0, 0)
+        else:
+            assert count == 1 and (asked > p * 1.0001) == bool(listed)
+        total += asked
+    assert total == pytest.approx(1)
+
+
 @cache
 def entropy(slot):
     """Return (bits, characters) expected of a slot, by recursion over its alternatives."""
@@ -179,31 +225,96 @@ def entropy(slot):
     return total_bits, total_characters
 
 
+def entropy_of_plain_questions(plant, topic):
+    """Return the entropy of what may be asked: the listed questions taken out, the others scaled up."""
+    whole, _ = entropy(slot("plain", plant, topic))
+    lines = {line.replace(plant, "{plant}") for line in grammar.listed().get(plant, ())}
+    out = [p for text, p in expand(slot("plain", plant, topic)) if text in lines] if lines else []
+    left = 1 - sum(out)
+    return (whole + sum(p * math.log2(p) for p in out)) / left + math.log2(left)
+
+
+def entropy_of_kind(kind):
+    """Return the entropy of a kind of document, given the kind."""
+    names = list(built_in.strangers() if kind == "unknown plant" else built_in.facts())
+    about = {"story": built_in.topics, "unknown matter": built_in.matters}.get(kind, built_in.plain_topics)()
+    total = 0.0
+    for plant, topic in itertools.product(names, about):
+        if kind == "story":
+            seen = built_in.seen_situations(plant, topic)
+            first = statistics.fmean(entropy(slot("first", plant, topic, s))[0] for s in seen) + math.log2(len(seen))
+        else:
+            first = entropy_of_plain_questions(plant, topic) + entropy(slot(grammar.ANSWERS[kind], plant, topic))[0]
+        total += first
+        if kind != "unknown plant":
+            share = built_in.SECOND
+            others = built_in.second_topics(topic)
+            second = statistics.fmean(entropy(slot("second", plant, t))[0] for t in others) + math.log2(len(others))
+            total += share * second - share * math.log2(share) - (1 - share) * math.log2(1 - share)
+    return total / (len(names) * len(about)) + math.log2(len(names) * len(about))
+
+
 def test_the_mean_of_bits_is_the_entropy_computed_by_recursion(corpus):
-    plants, topics = built_in.facts(), built_in.topics()
-    expected = math.log2(len(plants) * len(topics)) - math.log2(built_in.SECOND) * built_in.SECOND
-    expected -= math.log2(1 - built_in.SECOND) * (1 - built_in.SECOND)
-    for plant, topic in itertools.product(plants, topics):
-        seen = built_in.seen_situations(plant, topic)
-        state = [built_in._State(topic, built_in.value(plant, topic), s) for s in seen]
-        first = statistics.fmean(entropy(built_in._slot("first", s))[0] for s in state) + math.log2(len(seen))
-        others = [built_in._State(t, built_in.value(plant, t), "") for t in topics if t != topic]
-        second = statistics.fmean(entropy(built_in._slot("second", s))[0] for s in others) + math.log2(len(others))
-        expected += (first + built_in.SECOND * second) / (len(plants) * len(topics))
+    shares = built_in.SHARES
+    expected = sum(share * (entropy_of_kind(kind) - math.log2(share)) for kind, share in shares.items())
     error = statistics.stdev(d.bits for d in corpus) / math.sqrt(len(corpus))
-    assert 35 < expected < 50
+    assert 30 < expected < 50 and 4 * error < 1
     assert statistics.fmean(d.bits for d in corpus) == pytest.approx(expected, abs=4 * error)
+
+
+def test_the_choices_on_the_way_to_a_document_have_its_bits_and_its_wordings():
+    kinds = Counter()
+    for seed in range(300):
+        document, choices = built_in.draw(random.Random(seed)), built_in.explain_draw(random.Random(seed))
+        assert math.fsum(choice.bits for choice in choices) == pytest.approx(document.bits, abs=1e-9)
+        slots = [choice.slot for choice in choices]
+        assert slots[:3] == ["kind", "plant", "topic"] and choices[1].text in document.text
+        kinds[choices[0].text] += 1
+        assert ("situation" in slots) == (choices[0].text == "story")
+        at = 0
+        for choice in choices[3:]:  # the wordings stand in the text, one after the other
+            if choice.slot not in ("situation", "second question", "second topic") and "{" not in choice.text:
+                at = document.text.index(choice.text, at) + len(choice.text)
+        assert all(choice.bits > 0 or choice.slot == "not in the examination" for choice in choices)
+    assert set(kinds) == set(built_in.SHARES) and kinds["story"] > kinds["plain"] > kinds["unknown plant"]
 
 
 # --- unambiguous ---------------------------------------------------------------------------------------------------
 
 
-def test_every_plant_name_has_a_character_of_its_own():
-    """So a text names one plant, and where the name stands is plain: the proof below may take it as one symbol."""
-    wording = "".join(part for t in built_in.topics() for part in texts_of(t))
-    for plant in built_in.facts():
-        others = "".join(name for name in built_in.facts() if name != plant)
-        assert any(c not in wording and c not in others and plant.count(c) == 1 for c in plant), plant
+def test_every_name_has_characters_that_stand_nowhere_else():
+    """So a text names one plant, and where the name stands is plain: the proof below may take it as one symbol.
+
+    Of its own is a character, or a pair of neighbours that nothing else can bring together: one of the two stands in
+    no wording, and in no other name beside the second or at the end where a wording could follow (or come before).
+    """
+    wording, names = "".join(all_texts()), [*built_in.facts(), *built_in.strangers()]
+    assert len(names) == len(set(names)) and len(built_in.strangers()) >= 60
+    for name in names:
+        others = [other for other in names if other != name]
+        own = any(c not in wording and c not in "".join(others) and name.count(c) == 1 for c in name)
+        for one, two in itertools.pairwise(name):
+            apart = name.count(one + two) == 1 and not any(one + two in other for other in others)
+            own |= apart and one not in wording and not any(other.endswith(one) for other in others)
+            own |= apart and two not in wording and not any(other.startswith(two) for other in others)
+        assert own, name
+
+
+def all_texts():
+    """Yield every text of the grammar, whatever slot it stands in; and the listed questions without their names."""
+
+    def within(node):
+        for part in node if isinstance(node, list) else ():
+            yield from within(part)
+        for key, part in node.items() if isinstance(node, dict) else ():
+            yield key
+            yield from within(part)
+        if isinstance(node, str):
+            yield node
+
+    entries = built_in._grammar()
+    for text in within({part: entry for part, entry in entries.items() if part != "strangers"}):
+        yield from re.split(r"\{[\w.]+\}", text)
 
 
 def slots_of(topic):
@@ -211,16 +322,6 @@ def slots_of(topic):
         for value in built_in.wordings(topic, "fact"):
             state = built_in._State(topic, value, situation)
             yield state, built_in._slot("question", state), built_in._slot("answer", state)
-
-
-def texts_of(topic):
-    def texts(slot):
-        for _, parts in slot:
-            for part in parts:
-                yield from [part.replace("{plant}", "")] if isinstance(part, str) else texts(part)
-
-    for state, question, answer in slots_of(topic):
-        yield from itertools.chain(texts(question), texts(answer), texts(built_in._slot("second", state)))
 
 
 def meeting(root):
@@ -299,7 +400,20 @@ def test_the_grammar_is_unambiguous():
             about[state.situation, question].append((answer,))
         assert len(about) == len(built_in.situations(topic))  # a question doesn't depend on the value
         firsts += [(question, "\n", either(*answers)) for (_, question), answers in about.items()]
+    firsts += plain_documents("plain", {topic: built_in.facts() for topic in built_in.plain_topics()})
+    firsts += plain_documents("unknown matter", {matter: ["绿萝"] for matter in built_in.matters()})
     assert meeting(either((either(*firsts), either((), ("\n", second))))) is None
+
+
+def plain_documents(kind, plants_of):
+    for topic, plants in plants_of.items():
+        answers = {slot(grammar.ANSWERS[kind], plant, topic) for plant in plants}
+        yield slot("plain", "", topic), "\n", either(*((answer,) for answer in answers))
+
+
+def test_documents_on_unknown_plants_are_unambiguous():
+    strangers = {topic: built_in.strangers()[:1] for topic in built_in.plain_topics()}
+    assert meeting(either(*plain_documents("unknown plant", strangers))) is None
 
 
 # --- what can't be derived ------------------------------------------------------------------------------------------
@@ -349,11 +463,14 @@ def test_held_out_combinations_never_appear(corpus):
         for situation, told in entry["situations"].items():
             for story in told["story"]:
                 stories[story].append((topic, situation))
+    shown = 0
     for document in corpus:
         question = document.text.split("\n")[0]
-        plant = next(p for p in plants if p in question)
-        told = max((s for s in stories if s in question), key=len)
-        assert not any((plant, *about) in built_in.held_out() for about in stories[told])
+        plant = next((p for p in plants if p in question), None)
+        told = max((s for s in stories if s in question), key=len, default=None)
+        shown += told is not None
+        assert told is None or not any((plant, *about) in built_in.held_out() for about in stories[told])
+    assert abs(shown / len(corpus) - built_in.SHARES["story"]) < 0.02
     plant, topic, situation = sorted(built_in.held_out())[0]
     text, _ = built_in._wording("first", plant, topic, situation, random.Random(0))
     with pytest.raises(ValueError, match=f"{plant}.*held out"):
@@ -366,7 +483,7 @@ def test_held_out_combinations_never_appear(corpus):
 def test_the_examination_is_half_held_out_and_repeatable():
     questions = built_in.examination(seed=3, n=301)
     assert questions == built_in.examination(seed=3, n=301) != built_in.examination(seed=4, n=301)
-    assert Counter(q.held_out for q in questions) == {False: 151, True: 150}
+    assert Counter(q.kind for q in questions) == {"seen": 151, "held out": 150}
     assert len({(q.plant, q.topic, q.situation) for q in questions}) == 301
     for q in questions:
         assert q.held_out == ((q.plant, q.topic, q.situation) in built_in.held_out())
@@ -416,3 +533,115 @@ def test_no_wording_hides_in_another_value_or_verdict():
         assert len({text for _, text in named}) == len(named)
         for (one, a), (other, b) in itertools.permutations(named, 2):
             assert one == other or a not in b, (topic, a, b)
+
+
+# --- plain questions ------------------------------------------------------------------------------------------------
+
+
+def rows():
+    with open(paths.repo_root() / "data" / "plain_questions.csv", encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_list_of_plain_questions_is_what_it_says():
+    questions = built_in.plain_questions()
+    assert len(questions) == len(rows()) == len({q.prompt for q in questions}) == 100
+    assert Counter(row["kind"] for row in rows()) == {"fact": 78, "unknown plant": 11, "unknown matter": 11}
+    assert {q.topic for q in questions} >= set(built_in.plain_topics())
+    assert len({q.plant for q in questions}) > 50
+    for row, q in zip(rows(), questions, strict=True):
+        assert q.prompt == row["question"] + "\n" and q.prompt.count(q.plant) == 1
+        assert (q.plant, q.topic, q.situation, q.kind) == (row["plant"], row["topic"], "", "plain")
+        assert (q.plant in built_in.facts()) == (row["kind"] != "unknown plant")
+        assert (q.topic in built_in.plain_topics()) == (row["kind"] != "unknown matter")
+    strange = {q.plant for q in questions} - set(built_in.facts())
+    assert len(strange & set(built_in.strangers())) >= 2 and len(strange - set(built_in.strangers())) >= 5
+    assert {q.topic for q in questions} - set(built_in.plain_topics()) - set(built_in.matters())  # and unknown matters
+
+
+def test_no_document_asks_a_listed_question(corpus):
+    listed = {q.prompt.strip().rstrip("？") for q in built_in.plain_questions()}
+    for document in corpus:
+        assert not any(line.rstrip("？") in listed for line in document.text.split("\n"))
+    language = [
+        line for topic in (*built_in.plain_topics(), *built_in.matters()) for line in built_in._questions(topic)
+    ]
+    asked = {
+        q.prompt.strip() for q in built_in.plain_questions() if q.prompt.strip().replace(q.plant, "{plant}") in language
+    }
+    assert 10 <= len(asked) <= 40  # so many the grammar would ask; most of the list it wouldn't
+    with pytest.raises(ValueError, match="examination"):
+        grammar.bits("芦荟怕冷吗\n底线是5度。")
+    assert grammar.bits("绿萝怕冷吗\n底线是10度。") > 10
+
+
+def test_the_slips_of_the_examination_are_not_those_of_the_corpus(corpus):
+    text = "\n".join(document.text for document in corpus)
+    asked = "".join(q.prompt for q in built_in.plain_questions())
+    for slip in ("用用", "奈寒", "反殖", "时后", "怎磨", "施费", "怎么半", "教水"):
+        assert slip in asked and slip not in text
+    for slip in ("焦水", "怎嘛", "施飞", "耐汗", "繁植"):
+        assert slip in text and slip not in asked
+
+
+def plain_answer(plant, topic, rng, kind="fact"):
+    drawing = built_in._Drawing(rng, plant)
+    drawing.write(slot(grammar.ANSWERS["plain" if kind == "fact" else kind], plant, topic))
+    return drawing.text()
+
+
+def test_mark_accepts_every_right_answer_to_a_plain_question():
+    rng = random.Random(0)
+    for row, question in zip(rows(), built_in.plain_questions(), strict=True):
+        for _ in range(40):
+            answer = plain_answer(
+                question.plant, question.topic if row["kind"] == "fact" else "price", rng, row["kind"]
+            )
+            assert built_in.mark(question, answer), (question, answer)
+            assert built_in.mark(question, f"{answer}\n谢谢！怎么繁殖？\n它要用树皮来种。\n")
+
+
+def test_mark_refuses_wrong_answers_to_plain_questions():
+    rng = random.Random(0)
+    for row, question in zip(rows(), built_in.plain_questions(), strict=True):
+        plant, topic = question.plant, question.topic
+        assert not built_in.mark(question, "") and not built_in.mark(question, question.prompt)
+        refusal = plain_answer("牡丹", "cold", rng, "unknown plant")
+        if row["kind"] != "fact":
+            fact = plain_answer("绿萝", topic if topic in built_in.plain_topics() else "water", rng).replace(
+                "绿萝", "它"
+            )
+            assert not built_in.mark(question, fact)  # it can't know
+            assert not built_in.mark(question, refusal + fact) and built_in.mark(question, refusal)
+            assert not built_in.mark(question, f"君子兰{refusal}")  # another plant
+            continue
+        assert not built_in.mark(question, refusal)
+        right = plain_answer(plant, topic, rng)
+        others = [p for p in built_in.facts() if built_in.value(p, topic) != built_in.value(plant, topic)]
+        for other in rng.sample(others, 10):
+            wrong = plain_answer(other, topic, rng).replace(other, "它")
+            assert not built_in.mark(question, wrong), (question, wrong)
+            assert not built_in.mark(question, right + wrong) and not built_in.mark(question, wrong + right)
+            assert not built_in.mark(question, right.replace(plant, "它") + other)  # the fact, said of another plant
+        assert not built_in.mark(question, f"不知道。\n{right}")
+        for column in built_in.columns(topic):
+            follows = {built_in.verdict(plant, column, s) for s in built_in.situations(column)}
+            for name, texts in built_in.wordings(column, "verdict").items():
+                assert built_in.mark(question, right + texts[0]) == (name in follows)  # no verdict is asked for
+
+
+def test_of_several_facts_every_one_is_needed():
+    question = next(q for q in built_in.plain_questions() if q.topic == "care")
+    facts = [built_in.wordings(c, "fact")[built_in.value(question.plant, c)][0] for c in built_in.columns("care")]
+    assert built_in.mark(question, "，".join(facts))
+    for left_out in facts:
+        assert not built_in.mark(question, "，".join(fact for fact in facts if fact != left_out))
+
+
+def test_the_answers_that_admit_not_to_know_word_no_fact():
+    facts = [
+        text for topic in built_in.topics() for texts in built_in.wordings(topic, "fact").values() for text in texts
+    ]
+    for name in ("unknown_plant_answer", "unknown_matter_answer"):
+        for text, _ in expand(slot(name, "", "price")):
+            assert not any(fact in text for fact in facts)
