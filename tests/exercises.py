@@ -119,8 +119,8 @@ def problems(exercise: Exercise, number: int) -> list[str]:
         found.append(f"the cell must hold the line '{CHECK}' once, the reader's part above, the check below")
     elif not code_lines(exercise.cell.source.partition(CHECK)[0]):
         found.append("the reader's part has no line to start from")
-    if exercise.solution and "build" in exercise.cell.metadata.tags and not 5 <= code_lines(exercise.solution) <= 20:
-        found.append(f"what is to be built has {code_lines(exercise.solution)} lines: 5 to 20 are wanted")
+    if exercise.solution and "build" in exercise.cell.metadata.tags and not 5 <= code_lines(exercise.solution) <= 25:
+        found.append(f"what is to be built has {code_lines(exercise.solution)} lines: 5 to 25 are wanted")
     return found + verdict_problems(exercise, UNSOLVED)
 
 

@@ -135,7 +135,7 @@ def fit(folder, shape=None, *, model=None, stop_after=0, stop=None, keep=2, size
     """
     folder = Path(folder)
     folder.mkdir(exist_ok=True)
-    train = Seen(models.Numbers(size), 8, 8, 3)
+    train = Seen(models.Numbers(size), 8, 8, models.PAD)
     rank, _ = world()
     train.note = folder / f"seen-{rank}.jsonl"
     asked = []

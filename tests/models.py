@@ -19,6 +19,7 @@ from helpers.vocab import tokenizer
 PLANTS = "绿萝怎么浇水？看土，干透了再浇。龟背竹喜欢散射光，冬天少浇水。"  # a text that `plants_tokenizer` can write
 N_CTX = 24  # positions of `plants_model`
 TOK = tokenizer.build_words({"浇水": 3, "今天": 2}, "今天浇水很热。")
+FIRST, PAD = len(tokenizer.SPECIAL_TOKENS), TOK.pad_token_id  # the first id that is text; padding
 CPU = torch.device("cpu")
 
 
@@ -32,7 +33,7 @@ class Numbers:
         return self.size
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        return np.arange(start, min(stop, self.size), dtype=np.int64) % 7 + 5
+        return np.arange(start, min(stop, self.size), dtype=np.int64) % 7 + FIRST
 
 
 def tiny(seed: int = 0, dtype=torch.float32, architecture: str = "gpt2", **changes):
@@ -55,8 +56,8 @@ def make_trainer(folder, model=None, size: int = 200, *, train=None, identity=""
     """Return a Trainer of `size` numbers, 25 windows of 8 for every 200, or of the windows `train`."""
     return Trainer(
         model or tiny(),
-        train or Windows(Numbers(size), 8, 8, 3),
-        Windows(Numbers(50), 8, 4, 3, once=True),
+        train or Windows(Numbers(size), 8, 8, PAD),
+        Windows(Numbers(50), 8, 4, PAD, once=True),
         TrainSettings(**(DEFAULTS | changes)),
         folder,
         TOK,

@@ -50,7 +50,7 @@ def test_all_the_source_systems_are_there():
     [
         ("book", dict(lr=1.5e-4, warmup_steps=2000, epochs=5, batch_size=8, n_layer=12, n_embd=768, n_ctx=1024,
                       stride=768, vocab_size=50_000, schedule="linear", final_lr_fraction=0.0, min_length=128,
-                      num_pieces=100, special_tokens="sep=[SEP] eos=[CLS] bos=[MASK] pad=[PAD] unk=[UNK]")),
+                      num_pieces=100, special_tokens="sep:[SEP] eos:[CLS] bos:[MASK] pad:[PAD] unk:[UNK]")),
         ("cpm", dict(lr=1e-5, eps=1e-9, warmup_steps=4000, gradient_accumulation=6, epochs=40, batch_size=16, n_ctx=200,
                      seed=1234, max_grad_norm=1.0, schedule="linear", packing="documents")),
         ("minimind", dict(architecture="llama", lr=5e-4, gradient_accumulation=8, epochs=1, batch_size=32, n_ctx=512,

@@ -112,7 +112,7 @@ def to_json(steps: Sequence[Step]) -> str:
 
 
 def token_name(tokenizer: PreTrainedTokenizerFast, token: int) -> str:
-    """Return a token as people read it: its text, or its name where it has no text of its own ([CLS], <0xE6>)."""
+    """Return a token as people read it: its text, or its name where it has no text of its own (<eos>, <0xE6>)."""
     text = decode(tokenizer, [token])
     return text if text and "\ufffd" not in text else tokenizer.convert_ids_to_tokens([token])[0]
 

@@ -134,9 +134,10 @@ def model_from_settings(settings: TrainSettings, tokenizer: PreTrainedTokenizerF
         shape = {name: getattr(settings, name) for name in _SHAPE}  # `make_config` has the same names
         config = make_config(settings.architecture, tokenizer, n_ctx=n_ctx, **shape)
         model = build_model(config, settings.seed)
-    # saved with the model, so that the library's `generate` writes text and never padding
-    never = {i for i in tokenizer.all_special_ids if i < model.config.vocab_size} - {tokenizer.eos_token_id}
-    model.generation_config.suppress_tokens = sorted(never)
+    # saved with the model, so that the library's `generate` writes text and its end, but no other special token, and
+    # no id without a token (a pretrained table may have rows to spare)
+    never = {*tokenizer.all_special_ids, *range(len(tokenizer), model.config.vocab_size)} - {tokenizer.eos_token_id}
+    model.generation_config.suppress_tokens = sorted(i for i in never if i < model.config.vocab_size)
     return model
 
 

@@ -63,7 +63,6 @@ class TrainSettings:
     checkpoint_step: int = _setting(0, affects="watching")  # steps between two checkpoints; 0: one per epoch
     resume: bool = _setting(True, affects="watching")  # continue an interrupted run of the same settings
     seed: int = _setting(0)  # first weights, order of the windows, dropout
-    recipe_seconds: float = _setting(6.0, affects="watching")  # seconds per recipe in section 6 of the notebook
 
     def __post_init__(self) -> None:
         for each in fields(self):

@@ -3,10 +3,15 @@
 All are Hugging Face fast tokenizers. Ours cut any text without loss and without thulac: what they have not seen they
 spell in UTF-8 bytes. Words and characters are the pieces of a Unigram model (Kudo 2018, "Subword Regularization"): each
 piece has a score, its log frequency, and a text is cut into the pieces whose scores have the highest sum.
+
+A document starts with one special token and ends with another. The saved folder puts the start in front by itself, so
+that a plain `transformers` pipeline begins where the model begins; the functions here add no special token.
 """
 
 import json
 import math
+import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -18,41 +23,82 @@ from helpers.manifest import RoomError
 from helpers.wording import run_again
 
 KINDS = ("words", "characters", "bpe", "bytes")
-SPECIAL_TOKENS = ["[SEP]", "[CLS]", "[MASK]", "[PAD]", "[UNK]"]  # ids 0-4, names as in the book
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 _ASCII = ["\t", "\n", "\r", *map(chr, range(32, 127))]
-# Pieces are matched in plain text. With this score neither "[CLS]" nor "<0x41>" in a user's text ever wins over the
+# Pieces are matched in plain text. With this score neither "<bos>" nor "<0x41>" in a user's text ever wins over the
 # same text letter by letter: six letters, each seen once in a corpus of 10^12 words, cost 6 × ln(10^12) = 166.
 _NEVER = -1e4
-_NAMES = {"bos_token": "[MASK]", "eos_token": "[CLS]", "pad_token": "[PAD]", "unk_token": "[UNK]", "sep_token": "[SEP]"}
-# a merge holds no space, punctuation or symbol: so "，我" is no piece, and none is called "[CLS]" or "<0x41>"
+_NEEDED = {"pad": "padding", "bos": "a document's start", "eos": "a document's end", "unk": "what is unknown"}
+_KNOWN = (*_NEEDED, "sep", "cls", "mask")  # the meanings that Hugging Face has names of its own for
+# a merge holds no space, punctuation or symbol: so "，我" is no piece, and none is called "<bos>" or "<0x41>"
 _RUNS = r"[^\s\p{P}\p{S}]+|[\s\p{P}\p{S}]"
 # what is written without spaces: Chinese and Japanese characters, their punctuation, full-width forms
 _NO_SPACES = r"\p{Han}\p{Hiragana}\p{Katakana}\x{3000}-\x{303F}\x{FF00}-\x{FFEF}"
 
 
-def build_words(words: Mapping[str, int], characters: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Make the tokenizer "words" of a word list: ids 0-4 are special tokens, then come words, characters and bytes.
+def parse_special_tokens(text: str) -> dict[str, str]:
+    """Read special tokens, "pad:<pad> bos:<bos> …": return the name of each meaning, in the order of the ids.
+
+    pad, bos, eos and unk must be there; any other meaning is registered as well, and left to whoever trains it. Raises
+    ValueError for a list that is not complete, and for a name that a text could contain as an ordinary token.
+    """
+    names: dict[str, str] = {}
+    for part in text.split():
+        meaning, colon, name = part.partition(":")
+        if not colon or not re.fullmatch("[a-z_]+", meaning):
+            raise ValueError(
+                f"special_tokens: '{part}' is not written as meaning:name, like bos:<bos>: the meaning in lower-case "
+                "English letters, no space before or after the ':', and no space in the name"
+            )
+        if meaning in names or name in names.values():
+            twice = meaning if meaning in names else name
+            raise ValueError(f"special_tokens: '{twice}' comes twice: give each meaning one name, and each its own")
+        mark = any(unicodedata.category(letter)[0] in "PS" for letter in name)  # no merge of BPE crosses one
+        if len(name) < 2 or not mark or set(name) & set(":$") or name in _BYTES:
+            raise ValueError(
+                f"special_tokens: '{name}' cannot be the name of {meaning}: take two characters or more, among them a "
+                f"mark as in <{meaning}> or [{meaning.upper()}], but neither ':' nor '$', and not the name of a byte"
+            )
+        names[meaning] = name
+    for meaning, what in _NEEDED.items():
+        if meaning not in names:
+            raise ValueError(f"special_tokens: the token for {what} is missing: add {meaning}:<{meaning}>")
+    return names
+
+
+# ids 0-5; the last two are kept for the roles of a conversation
+SPECIAL_TOKENS = parse_special_tokens("pad:<pad> bos:<bos> eos:<eos> unk:<unk> user:<user> assistant:<assistant>")
+
+
+def build_words(
+    words: Mapping[str, int], characters: Iterable[str], special_tokens: Mapping[str, str] = SPECIAL_TOKENS
+) -> PreTrainedTokenizerFast:
+    """Make the tokenizer "words" of a word list: first come special tokens, then words, characters and bytes.
 
     `words` maps a word to its count, in the order of the ids. A character seen in training that is no word of the list
-    scores like a word seen once. A document starts with bos (`[MASK]`) and ends with eos (`[CLS]`).
+    scores like a word seen once. `special_tokens` maps a meaning to a name, see `parse_special_tokens`.
     """
     total = sum(words.values()) or 1
-    scores = dict.fromkeys(SPECIAL_TOKENS, _NEVER)
+    scores = dict.fromkeys(special_tokens.values(), _NEVER)
     for word, count in words.items():
         scores.setdefault(word, math.log(count / total))
     for character in sorted({*characters, *_ASCII}):
         scores.setdefault(character, math.log(1 / total))
     scores |= dict.fromkeys(_BYTES, _NEVER)
-    return _lossless(models.Unigram(list(scores.items()), unk_id=SPECIAL_TOKENS.index("[UNK]"), byte_fallback=True))
+    unk = list(special_tokens).index("unk")
+    return _lossless(models.Unigram(list(scores.items()), unk_id=unk, byte_fallback=True), special_tokens)
 
 
-def build_characters(counts: Mapping[str, int]) -> PreTrainedTokenizerFast:
+def build_characters(
+    counts: Mapping[str, int], special_tokens: Mapping[str, str] = SPECIAL_TOKENS
+) -> PreTrainedTokenizerFast:
     """Make the tokenizer "characters": each one that was counted is a token, most frequent first; then ASCII, bytes."""
-    return build_words(dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))), ())
+    return build_words(dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))), (), special_tokens)
 
 
-def build_bpe(texts: Iterable[str], vocab_size: int, min_count: int = 1) -> PreTrainedTokenizerFast:
+def build_bpe(
+    texts: Iterable[str], vocab_size: int, min_count: int = 1, special_tokens: Mapping[str, str] = SPECIAL_TOKENS
+) -> PreTrainedTokenizerFast:
     """Make the tokenizer "bpe": the most frequent pair of neighbours becomes a token, again and again (Sennrich 2016).
 
     At most `vocab_size` tokens, but always the special tokens, bytes, ASCII and every character seen. A pair seen less
@@ -60,41 +106,55 @@ def build_bpe(texts: Iterable[str], vocab_size: int, min_count: int = 1) -> PreT
     """
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.Split(Regex(_RUNS), "isolated")
-    learnt_size = max(0, vocab_size - len(SPECIAL_TOKENS) - len(_BYTES))
+    learnt_size = max(0, vocab_size - len(special_tokens) - len(_BYTES))
     trainer = trainers.BpeTrainer(
         vocab_size=learnt_size, min_frequency=min_count, initial_alphabet=_ASCII, special_tokens=[], show_progress=False
     )
     learner.train_from_iterator(texts, trainer)
     learnt = json.loads(learner.to_str())["model"]
     # sorted by id: the alphabet, then the merges in the order in which they are made
-    return _bpe(sorted(learnt["vocab"], key=learnt["vocab"].get), [tuple(pair) for pair in learnt["merges"]])
+    pieces = sorted(learnt["vocab"], key=learnt["vocab"].get)
+    return _bpe(pieces, [tuple(pair) for pair in learnt["merges"]], special_tokens)
 
 
-def build_bytes() -> PreTrainedTokenizerFast:
+def build_bytes(special_tokens: Mapping[str, str] = SPECIAL_TOKENS) -> PreTrainedTokenizerFast:
     """Make the tokenizer "bytes": the special tokens and the 256 bytes, in which UTF-8 spells any text."""
-    return _bpe([], [])
+    return _bpe([], [], special_tokens)
 
 
-def _bpe(pieces: list[str], merges: list[tuple[str, str]]) -> PreTrainedTokenizerFast:
-    ids = {piece: i for i, piece in enumerate([*SPECIAL_TOKENS, *pieces, *_BYTES])}
+def _bpe(
+    pieces: list[str], merges: list[tuple[str, str]], special_tokens: Mapping[str, str]
+) -> PreTrainedTokenizerFast:
+    ids = {piece: i for i, piece in enumerate([*special_tokens.values(), *pieces, *_BYTES])}
     # without the learner's pre-tokenizer: it costs half of the time, and as no merge crosses its cuts, changes no token
-    return _lossless(models.BPE(vocab=ids, merges=merges, unk_token="[UNK]", byte_fallback=True))
+    model = models.BPE(vocab=ids, merges=merges, unk_token=special_tokens["unk"], byte_fallback=True)
+    return _lossless(model, special_tokens)
 
 
-def _lossless(model: models.Model) -> PreTrainedTokenizerFast:
+def _lossless(model: models.Model, special_tokens: Mapping[str, str]) -> PreTrainedTokenizerFast:
     backend = Tokenizer(model)
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    return _wrap(backend, _NAMES)
+    return _wrap(backend, special_tokens)
 
 
-def _wrap(backend: Tokenizer, special_tokens: dict) -> PreTrainedTokenizerFast:
+def _wrap(backend: Tokenizer, special_tokens: Mapping[str, str], others: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """Return the Hugging Face tokenizer; `special_tokens` have meanings, `others` are special and have none."""
+    start = special_tokens["bos"]
+    # in front of each text, as in front of each document in training; no end: a prompt goes on
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{start} $A", pair=f"{start} $A $B", special_tokens=[(start, backend.token_to_id(start))]
+    )
+    known = {f"{meaning}_token": name for meaning, name in special_tokens.items() if meaning in _KNOWN}
+    roles = {f"{meaning}_token": name for meaning, name in special_tokens.items() if meaning not in _KNOWN}
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        split_special_tokens=True,  # "[CLS]" typed by a user is five letters
+        split_special_tokens=True,  # "<bos>" typed by a user is five letters
         clean_up_tokenization_spaces=False,  # it would turn "a ." into "a."
         model_input_names=["input_ids", "attention_mask"],
         model_max_length=2**31 - 1,  # no limit of its own: the context length belongs to the model
-        **special_tokens,
+        extra_special_tokens=list(others),
+        **known,
+        **roles,  # so that tokenizer.user_token_id is there, as tokenizer.bos_token_id is
     )
 
 
@@ -102,8 +162,9 @@ def load_pretrained(name: str) -> PreTrainedTokenizerFast:
     """Return the tokenizer of a pretrained model, a local folder or a Hub name, set up to work like ours.
 
     A document starts and ends with bos and eos where the model has them, else with [CLS] and [SEP] as in BERT; the end
-    stands in for a missing start or padding token. What the model's own normalisation changes (BERT: capitals,
-    newlines) is lost: decode(encode(x)) == x does not always hold. ValueError where there is no usable tokenizer.
+    stands in for a missing start or padding token. The saved folder puts that start in front of a text, and no end
+    behind it. What the model's own normalisation changes (BERT: capitals, newlines) is lost: decode(encode(x)) == x
+    does not always hold. ValueError where there is no usable tokenizer.
     """
     # 1. the tokenizer as the model's folder has it
     try:
@@ -115,28 +176,26 @@ def load_pretrained(name: str) -> PreTrainedTokenizerFast:
             "vocab.txt (and tokenizer_config.json, where there is one), or a Hub name while you are online"
         ) from None
     # 2. which tokens start, end and pad a document
-    names = {f"{kind}_token": getattr(original, f"{kind}_token") for kind in "bos eos pad unk sep cls mask".split()}
-    end = names["eos_token"] or names["sep_token"]
+    names = {kind.removesuffix("_token"): token for kind, token in original.special_tokens_map.items()}
+    end = names.get("eos") or names.get("sep")
     if not end:
         raise ValueError(
             f"pretrained_model: the tokenizer of '{name}' names no token that ends a document (eos_token, sep_token): "
             "write the one that its model was trained with into tokenizer_config.json"
         )
-    start = names["bos_token"] or names["cls_token"] or end
-    names |= {"bos_token": start, "eos_token": end, "pad_token": names["pad_token"] or end}
+    start = names.get("bos") or names.get("cls") or end
+    names |= {"bos": start, "eos": end, "pad": names.get("pad") or end}
     others = [str(token) for token in original.added_tokens_decoder.values() if token.special]
-    names["extra_special_tokens"] = [token for token in others if token not in names.values()]
 
-    # 3. no truncation, no padding, no token added to a text, no space decoded where Chinese has none
+    # 3. no truncation, no padding, no space decoded where Chinese has none
     backend = original.backend_tokenizer
     backend.no_truncation()  # some folders carry the settings of their last batch
     backend.no_padding()
-    backend.post_processor = processors.Sequence([])  # we add start and end ourselves: a prompt has no end
     if isinstance(backend.decoder, decoders.WordPiece):
         spaces = f"(?<=[{_NO_SPACES}]) +| +(?=[{_NO_SPACES}])|^##"  # a text that starts inside a word starts with ##
         join = [decoders.WordPiece(prefix="##", cleanup=True), decoders.Fuse(), decoders.Replace(Regex(spaces), "")]
         backend.decoder = decoders.Sequence(join)
-    tokenizer = _wrap(backend, {kind: token for kind, token in names.items() if token})
+    tokenizer = _wrap(backend, names, [token for token in others if token not in names.values()])
     # 4. typed by a user, the name of a special token must stay text
     for token in {start, end}:
         if tokenizer.convert_tokens_to_ids(token) in encode(tokenizer, token):

@@ -220,7 +220,7 @@ def count_characters(counts: Mapping[str, int]) -> Counter[str]:
 def coverage(counts: Mapping[str, int], words: Iterable[str]) -> float:
     """Return the share of the running words in `counts` that are in `words`; spaces do not count, 1.0 for no word.
 
-    What is not covered would be `[UNK]` in a closed word list.
+    What is not covered would be `<unk>` in a closed word list.
     """
     known = set(words)
     running = {word: count for word, count in counts.items() if not word.isspace()}

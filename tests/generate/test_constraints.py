@@ -218,7 +218,8 @@ def test_bytes_and_signals_are_never_allowed_but_the_end():
     state = Constraint().begin(TOK, EOS, 10)
     allowed = {TOK.convert_ids_to_tokens(i) for i in state.allowed(len(TOK)).nonzero().flatten().tolist()}
     assert {"天", "天长", "\n", TOK.eos_token} < allowed
-    assert not {name for name in allowed if name.startswith("<0x") or name in ("[PAD]", "[MASK]", "[SEP]", "[UNK]")}
+    assert not {name for name in allowed if name.startswith("<0x")}
+    assert set(TOK.all_special_tokens) & allowed == {"<eos>"} and "<assistant>" in TOK.all_special_tokens
     with pytest.raises(ValueError, match="not allowed"):
         state.advance(TOK.pad_token_id)
 

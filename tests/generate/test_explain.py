@@ -163,7 +163,7 @@ def test_attention_is_that_of_the_formula(tok):
     net = plants_model("gpt2", tok)
     names, weights = explain.attentions(net, tok, "绿萝怎么浇水")
     ids = torch.tensor([prompt_ids(tok, "绿萝怎么浇水")])
-    assert names == ["[MASK]", "绿萝", "怎么", "浇水"]
+    assert names == ["<bos>", "绿萝", "怎么", "浇水"]
     x = net.transformer.wte(ids) + net.transformer.wpe(torch.arange(ids.shape[1]))  # (1, T, C)
     block = net.transformer.h[0]
     q, k, _ = block.attn.c_attn(block.ln_1(x))[0].split(32, dim=-1)  # (T, C)

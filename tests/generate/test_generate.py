@@ -1,5 +1,6 @@
 """One loop against the plainest one: a full forward pass for every token, one text at a time."""
 
+import copy
 import random
 import threading
 
@@ -10,12 +11,14 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from models import N_CTX, PLANTS, naive_logits, plants_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from helpers import paths
 from helpers.generate import generate, inference, sampling
 from helpers.generate.batch import banned, prompt_ids, window_start
 from helpers.generate.settings import Settings
 from helpers.manifest import RoomError, write_manifest
+from helpers.train.checkpoint import export
 from helpers.vocab.tokenizer import decode, encode
 
 PROMPTS = ["绿萝怎么浇水？", "", "龟背竹喜欢散射光，冬天", "水"]
@@ -69,13 +72,45 @@ def test_greedy_is_that_of_transformers(net, tok):
         ids = prompt_ids(tok, prompt)
         suppressed = banned(net, tok).nonzero().flatten().tolist()
         expected = net.generate(
-            torch.tensor([ids]), max_new_tokens=10, do_sample=False, suppress_tokens=suppressed, pad_token_id=3,
+            torch.tensor([ids]), max_new_tokens=10, do_sample=False, suppress_tokens=suppressed, pad_token_id=0,
             attention_mask=torch.ones(1, len(ids)), repetition_penalty=1.3,
         )[0, len(ids) :].tolist()  # fmt: skip
         sample = generate.generate(
             net, tok, prompt, Settings(max_new_tokens=10, temperature=0.0, repetition_penalty=1.3)
         )[0]
         assert sample.tokens == [token for token in expected if token != tok.eos_token_id]
+
+
+@pytest.fixture
+def lettered(net, tok):
+    """The model without its bytes: it writes whole characters (we leave half a character out, the library does not)."""
+    net = copy.deepcopy(net)
+    net.get_output_embeddings().weight[tok.convert_tokens_to_ids([f"<0x{byte:02X}>" for byte in range(256)])] = 0
+    net.generation_config.suppress_tokens = banned(net, tok).nonzero().flatten().tolist()  # as training saves it
+    return net
+
+
+def test_a_plain_pipeline_and_generate_write_our_greedy_text(lettered, tok, tmp_path):
+    """The saved folder begins a text with the document's start by itself, as training and `prompt_ids` do."""
+    export(tmp_path / "final_model", lettered, tok)
+    folder = str(tmp_path / "final_model")
+    model, theirs = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    write = pipeline("text-generation", model=folder, device="cpu")
+    for prompt in ("绿萝怎么浇水？", "<eos>绿萝<user>", "看"):
+        expected = generate.generate(lettered, tok, prompt, Settings(max_new_tokens=10, temperature=0.0))[0]
+        assert len(expected.tokens) > 2
+        ids = theirs(prompt, return_tensors="pt")
+        assert ids["input_ids"].tolist() == [prompt_ids(tok, prompt)]
+        written = model.generate(**ids, max_new_tokens=10, do_sample=False)[0]
+        assert theirs.decode(written, skip_special_tokens=True) == expected.text
+        assert write(prompt, max_new_tokens=10, do_sample=False)[0]["generated_text"] == expected.text
+
+
+def test_a_prompt_may_be_empty_in_plain_transformers_too(lettered, tok):
+    ids = tok("", return_tensors="pt")  # the document's start alone; without it there would be nothing to go on from
+    written = lettered.generate(**ids, max_new_tokens=10, do_sample=False)[0]
+    expected = generate.generate(lettered, tok, "", Settings(max_new_tokens=10, temperature=0.0))[0]
+    assert tok.decode(written, skip_special_tokens=True) == expected.text
 
 
 def watched(net, monkeypatch) -> tuple[list, list]:
@@ -148,14 +183,15 @@ def test_stops_at_the_end_of_the_document(tok, forced):
 def test_special_tokens_are_never_sampled(tok, forced):
     """Special tokens are out of the choice, instead of being sampled and then deleted from the text."""
     unwanted = [i for i in tok.all_special_ids if i != tok.eos_token_id] + [len(tok), len(tok) + 7]
+    assert {tok.user_token_id, tok.assistant_token_id} < set(unwanted)  # the roles of a conversation, not trained yet
     sample = generate.generate(forced(unwanted), tok, "", Settings(max_new_tokens=len(unwanted), seed=0), samples=20)
     assert not {token for s in sample for token in s.tokens} & set(unwanted)
 
 
 def test_a_special_token_typed_by_a_user_is_text(net, tok):
-    ids = prompt_ids(tok, "[CLS][MASK]")
+    ids = prompt_ids(tok, "<eos><bos><user>")
     assert ids[0] == tok.bos_token_id and not set(ids[1:]) & set(tok.all_special_ids)
-    assert generate.generate(net, tok, "[CLS]", Settings(max_new_tokens=3))[0].text.startswith("[CLS]")
+    assert generate.generate(net, tok, "<eos>", Settings(max_new_tokens=3))[0].text.startswith("<eos>")
 
 
 RARE = "𠮷🌱é"  # spelled in bytes: four, four, two

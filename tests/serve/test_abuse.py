@@ -22,7 +22,7 @@ QUICK = 0.1  # seconds in which whatever needs no text is answered
 KEYS = {"/generate": "context", "/v1/completions": "prompt"}
 
 text = st.text(st.characters(), max_size=50) | st.sampled_from(
-    ["[CLS]", "[PAD][UNK]", "\0", "<0xE6>", "</s>", "﷽" * 40, "\u202e", "\ud800", "😀" * 60, "' OR 1=1 --", "{{7*7}}"]
+    ["<eos>", "<pad><user>", "\0", "<0xE6>", "</s>", "﷽" * 40, "\u202e", "\ud800", "😀" * 60, "' OR 1=1 --", "{{7*7}}"]
 )
 numbers = st.integers() | st.floats() | st.sampled_from([2**31, 2**63, 2**64, -(2**63), 10**400, 1e308, -0.0, 5e-324])
 anything = st.recursive(
@@ -206,7 +206,7 @@ def test_four_hundred_requests_made_from_openapi():
 
 def test_bytes_that_are_hardly_http():
     """Three hundred connections with requests that were cut, doubled, or had some of their bytes changed."""
-    body = dump({"context": "[CLS]", "maxlength": 2})
+    body = dump({"context": "<eos>", "maxlength": 2})
     whole = (
         b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
     )

@@ -46,8 +46,8 @@ def test_only_the_context_is_required():
 def test_optional_keys_reach_the_engine():
     engine = FakeEngine()
     chosen = {"temperature": 0, "top_k": 30, "top_p": 0.9, "repetition_penalty": 1.2, "seed": 7}
-    assert post({"context": " [CLS]\n", "maxlength": 3, "samples": 1, **chosen}, engine=engine)[0] == 200
-    assert engine.asked == [(" [CLS]\n", Settings(max_new_tokens=3, **chosen), 1)]
+    assert post({"context": " <eos>\n", "maxlength": 3, "samples": 1, **chosen}, engine=engine)[0] == 200
+    assert engine.asked == [(" <eos>\n", Settings(max_new_tokens=3, **chosen), 1)]
 
 
 def test_chinese_is_sent_as_it_is():
@@ -282,7 +282,7 @@ def test_with_the_real_engine():
 def test_the_edges_of_what_is_allowed():
     """The book's service crashed past the context window and at any top_p above 0."""
     edges = [{"context": "浇水" * 200, "maxlength": 70}]  # the model's window has 64 places
-    edges += [{"context": text} for text in ("\0", " ", "\n", "[CLS]", "[PAD][UNK]", "<0x41>", "龘😀", "x" * 2000)]
+    edges += [{"context": text} for text in ("\0", " ", "\n", "<eos>", "<pad><user>", "<0x41>", "龘😀", "x" * 2000)]
     edges += [{"temperature": value} for value in (0, 5e-324, 1e-30, 2)]
     edges += [{"top_p": value} for value in (0, 5e-324, 0.9, 1)] + [{"top_k": 1}, {"top_k": 1000}]
     edges += [{"min_p": 1}, {"min_p": 5e-324}, {"typical_p": 1}, {"typical_p": 5e-324}, {"no_repeat_ngram": 1}]

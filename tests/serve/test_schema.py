@@ -151,9 +151,9 @@ def test_every_key_reaches_the_engine():
     engine = FakeEngine()
     chosen = {"temperature": 0, "top_p": 0.9, "top_k": 30, "min_p": 0.1, "typical_p": 0.8, "repetition_penalty": 1.2}
     chosen |= {"presence_penalty": -0.5, "frequency_penalty": 0.5, "no_repeat_ngram": 3, "seed": 7, "logprobs": 0}
-    body = {"prompt": " [CLS]\n", "max_tokens": 3, "n": 2, "stop": "。", "user": "me", **chosen}
+    body = {"prompt": " <eos>\n", "max_tokens": 3, "n": 2, "stop": "。", "user": "me", **chosen}
     assert post(body, "/v1/completions", engine=engine)[0] == 200
-    assert engine.asked == [(" [CLS]\n", Settings(max_new_tokens=3, stop=("。",), **chosen), 2)]
+    assert engine.asked == [(" <eos>\n", Settings(max_new_tokens=3, stop=("。",), **chosen), 2)]
     assert post({"prompt": ["a", "b"]}, "/v1/completions", engine=engine)[0] == 200
     assert engine.asked[1:] == [(prompt, Settings(max_new_tokens=16), 1) for prompt in "ab"]
 

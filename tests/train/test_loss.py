@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from models import TOK, tiny
+from models import FIRST, PAD, TOK, tiny
 from torch.distributed.fsdp import fully_shard
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
@@ -15,14 +15,12 @@ from helpers.tokens.windows import IGNORE
 from helpers.train import loss
 from helpers.train.loss import Loss
 
-PAD = TOK.pad_token_id
-
 
 def uneven_batch():
     """Six windows of 8, two of them padded at the right end."""
     generator = torch.Generator().manual_seed(0)
-    inputs = torch.randint(5, len(TOK), (6, 8), generator=generator)
-    labels = torch.randint(5, len(TOK), (6, 8), generator=generator)
+    inputs = torch.randint(FIRST, len(TOK), (6, 8), generator=generator)
+    labels = torch.randint(FIRST, len(TOK), (6, 8), generator=generator)
     for window, length in ((1, 2), (4, 5)):
         inputs[window, length:] = PAD
         labels[window, length:] = IGNORE
@@ -132,7 +130,7 @@ def test_the_logits_never_stand_whole(monkeypatch):
     """No tensor of a forward and backward pass is as large as the logits; torch's own way makes several."""
     small_pieces(monkeypatch, 16, 64)
     model = tiny(n_ctx=128)
-    inputs = torch.randint(5, len(TOK), (8, 128))
+    inputs = torch.randint(FIRST, len(TOK), (8, 128))
 
     class Largest(torch.utils._python_dispatch.TorchDispatchMode):
         def __init__(self):

@@ -19,6 +19,7 @@ from helpers.train.model import ARCHITECTURES, build_model, load_pretrained, mak
 from helpers.vocab import tokenizer
 
 TOK = tokenizer.build_words({"浇水": 3}, "今天浇水很热。")
+FIRST = len(tokenizer.SPECIAL_TOKENS)  # the first id that is text
 SHAPE = dict(n_ctx=16, n_embd=32, n_layer=2, n_head=4)
 
 
@@ -58,7 +59,7 @@ def test_flops_agree_with_torchs_own_counter(architecture):
     cfg._attn_implementation = "eager"
     model = build_model(cfg, seed=0)
     with FlopCounterMode(display=False) as counter:
-        ids = torch.arange(16)[None] % 7 + 5
+        ids = torch.arange(16)[None] % 7 + FIRST
         Loss(model)(ids, ids).objective.backward()
     square = 6 * cfg.num_hidden_layers * 16 * cfg.hidden_size  # the half that the causal mask throws away
     vectors = sum(p.numel() for p in model.parameters() if p.ndim < 2)
@@ -77,7 +78,7 @@ def test_a_shorter_window_and_an_untied_table_cost_less():
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_first_loss_is_ln_vocab_size(architecture):
-    ids = torch.randint(5, len(TOK), (8, 16), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(FIRST, len(TOK), (8, 16), generator=torch.Generator().manual_seed(0))
     scores = Loss(tiny(architecture, seed=1))(ids, ids.roll(-1, 1))
     assert scores.loss.sum().item() / ids.numel() == pytest.approx(math.log(len(TOK)), abs=0.1)
 
@@ -98,7 +99,7 @@ def test_what_writes_into_the_residual_stream_starts_smaller(architecture):
 
 def test_a_router_with_one_choice_learns_from_the_text():
     """Weights scaled to a sum of 1 (as Mixtral's are) would be 1 for a single expert: a gradient of 0."""
-    ids = torch.randint(5, len(TOK), (4, 16), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(FIRST, len(TOK), (4, 16), generator=torch.Generator().manual_seed(0))
     norms = {}
     for scaled in (False, True):
         cfg = make_config("moe", TOK, **SHAPE, aux_loss_coef=0.0)
@@ -111,7 +112,7 @@ def test_a_router_with_one_choice_learns_from_the_text():
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_all_work_in_double_precision(architecture):
-    ids = torch.randint(5, len(TOK), (2, 16))
+    ids = torch.randint(FIRST, len(TOK), (2, 16))
     model = tiny(architecture).double()
     Loss(model)(ids, ids).objective.backward()
     assert all(p.grad is not None and p.grad.dtype == torch.float64 for p in model.parameters())
@@ -124,12 +125,12 @@ def test_the_exported_folder_is_a_plain_one_and_keeps_its_tokenizer(architecture
     checkpoint.export(tmp_path / "final_model", model, TOK)
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "final_model").eval()
     tok = AutoTokenizer.from_pretrained(tmp_path / "final_model")
-    for text in ("今天浇水很热。", "[CLS] é<0x41>  a .", ""):
-        assert tok(text)["input_ids"] == tokenizer.encode(TOK, text)
-        assert tok.decode(tok(text)["input_ids"]) == text
+    for text in ("今天浇水很热。", "<eos> é<0x41>  a .", ""):
+        assert tok(text)["input_ids"] == [TOK.bos_token_id, *tokenizer.encode(TOK, text)]
+        assert tok.decode(tok(text)["input_ids"], skip_special_tokens=True) == text
     specials = ("bos_token_id", "eos_token_id", "pad_token_id")
     assert [getattr(tok, name) for name in specials] == [getattr(TOK, name) for name in specials]
-    ids = torch.tensor([[TOK.bos_token_id, 5, 6, 7]])
+    ids = torch.tensor([[TOK.bos_token_id, 6, 7, 8]])
     with torch.no_grad():  # the mixture's experts are multiplied in another order there
         assert torch.allclose(again(ids).logits, model(ids).logits, atol=1e-5)
     assert again.generate(ids, max_new_tokens=4, do_sample=False).shape[1] > 4

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
-from models import TOK, tiny
+from models import FIRST, TOK, tiny
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -29,7 +29,7 @@ def mixture():
 
 
 def objective(model) -> torch.Tensor:
-    ids = torch.randint(5, len(TOK), (6, 8), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(FIRST, len(TOK), (6, 8), generator=torch.Generator().manual_seed(0))
     return model(input_ids=ids, labels=ids).loss
 
 

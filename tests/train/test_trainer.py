@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from models import CPU, TOK, Numbers, fit, make_trainer, rows, tiny
+from models import CPU, FIRST, PAD, TOK, Numbers, fit, make_trainer, rows, tiny
 from transformers import AutoModelForCausalLM
 
 from helpers.tokens.windows import IGNORE, Windows, epoch_order
@@ -21,8 +21,8 @@ class OneBatch:
 
     def __init__(self):
         generator = torch.Generator().manual_seed(0)
-        self.inputs = torch.randint(5, len(TOK), (6, 8), generator=generator)
-        self.labels = torch.randint(5, len(TOK), (6, 8), generator=generator)
+        self.inputs = torch.randint(FIRST, len(TOK), (6, 8), generator=generator)
+        self.labels = torch.randint(FIRST, len(TOK), (6, 8), generator=generator)
         self.labels[1, 2:] = IGNORE
         self.labels[4, 5:] = IGNORE
         self.lengths = (self.labels != IGNORE).sum(1).numpy()
@@ -107,7 +107,7 @@ def test_memory_that_runs_out_in_the_optimizer_is_not_tried_again(tmp_path, monk
 
 def test_evaluation_scores_each_token_once_without_dropout():
     model = tiny(dropout=0.5).train()
-    windows = Windows(Numbers(50), 8, 4, 3, once=True)
+    windows = Windows(Numbers(50), 8, 4, PAD, once=True)
     scores = trainer.evaluate(Loss(model), windows, 3, "fp32", CPU)
     assert scores["tokens"] == 49
     assert trainer.evaluate(Loss(model), windows, 5, "fp32", CPU) == pytest.approx(scores, rel=1e-5)
@@ -144,7 +144,7 @@ def test_an_epochs_row_is_the_mean_over_its_labels(tmp_path):
     """A mean of the updates' means would count the last, small update as much as the others."""
     fit(tmp_path / "m", gradient_accumulation=1)
     steps, epochs = rows(tmp_path / "m", "step"), rows(tmp_path / "m", "epoch")
-    lengths = Windows(Numbers(200), 8, 8, 3).lengths
+    lengths = Windows(Numbers(200), 8, 8, PAD).lengths
     assert [row["epoch"] for row in epochs] == [1, 2]
     for number, epoch in enumerate(epochs):
         labels = [lengths[part].sum() for part in np.split(epoch_order(lengths, 0, number), range(4, 25, 4))]

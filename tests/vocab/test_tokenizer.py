@@ -17,22 +17,46 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, PreTrainedTokenizerFast
 
 from helpers import paths
-from helpers.manifest import RoomError
+from helpers.manifest import RoomError, notebook_parameters
 from helpers.vocab import tokenizer
 from helpers.vocab.words import write_words
 
-WORDS = {"绿萝": 90, "叶子": 60, "叶": 20, "发黄": 10, "浇水": 50, "，": 80, "的": 70, "the": 5, "ab": 3, "[C": 2}
-TEXT = "绿萝的叶子发黄，怎么办？\n浇水。"
-tok = tokenizer.build_words(WORDS, TEXT)
-TOKENIZERS = {
-    "words": tok,
-    "characters": tokenizer.build_characters(Counter(TEXT)),
-    "bpe": tokenizer.build_bpe([TEXT, "绿萝叶子发黄，绿萝浇水。[CLS]的 <0x41>的"] * 9, 400, min_count=2),
-    "bytes": tokenizer.build_bytes(),
+WORDS = {
+    "绿萝": 90,
+    "叶子": 60,
+    "叶": 20,
+    "发黄": 10,
+    "浇水": 50,
+    "，": 80,
+    "的": 70,
+    "the": 5,
+    "ab": 3,
+    "<b": 2,
+    "os": 2,
 }
-each_kind = pytest.mark.parametrize("tok", [pytest.param(made, id=kind) for kind, made in TOKENIZERS.items()])
+TEXT = "绿萝的叶子发黄，怎么办？\n浇水。"
+NAMES = ["<pad>", "<bos>", "<eos>", "<unk>", "<user>", "<assistant>"]
+N = len(NAMES)
+BOOK = tokenizer.parse_special_tokens("sep:[SEP] eos:[CLS] bos:[MASK] pad:[PAD] unk:[UNK]")
+
+
+def build(special: dict[str, str]) -> dict[str, PreTrainedTokenizerFast]:
+    texts = [TEXT, "绿萝叶子发黄，绿萝浇水。[CLS]的 <0x41>的<bos>的<assistant>"] * 9
+    return {
+        "words": tokenizer.build_words(WORDS, TEXT, special),
+        "characters": tokenizer.build_characters(Counter(TEXT), special),
+        "bpe": tokenizer.build_bpe(texts, 400, 2, special),
+        "bytes": tokenizer.build_bytes(special),
+    }
+
+
+TOKENIZERS = build(tokenizer.SPECIAL_TOKENS)
+tok = TOKENIZERS["words"]
+made_by = [(kind, made) for kind, made in TOKENIZERS.items()]
+made_by += [(f"{kind}, the book's names", made) for kind, made in build(BOOK).items()]
+each_kind = pytest.mark.parametrize("tok", [pytest.param(made, id=kind) for kind, made in made_by])
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
-LOOK_ALIKES = [*tokenizer.SPECIAL_TOKENS, "<0x41>", "<0xE7>", "▁", "Ġ", "##a", "</s>", "\x00", "\u0301", "\ufeff",
+LOOK_ALIKES = [*NAMES, *BOOK.values(), "<0x41>", "<0xE7>", "▁", "Ġ", "##a", "</s>", "\x00", "\u0301", "\ufeff",
                "\u200d", "👨‍👩‍👧", "𠮷", "\U0010ffff", "\r\n", " .", " n't", "绿萝", "叶子"]  # fmt: skip
 any_text = st.lists(st.one_of(st.text(max_size=8), st.sampled_from(LOOK_ALIKES)), max_size=12).map("".join)
 
@@ -69,10 +93,23 @@ def test_the_hugging_face_call_gives_the_same_ids(tok):
     @settings(max_examples=50, deadline=None)
     @given(any_text)
     def check(text):
-        assert tok(text)["input_ids"] == tokenizer.encode(tok, text)
-        assert tok.decode(tokenizer.encode(tok, text)) == text
+        ids = tokenizer.encode(tok, text)
+        assert tok(text)["input_ids"] == [tok.bos_token_id, *ids]  # the document's start and no end: a prompt goes on
+        assert tok(text, add_special_tokens=False)["input_ids"] == ids
+        assert tok.decode(tok(text)["input_ids"], skip_special_tokens=True) == tok.decode(ids) == text
 
     check()
+
+
+@each_kind
+def test_our_functions_add_nothing_whatever_was_asked_of_the_tokenizer_before(tok):
+    """They share the Rust tokenizer with the Hugging Face call, whose settings stay there."""
+    plain = tokenizer.encode(tok, "<bos>绿萝")
+    tok(["绿萝", "绿"], padding=True, truncation=True, max_length=2)
+    tok("<bos>绿萝", split_special_tokens=False)
+    assert tokenizer.encode(tok, "<bos>绿萝") == plain
+    assert tokenizer.to_pieces(tok, "绿萝\n")[-1] == "\n"
+    assert tokenizer.decode(tok, plain) == "<bos>绿萝"
 
 
 @each_kind
@@ -82,7 +119,7 @@ def test_offsets_say_where_each_piece_stands(tok):
     @settings(max_examples=100, deadline=None)
     @given(any_text)
     def check(text):
-        found = tok(text, return_offsets_mapping=True)
+        found = tok(text, return_offsets_mapping=True, add_special_tokens=False)
         pairs = zip(found["offset_mapping"], tok.convert_ids_to_tokens(found["input_ids"]), strict=True)
         at, spelled = 0, b""
         for (start, end), name in pairs:
@@ -95,28 +132,84 @@ def test_offsets_say_where_each_piece_stands(tok):
     check()
 
 
-@pytest.mark.parametrize("tok", [TOKENIZERS[kind] for kind in ("words", "characters", "bpe")])
+@each_kind
 def test_every_single_byte_piece_and_look_alike_loses_to_its_letters(tok):
-    """Pieces of a Unigram vocabulary are matched in plain text: "<0x41>" must not be the byte A, nor "[CLS]" an end."""
-    for piece in [*tokenizer.SPECIAL_TOKENS, *BYTES]:
+    """Pieces of a Unigram vocabulary are matched in plain text: "<0x41>" must not be the byte A, nor "<eos>" an end."""
+    for piece in [*NAMES, *BOOK.values(), *BYTES]:
         for text in (piece, f"绿{piece}萝", piece * 3):
             ids = tokenizer.encode(tok, text)
-            assert tok.convert_tokens_to_ids(piece) not in ids
+            if len(tok) > N + 256 or piece not in BYTES:  # the kind "bytes" has nothing else
+                assert tok.convert_tokens_to_ids(piece) not in ids
+            assert not set(tok.all_special_ids) & set(ids)
             assert tokenizer.decode(tok, ids) == text
 
 
-@each_kind
-def test_special_tokens_have_their_names_ids_and_meanings(tok):
-    assert tok.convert_ids_to_tokens(range(5)) == ["[SEP]", "[CLS]", "[MASK]", "[PAD]", "[UNK]"]
-    names = [tok.sep_token, tok.eos_token, tok.bos_token, tok.pad_token, tok.unk_token]
-    assert names == tokenizer.SPECIAL_TOKENS
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_special_tokens_have_their_names_ids_and_meanings(kind):
+    tok = TOKENIZERS[kind]
+    assert list(tokenizer.SPECIAL_TOKENS.values()) == tok.convert_ids_to_tokens(range(N)) == NAMES
+    names = [tok.pad_token, tok.bos_token, tok.eos_token, tok.unk_token, tok.user_token, tok.assistant_token]
+    ids = [tok.pad_token_id, tok.bos_token_id, tok.eos_token_id, tok.unk_token_id, tok.user_token_id]
+    assert (names, [*ids, tok.assistant_token_id]) == (NAMES, list(range(N)))
+    assert sorted(tok.all_special_ids) == list(range(N))  # the roles too: what is special is never sampled
     assert set(tok("绿萝")) == {"input_ids", "attention_mask"}
 
 
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_the_five_names_of_the_book_are_one_parameter(kind):
+    tok = build(BOOK)[kind]
+    names = ["[SEP]", "[CLS]", "[MASK]", "[PAD]", "[UNK]"]
+    assert tok.convert_ids_to_tokens(range(5)) == names
+    assert [tok.sep_token, tok.eos_token, tok.bos_token, tok.pad_token, tok.unk_token] == names
+    assert sorted(tok.all_special_ids) == list(range(5)) and tok.convert_tokens_to_ids("<bos>") in (None, 4)
+    assert tokenizer.readable_tokens(tok)[:5] == names
+
+
+def test_the_parameter_says_what_each_token_means_in_the_order_of_the_ids():
+    given = notebook_parameters("vocab")["special_tokens"]
+    assert tokenizer.parse_special_tokens(given) == tokenizer.SPECIAL_TOKENS
+    assert list(tokenizer.parse_special_tokens(given)) == ["pad", "bos", "eos", "unk", "user", "assistant"]
+    assert list(BOOK.items())[:2] == [("sep", "[SEP]"), ("eos", "[CLS]")]
+    swapped = tokenizer.parse_special_tokens("  unk:<|?|>\n eos:<|=|>  pad:__ bos:«开始» ")
+    assert swapped == {"unk": "<|?|>", "eos": "<|=|>", "pad": "__", "bos": "«开始»"}
+    assert tokenizer.build_words(WORDS, TEXT, swapped).convert_ids_to_tokens(range(5))[-2:] == ["«开始»", "绿萝"]
+
+
+FOUR = "pad:<pad> bos:<bos> eos:<eos> unk:<unk>"
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("", "the token for padding is missing: add pad:<pad>"),
+        (FOUR.replace("bos:<bos>", "start:<bos>"), "the token for a document's start is missing: add bos:<bos>"),
+        (FOUR.replace("eos:<eos>", ""), "the token for a document's end is missing: add eos:<eos>"),
+        (FOUR.replace("unk:<unk>", ""), "the token for what is unknown is missing"),
+        (FOUR + " bos:<s>", "'bos' comes twice"),
+        (FOUR + " user:<bos>", "'<bos>' comes twice"),
+        (FOUR.replace("bos:", "bos : "), "'bos' is not written as meaning:name"),
+        (FOUR + " :<x>", "':<x>' is not written as meaning:name"),
+        (FOUR + " <user>", "'<user>' is not written as meaning:name"),
+        (FOUR + " User:<user>", "'User:<user>' is not written as meaning:name"),
+        (FOUR + " user:<the user>", "'user>' is not written as meaning:name"),  # a space in the name
+        (FOUR + " user:user", "'user' cannot be the name of user: .* as in <user> or \\[USER\\]"),  # BPE may merge it
+        (FOUR + " user:用户", "'用户' cannot be the name of user"),
+        (FOUR + " user:<", "two characters or more"),
+        (FOUR + " user:", "'' cannot be the name of user"),
+        (FOUR + " user:<0x41>", "not the name of a byte"),
+        (FOUR + " user:<a:0>", "neither ':' nor '\\$'"),
+        (FOUR + " user:$A", "neither ':' nor '\\$'"),
+    ],
+)
+def test_a_list_of_special_tokens_that_cannot_work_is_refused_in_words(text, message):
+    with pytest.raises(ValueError, match=f"^special_tokens: .*{message}"):
+        tokenizer.parse_special_tokens(text)
+
+
 def test_ids_follow_the_word_list_and_every_size_comes_from_the_tokenizer():
-    assert tok.convert_tokens_to_ids(list(WORDS)) == list(range(5, 5 + len(WORDS)))
+    assert tok.convert_tokens_to_ids(list(WORDS)) == list(range(N, N + len(WORDS)))
     letters = {*TEXT, "\t", "\n", "\r", *map(chr, range(32, 127))} - set(WORDS)
-    assert len(tok) == tok.vocab_size == 5 + len(WORDS) + len(letters) + 256
+    assert len(tok) == tok.vocab_size == N + len(WORDS) + len(letters) + 256
 
 
 def test_words_are_found_and_strangers_are_spelled_in_bytes():
@@ -170,12 +263,12 @@ def test_decoding_skips_special_tokens_and_survives_broken_bytes(tok):
 
 
 def test_words_named_like_special_or_byte_pieces_do_no_harm():
-    odd = tokenizer.build_words({"[CLS]": 500, "<0x41>": 500, "绿萝": 9}, "")
-    for text in ("[CLS]", "<0x41>", "A绿萝[CLS]é"):
+    odd = tokenizer.build_words({"<eos>": 500, "<user>": 500, "<0x41>": 500, "绿萝": 9}, "")
+    for text in ("<eos>", "<0x41>", "A绿萝<eos>é<user>"):
         ids = tokenizer.encode(odd, text)
         assert tokenizer.decode(odd, ids) == text
         assert not set(ids) & set(odd.all_special_ids)
-    assert odd.convert_tokens_to_ids("[CLS]") == 1
+    assert odd.convert_tokens_to_ids(["<eos>", "<user>"]) == [2, 4]
 
 
 def test_no_word_at_all_still_makes_a_tokenizer():
@@ -193,16 +286,16 @@ def test_a_very_long_line_is_fast(tok, line):
 
 def test_characters_are_single_and_the_commonest_come_first():
     made = tokenizer.build_characters(Counter("绿绿绿萝萝水a\n\n"))
-    assert made.convert_ids_to_tokens(range(5, 10)) == ["绿", "\n", "萝", "a", "水"]
+    assert made.convert_ids_to_tokens(range(N, N + 5)) == ["绿", "\n", "萝", "a", "水"]
     assert tokenizer.to_pieces(made, "萝水\n绿a") == list("萝水\n绿a")
-    assert len(made) == 5 + len({*"绿萝水", "\t", "\n", "\r", *map(chr, range(32, 127))}) + 256
+    assert len(made) == N + len({*"绿萝水", "\t", "\n", "\r", *map(chr, range(32, 127))}) + 256
 
 
 def test_bytes_are_all_there_is():
     made = tokenizer.build_bytes()
-    assert made.convert_ids_to_tokens(range(261)) == [*tokenizer.SPECIAL_TOKENS, *BYTES] and len(made) == 261
+    assert made.convert_ids_to_tokens(range(262)) == [*NAMES, *BYTES] and len(made) == 262
     for text in ("绿é a\n", *LOOK_ALIKES):
-        assert tokenizer.encode(made, text) == [5 + byte for byte in text.encode()]
+        assert tokenizer.encode(made, text) == [N + byte for byte in text.encode()]
     assert tokenizer.to_pieces(made, "绿é") == ["绿", "é"]
 
 
@@ -235,7 +328,7 @@ def test_bpe_makes_the_merges_of_a_naive_count():
         texts = ["".join(chance.choices("甲乙丙丁，", (5, 4, 3, 2, 1), k=60)) for _ in range(3)]
         made = tokenizer.build_bpe(texts, 500, min_count=2)
         expected = naive_bpe(texts, 100, 2)
-        first = 5 + len({*"".join(texts), *tokenizer._ASCII})
+        first = N + len({*"".join(texts), *tokenizer._ASCII})
         assert made.convert_ids_to_tokens(range(first, first + len(expected))) == expected
         assert len(made) == first + len(expected) + 256
 
@@ -247,12 +340,14 @@ def test_a_bpe_vocabulary_has_its_size_and_all_characters():
     assert tokenizer.to_pieces(made, "给绿萝浇水，") == ["给绿萝浇水", "，"]
     small = tokenizer.build_bpe(texts, 0)  # no room for a merge: characters and bytes remain
     assert tokenizer.to_pieces(small, "绿萝浇水") == list("绿萝浇水")
-    assert len(small) == 5 + len({*"".join(texts), *tokenizer._ASCII}) + 256
+    assert len(small) == N + len({*"".join(texts), *tokenizer._ASCII}) + 256
 
 
 def test_no_merge_crosses_a_mark_a_sign_or_a_blank():
-    made = tokenizer.build_bpe(["，我[CLS]<0x41>1+1\n好  好"] * 50, 10_000)
-    assert all(len(token) == 1 or token.isalnum() for token in made.convert_ids_to_tokens(range(5, len(made) - 256)))
+    made = tokenizer.build_bpe(["，我[CLS]<bos><assistant><0x41>1+1\n好  好"] * 50, 10_000)
+    learnt = made.convert_ids_to_tokens(range(N, len(made) - 256))
+    assert all(len(token) == 1 or token.isalnum() for token in learnt)
+    assert {"CLS", "bos", "assistant"} < set(learnt)  # what is between the brackets is a word like any other
 
 
 def test_listed_has_a_readable_line_for_each_token(tmp_path):
@@ -291,7 +386,8 @@ def test_the_same_words_give_the_same_bytes_whatever_the_order_of_the_characters
 def test_load_gives_the_tokenizer_back_or_says_what_to_run(tmp_path):
     tok.save_pretrained(tmp_path)
     again = tokenizer.load_tokenizer(tmp_path)
-    assert tokenizer.encode(again, "[CLS]绿萝") == tokenizer.encode(tok, "[CLS]绿萝")
+    assert tokenizer.encode(again, "<eos>绿萝") == tokenizer.encode(tok, "<eos>绿萝")
+    assert (again.user_token_id, again.assistant_token_id) == (4, 5) and set(again.all_special_ids) == set(range(N))
     with pytest.raises(RoomError, match="02_vocab"):
         tokenizer.load_tokenizer(tmp_path / "nowhere")
 
@@ -308,7 +404,8 @@ for folder, texts in json.load(sys.stdin):
         tok = AutoTokenizer.from_pretrained(folder)
         ids = tok(texts)["input_ids"]
         specials = [tok.bos_token_id, tok.eos_token_id, tok.pad_token_id, tok.unk_token_id, tok.sep_token_id]
-        found.append([ids, tok.batch_decode(ids), specials, len(tok)])
+        again = tok.batch_decode(ids, skip_special_tokens=True)
+        found.append([ids, again, specials, len(tok), sorted(tok.all_special_ids)])
 assert not any(name.split(".")[0] == "helpers" for name in sys.modules)
 print(json.dumps(found))
 """
@@ -329,7 +426,8 @@ def test_plain_hugging_face_loads_the_folder_in_another_process(tmp_path):
     texts, expected = [TEXT, *LOOK_ALIKES, "".join(LOOK_ALIKES)], []
     for kind, made in TOKENIZERS.items():
         made.save_pretrained(tmp_path / kind)
-        expected += [[tokenizer.encode_batch(made, texts), texts, [2, 1, 3, 4, 0], len(made)]] * 6
+        started = [[1, *ids] for ids in tokenizer.encode_batch(made, texts)]
+        expected += [[started, texts, [1, 2, 0, 3, None], len(made), list(range(N))]] * 6
     assert outside([tmp_path / kind for kind in TOKENIZERS], texts, tmp_path) == expected
 
 
@@ -371,7 +469,9 @@ def test_a_bert_vocabulary_has_its_ids_and_starts_and_ends_documents(bert):
     assert names == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     assert theirs.convert_tokens_to_ids(names) == [0, 100, 101, 102, 103]
     ids = tokenizer.encode(theirs, POEM)
-    assert ids == [BERT.index(character) for character in POEM] == theirs(POEM)["input_ids"]
+    assert ids == [BERT.index(character) for character in POEM]
+    assert theirs(POEM)["input_ids"] == [101, *ids]  # its start, and no end: BERT's own would write [SEP] behind it
+    assert theirs(POEM, "床")["input_ids"] == [101, *ids, BERT.index("床")]
 
 
 @pytest.mark.parametrize(
@@ -411,7 +511,7 @@ def test_byte_level_bpe_comes_back_exactly_and_is_neither_cut_nor_padded(bert, t
     theirs = tokenizer.load_pretrained(str(folders(bert, tmp_path_factory)[1]))
     for text in (POEM, "é😀 the  cats\n", "<s>", *LOOK_ALIKES):
         assert tokenizer.decode(theirs, tokenizer.encode(theirs, text)) == text
-        assert theirs(text)["input_ids"] == tokenizer.encode(theirs, text)
+        assert theirs(text)["input_ids"] == [theirs.bos_token_id, *tokenizer.encode(theirs, text)]
         assert "".join(tokenizer.to_pieces(theirs, text)) == text
 
 
@@ -424,7 +524,8 @@ def test_the_saved_pretrained_tokenizer_loads_the_same_here_and_in_plain_hugging
         ids = tokenizer.encode_batch(theirs, texts)
         specials = [theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id, theirs.unk_token_id]
         specials.append(theirs.sep_token_id)
-        expected += [[ids, [tokenizer.decode(theirs, row) for row in ids], specials, len(theirs)]] * 6
+        started, back = [[theirs.bos_token_id, *row] for row in ids], [tokenizer.decode(theirs, row) for row in ids]
+        expected += [[started, back, specials, len(theirs), sorted(theirs.all_special_ids)]] * 6
         again = tokenizer.load_tokenizer(room)
         assert tokenizer.encode_batch(again, texts) == ids and again.bos_token_id == theirs.bos_token_id
         once_more = tokenizer.load_pretrained(str(room))  # a run's own final model is a pretrained one too
@@ -437,7 +538,8 @@ def test_our_own_tokenizer_stays_itself_as_a_pretrained_one(tmp_path):
     tok.save_pretrained(tmp_path)
     again = tokenizer.load_pretrained(str(tmp_path))
     assert again.backend_tokenizer.decoder.__getstate__() == tok.backend_tokenizer.decoder.__getstate__()
-    assert (again.bos_token, again.eos_token, again.pad_token) == (tok.bos_token, tok.eos_token, tok.pad_token)
+    assert again.special_tokens_map == tok.special_tokens_map and again.user_token_id == 4  # the roles with it
+    assert again(TEXT)["input_ids"] == tok(TEXT)["input_ids"]
     for text in (TEXT, *LOOK_ALIKES):
         assert tokenizer.encode(again, text) == tokenizer.encode(tok, text)
         assert tokenizer.decode(again, tokenizer.encode(again, text)) == text

@@ -308,9 +308,9 @@ def test_take_stops_at_a_whole_document():
 
 
 def test_the_word_file_comes_back_and_has_one_word_a_line(tmp_path):
-    words = ["[SEP]", "绿萝", "，", "a\x00b"]
+    words = ["<pad>", "绿萝", "，", "a\x00b"]
     write_words(tmp_path / "vocab_user.txt", words)
-    assert (tmp_path / "vocab_user.txt").read_bytes() == "[SEP]\n绿萝\n，\na\x00b\n".encode()
+    assert (tmp_path / "vocab_user.txt").read_bytes() == "<pad>\n绿萝\n，\na\x00b\n".encode()
     assert read_words(tmp_path / "vocab_user.txt") == words
     for word in ("绿\n萝", "a b", "", "\u2028"):
         with pytest.raises(ValueError, match="word 2"):
