@@ -28,15 +28,19 @@ FIGURES = {
         ("floor_bits_per_char", "the corpus's floor", ".3f"),
     ],
     "generate": [("facts_seen", "facts right, seen", ".0%"), ("facts_held_out", "facts right, held out", ".0%")],
-    "serve": [("latency_ms_p50", "ms a request (median)", ",.0f")],
+    "serve": [("latency_ms_p50", "ms per request (median)", ",.0f")],
     "tournament": [
         (f"{kind}_bits_per_char", f"{kind}, bits per character", ".2f")
         for kind in ("characters", "words", "bpe", "bytes")
     ],
+    "recipes": [
+        ("baseline_bits_per_char", "the plain recipe, bits per character", ".2f"),
+        ("default_bits_per_char", "the default, bits per character", ".2f"),
+    ],
 }
 SAMPLES = 12  # generated texts on the page
 
-# code is folded, progress bars are left out
+# code is folded, progress bars are left out; a drawing keeps its words for those who do not see it
 NOTEBOOK = """
 {%- extends 'basic/index.html.j2' -%}
 {%- block in_prompt -%}{%- endblock in_prompt -%}
@@ -45,6 +49,10 @@ NOTEBOOK = """
 <details class="code"><summary>{{ cell.source.strip().split('\\n')[0] | e }}</summary>{{ super() }}</details>
 {%- endblock input -%}
 {%- block data_widget_view -%}{%- endblock data_widget_view -%}
+{%- block data_svg -%}
+<img alt="{{ output.data.get('text/plain', '') | escape_html }}"
+     src="data:image/svg+xml;base64,{{ output.data['image/svg+xml'] | text_base64 }}">
+{%- endblock data_svg -%}
 """
 STYLE = """
 body { max-width: 54rem; margin: 2rem auto; padding: 0 1rem; line-height: 1.6; color: #222; background: #fff;
@@ -99,23 +107,28 @@ def samples(run: str) -> str:
     return "<h2>What the model writes</h2><p>The beginning in bold was given.</p>" + "".join(parts)
 
 
-def chapter(exporter: HTMLExporter, stage: str, notebook: nbformat.NotebookNode) -> str:
+def exporter() -> HTMLExporter:
+    """Return what makes a section of the page of an executed notebook."""
+    return HTMLExporter(
+        extra_loaders=[DictLoader({"report.html.j2": NOTEBOOK})], template_file="report.html.j2",
+        exclude_anchor_links=True,
+    )  # fmt: skip
+
+
+def chapter(maker: HTMLExporter, stage: str, notebook: nbformat.NotebookNode) -> str:
     """Return an executed notebook as a section of the page."""
     notebook.metadata.pop("widgets", None)  # a widget works only as long as its kernel runs
-    body, _ = exporter.from_notebook_node(notebook)
+    body, _ = maker.from_notebook_node(notebook)
     body = re.sub(r"<iframe\b.*?</iframe>", "", body, flags=re.DOTALL)  # its server was shut down with the notebook
     return f"<section class='notebook' id='{paths.notebook(stage).stem}'>{body}</section>"
 
 
 def write(run: str) -> Path:
     """Write runs/<run>/report.html from what the run has so far; return its path."""
-    exporter = HTMLExporter(
-        extra_loaders=[DictLoader({"report.html.j2": NOTEBOOK})], template_file="report.html.j2",
-        exclude_anchor_links=True,
-    )  # fmt: skip
+    maker = exporter()
     copies = {stage: paths.executed_copy(run, stage) for stage in paths.NOTEBOOKS}
     notebooks = {stage: nbformat.read(copy, as_version=4) for stage, copy in copies.items() if copy.is_file()}
-    chapters = [chapter(exporter, stage, notebook) for stage, notebook in notebooks.items()]
+    chapters = [chapter(maker, stage, notebook) for stage, notebook in notebooks.items()]
     names = [paths.notebook(stage).stem for stage in notebooks]
     links = " ".join(f"<a href='#{name}'>{name}</a>" for name in names)
     page = f"""<!DOCTYPE html>

@@ -32,7 +32,9 @@ class Page(HTMLParser):
     def handle_starttag(self, tag, attrs):
         self.tags.add(tag)
         self.attributes |= {name for name, _ in attrs}
-        if tag != "br":
+        if tag == "br":
+            self.words += "\n"
+        else:
             self.open.append(tag)
 
     def handle_endtag(self, tag):
@@ -40,6 +42,35 @@ class Page(HTMLParser):
 
     def handle_data(self, data):
         self.words += data
+
+
+class Stripped(HTMLParser):
+    """What a reader sees of a fragment where styles and titles are stripped, as on GitHub.
+
+    Cells and blocks are apart, <u>underlined</u> text stands in _ _, and <sup>superscripts</sup> follow a ^.
+    """
+
+    SIGNS = {"td": "\t", "th": "\t", "tr": "\n", "div": "\n", "blockquote": "\n", "table": "\n"}
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.words = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.words += {"br": "\n", "u": "_", "sup": "^"}.get(tag, "")
+
+    def handle_endtag(self, tag):
+        self.words += {"u": "_"}.get(tag, self.SIGNS.get(tag, ""))
+
+    def handle_data(self, data):
+        self.words += data
+
+
+def stripped(html: str) -> str:
+    """Return the text of a fragment of HTML as it is read where styles are stripped; lines without edges."""
+    return "\n".join(line.strip() for line in Stripped(html).words.split("\n") if line.strip())
 
 
 HOSTILE = st.text(max_size=12) | st.sampled_from(

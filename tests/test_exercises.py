@@ -22,7 +22,8 @@ def read(stage):
 
 @STAGES
 def test_there_is_enough_to_do(stage):
-    assert not missing(read(stage), paths.notebook(stage).name)
+    found = missing(read(stage), paths.notebook(stage).name)
+    assert not found, "\n".join(found)
 
 
 @ALL
@@ -121,7 +122,7 @@ FAULTS = {
     "the line '# ---- check ----' once": replace(CHECK, "# check", at=CELL),
     "the check below": replace(SOURCE.partition(CHECK)[2], "", at=CELL),
     "no line to start from": replace("def after(n):\n    return ...", "# write here", at=CELL),
-    "2 lines: 5 to 20": replace("step = 1\n    for _ in range(step):\n        n += 1\n    ", "", at=BELOW),
+    "2 lines: 5 to 25": replace("step = 1\n    for _ in range(step):\n        n += 1\n    ", "", at=BELOW),
     "ends with []": output("", at=CELL),
     "ends with ['Not yet: ']": output("Not yet: \n", at=CELL),
     "ends with ['Not yet: one', 'Not yet: two']": output("Not yet: one\nNot yet: two\n", at=CELL),

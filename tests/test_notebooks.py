@@ -1,7 +1,11 @@
-"""All six notebooks as `make run` runs them, at a scale of seconds: on the built-in corpus, then on one's own text."""
+"""All six notebooks as `make run` runs them, at a scale of seconds: on the built-in corpus, then on one's own text.
+
+On the built-in corpus every exercise has its published solution in place; on one's own text they are as committed.
+"""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from itertools import islice
@@ -9,6 +13,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from exercises import SOLVED, UNSOLVED, exercises, solved, verdict_problems
 
 from helpers import paths
 from helpers.corpus import built_in
@@ -24,6 +29,7 @@ RESULT = {
     "train": {"steps", "seconds", "tokens_per_second", "val_loss", "val_bits_per_char", "accuracy"},
     "generate": {"longest_copy", "copied_share", "samples"},
     "serve": {"latency_ms_p50", "first_token_ms_p50"},
+    "recipes": {"best", "baseline_bits_per_char", "default_bits_per_char", "unclear"},
     "tournament": {"best"} | {f"{kind}_bits_per_char" for kind in ("characters", "words", "bpe", "bytes")},
 }
 PLAIN_LOAD = """
@@ -37,9 +43,21 @@ assert "helpers" not in sys.modules
 """
 
 
+def solved_course(root: Path) -> None:
+    """Copy what a run needs of the repository, with each exercise solved as its notebook says."""
+    for name in ("helpers", "notebooks", "presets", "data", "benchmarks"):
+        shutil.copytree(paths.repo_root() / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in (root / "notebooks").rglob("*.ipynb"):
+        nbformat.write(solved(nbformat.read(path, as_version=4)), path)
+
+
 def course(runs: Path, *arguments: str, cwd: Path) -> str:
-    """Run `python -m helpers.run …` from a folder that isn't the repository; return what it printed."""
-    environment = {**os.environ, "RUNS_DIR": str(runs), "PYTHONPATH": str(paths.repo_root())}
+    """Run `python -m helpers.run …` from a folder that isn't the repository; return what it printed.
+
+    The notebooks are those of the folder's `solved`, where there is one.
+    """
+    root = cwd / "solved" if (cwd / "solved").is_dir() else paths.repo_root()
+    environment = {**os.environ, "RUNS_DIR": str(runs), "PYTHONPATH": str(root)}
     command = [sys.executable, "-m", "helpers.run", "--preset", "micro", *arguments]
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, encoding="utf-8")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -63,6 +81,8 @@ def run(request, tmp_path_factory):
             text = "\n\n".join(document.text for document in islice(built_in.documents(seed=1), 300))
             (folder / "我的 语料.txt").write_bytes(text.encode("gb18030"))
             arguments += ["--corpus", "我的 语料.txt"]
+        else:
+            solved_course(folder / "solved")
         printed = course(folder / "runs", *arguments, cwd=folder)
         assert skipped(printed) == [False] * 6
         again = course(folder / "runs", *arguments, cwd=folder)
@@ -77,6 +97,18 @@ def test_every_notebook_runs_to_its_end_without_an_error_or_a_warning(run):
         assert all(cell.execution_count for cell in code)
         outputs = [output for cell in code for output in cell.outputs]
         assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+
+
+def check_exercises(run, stage):
+    """Assert that each exercise of an executed copy says what it must: missing on one's own text, right in `sample`."""
+    wanted = SOLVED if run == "sample" else UNSOLVED
+    for exercise in exercises(nbformat.read(paths.executed_copy(run, stage), as_version=4)):
+        assert not verdict_problems(exercise, wanted), f"{stage} [{exercise.cell.id}]"
+
+
+def test_each_exercise_says_what_is_missing_and_each_published_solution_solves_it(run):
+    for stage in paths.STAGES:
+        check_exercises(run, stage)
 
 
 def test_every_room_fits_the_one_before_and_says_what_it_found(run):
@@ -131,5 +163,6 @@ def test_a_side_door_runs_on_the_rooms_of_the_run(run, side_door):
     book = nbformat.read(paths.executed_copy(run, side_door), as_version=4)
     outputs = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
     assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+    check_exercises(run, side_door)
     assert f"id='{side_door}'" in (paths.run_dir(run) / "report.html").read_text("utf-8")
     assert all(passed for _, passed, _ in verify(run))

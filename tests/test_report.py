@@ -1,10 +1,13 @@
 """The report of a run: one page that fetches nothing, with its figures, its samples and its notebooks."""
 
+import base64
 import json
+import re
 from html.parser import HTMLParser
 
 import nbformat
 import pytest
+from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from helpers import paths, report
 from helpers.run import main
@@ -42,6 +45,17 @@ def test_the_report_is_one_page_that_fetches_nothing(house):
     assert outside.fetched == [] and "iframe" not in outside.tags and "script" not in outside.tags
     assert "床前&lt;b&gt;明月光" in page and "<b>月</b>" in page and "data:image/png;base64" in page
     assert "characters 12,345" in page and page.count("<details") == 6 and "vocab 一步" in page
+
+
+def test_a_drawing_is_in_the_page_with_its_words():
+    """An executed copy lies elsewhere than notebooks/images: the drawing must be a part of the page."""
+    svg = '<svg xmlns="http://www.w3.org/2000/svg"><title>缓存</title></svg>'
+    shown = new_output("display_data", data={"image/svg+xml": svg, "text/plain": '[drawing] the "cache"'})
+    page = report.chapter(report.exporter(), "train", new_notebook(cells=[new_code_cell("1", outputs=[shown])]))
+    (picture,) = re.findall(r"<img [^>]*>", page)
+    (data,) = re.findall('src="data:image/svg[+]xml;base64,([^"]*)"', picture)
+    assert base64.b64decode(data).decode() == svg
+    assert 'alt="[drawing] the &#34;cache&#34;"' in picture or "alt='[drawing] the \"cache\"'" in picture
 
 
 def test_figures_that_a_stage_did_not_find_are_left_out(monkeypatch):

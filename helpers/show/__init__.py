@@ -1,15 +1,19 @@
 """Everything that is for the eyes: figures, tables, dashboards, panels; only notebooks import it.
 
-Figures are PNGs without Chinese (a fresh machine has no such font); whatever shows Chinese is HTML, drawn by the
-browser. Every function displays its result and returns None unless its docstring says otherwise.
+Figures are PNGs without Chinese (a fresh machine has no such font); whatever shows Chinese is HTML or SVG, drawn by
+the browser. All of it says the same where styles are stripped, as on GitHub, and in plain text. Every function displays
+its result and returns None unless its docstring says otherwise.
 
     notebook        what notebooks call: show.table, show.zipf, show.watch, …
     figures         the style of figures; lengths, Zipf's law, coverage, learning rate, windows
+    svg             boxes, words and arrows as SVG text
+    drawing         the drawings of notebooks/images
+    lattice         a text's lattice of pieces, merges of BPE, a path through the grammar
     text            documents, tokens, tables, probabilities, labels as HTML
     metrics_file    read a run's metrics.jsonl while it grows
     series          its rows as arrays: means, seconds
     status          the state of a run in words
-    curves          loss curves
+    curves          loss curves, and curves of any numbers
     experts         the load of a mixture of experts
     history         samples and loss spikes over a run
     runs            several runs in one figure and a table
@@ -17,4 +21,5 @@ browser. Every function displays its result and returns None unless its docstrin
     dashboard       a run watched live, with a Stop button
     explain         probabilities in colours, filters, copied stretches, diversity, attention of a text
     panel           sliders for sampling
+    exercise        a reader's guess compared with the answer
 """

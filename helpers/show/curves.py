@@ -1,10 +1,11 @@
-"""Loss curves of a training run, with floor and baselines, and the small panels under them.
+"""Loss curves of a training run, with floor and baselines, and the small panels under them; and curves of any numbers.
 
-Drawn from the rows of metrics.jsonl alone. What a row lacks is not drawn; a NaN is a gap.
+A run's are drawn from the rows of metrics.jsonl alone. What a row lacks is not drawn; a NaN is a gap.
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,7 +13,20 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from helpers.show.experts import busiest
-from helpers.show.figures import BLUE, GREEN, GREY, INK, PLAIN, RUST, THOUSANDS, VIOLET, draw_schedule, mosaic
+from helpers.show.figures import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    PLAIN,
+    RUST,
+    THOUSANDS,
+    VIOLET,
+    canvas,
+    draw_schedule,
+    mosaic,
+    show_figure,
+)
 from helpers.show.metrics_file import planned_steps, step_of
 from helpers.show.series import Field, averaged, last_value
 
@@ -68,8 +82,14 @@ def finish_bits(ax: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
     ax.yaxis.set_major_locator(MaxNLocator(5) if few else FixedLocator(TICKS))
     ax.yaxis.set_major_formatter(PLAIN)
     ax.yaxis.set_minor_locator(NullLocator())
-    low, high = np.log(ax.get_ylim())
-    wanted = [(math.log(value) - low) / (high - low) for value, _, _ in ends]
+    name_ends(ax, ends)
+
+
+def name_ends(ax: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
+    """Name lines right of the axes at the height where they end: (value, name, colour); names do not overlap."""
+    scale = ax.yaxis.get_transform()
+    low, high = scale.transform(np.array(ax.get_ylim()))
+    wanted = [float((scale.transform(np.array([value]))[0] - low) / (high - low)) for value, _, _ in ends]
     height = 72 * ax.figure.bbox.height / ax.figure.dpi * ax.get_position().height  # in points
     positions = spread_out(wanted, 12 / height, 0.0, 1.0)
     for at, (_, text, colour) in zip(positions, ends, strict=True):
@@ -175,3 +195,57 @@ def run_figure(
     for i, panel in enumerate(panels):
         draw_panel(axes[f"{i}"], rows, *panel)
     return fig
+
+
+SHAPES = tuple(zip((BLUE, RUST, GREEN, VIOLET, INK), ("-", "--", "-.", ":", "-"), "os^Dv", strict=True))
+
+
+def describe_curves(series: Mapping[str, Sequence[tuple[float, float]]], levels: Mapping[str, float]) -> str:
+    """Return in words where each curve begins, where it is lowest and where it ends; then the levels."""
+    words = []
+    for name, points in series.items():
+        known = [(x, y) for x, y in points if math.isfinite(y)]
+        if not known:
+            words.append(f"{name}: nothing measured")
+            continue
+        (x0, first), (x1, last), (x, least) = known[0], known[-1], min(known, key=lambda point: point[1])
+        words.append(f"{name}: {first:.2f} at {x0:g}, lowest {least:.2f} at {x:g}, {last:.2f} at {x1:g}")
+    return "; ".join([*words, *(f"{name} {value:.2f}" for name, value in levels.items())])
+
+
+def curves_figure(
+    series: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str, levels: Mapping[str, float]
+) -> Figure:
+    """Return the figure of `curves`."""
+    for name in (*series, *levels, x, y):
+        if not (name.isascii() and name.isprintable()):
+            raise ValueError(f"'{name}' cannot be written into a figure, whose font has only English letters")
+    fig, ax = canvas(3.3, xlabel=x, ylabel=y)
+    ends = [(value, f"{name} {value:.2f}", GREY) for name, value in levels.items()]
+    for value in levels.values():
+        ax.axhline(value, color=GREY, linewidth=1.2, linestyle=(0, (1, 2)), zorder=2)
+    for (name, points), (colour, dash, marker) in zip(series.items(), cycle(SHAPES), strict=False):
+        places, values = (np.array([point[i] for point in points], dtype=float) for i in (0, 1))
+        few = len(places) <= 40
+        ax.plot(places, values, color=colour, linestyle=dash, marker=marker if few else "", markersize=4, zorder=3)
+        known = values[np.isfinite(values)]
+        if len(known):
+            ends.append((float(known[-1]), f"{name} {known[-1]:.2f}", colour))
+    ax.xaxis.set_major_formatter(SHORT)
+    ax.yaxis.set_major_formatter(PLAIN)
+    name_ends(ax, ends)
+    return fig
+
+
+def curves(
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    x: str = "updates",
+    y: str = "bits per character",
+    levels: Mapping[str, float] | None = None,
+) -> None:
+    """Show curves by name, {"training": [(updates, bits), …], …}, and levels such as {"floor": 0.5} as dotted lines.
+
+    `x` and `y` name the axes. Each curve has its own colour and dash, and its last value stands at its right end. A
+    NaN is a gap. Raises ValueError for a name with other than English letters.
+    """
+    show_figure(curves_figure(series, x, y, levels or {}), describe_curves(series, levels or {}))

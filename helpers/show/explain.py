@@ -1,7 +1,7 @@
 """A written text explained: probability in colours, filters, copied stretches, diversity, the attention of one head.
 
-Draws the records of `generate.explain`, `generate.memorization` and `generate.diversity`. Everything is HTML with a
-plain-text twin, as in `text`: the stronger a colour, the less the model expected the character.
+Draws the records of `generate.explain`, `generate.memorization` and `generate.diversity`. Texts are HTML with a
+plain-text twin, as in `text`: the stronger a colour, the less the model expected the character. The attention is SVG.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +11,10 @@ from statistics import fmean
 from typing import TYPE_CHECKING, SupportsFloat
 
 from helpers.generate.surprisal import LEVELS, level
+from helpers.show.drawing import show_svg
+from helpers.show.svg import BLUE, GREY, INK, Picture, between, shortened, width_of
 from helpers.show.text import (
+    CONTINUES,
     HUES,
     LINE,
     card,
@@ -24,6 +27,7 @@ from helpers.show.text import (
     show_all,
     show_html,
     table_row,
+    unstyled,
     visible,
 )
 
@@ -34,7 +38,9 @@ if TYPE_CHECKING:  # these load torch
 
 END = "■"  # stands for the document's end
 ALPHAS = (0.0, 0.18, 0.34, 0.5, 0.7)  # how strong the colour of each level of surprisal is; the first has none
-MOST_TOKENS = 40  # of the picture of a head: n tokens are n² / 2 cells
+SURPRISE = 2  # from this level of surprisal on, a character is underlined and has its bits where styles are stripped
+MOST_TOKENS = 30  # of the picture of a head: n tokens are n² / 2 cells
+PRINTED = 0.1  # weights from here on are printed in it
 
 
 def coloured(text: str, probability: float, note: str = "") -> str:
@@ -46,10 +52,19 @@ def coloured(text: str, probability: float, note: str = "") -> str:
 
 
 def legend() -> str:
-    """Return what the colours of `coloured` mean, as a line of HTML."""
+    """Return what the colours of `coloured` mean, and what stands for them without styles, as a line of HTML."""
     names = ["a half or more", *(f"from {100 * least:.0f} %" for least in LEVELS[1:]), "less"]
     spans = [coloured(f" {name} ", least) for name, least in zip(names, [*LEVELS, 0.0], strict=True)]
-    return f'<div style="font-size:.8em;opacity:.8">probability of a character: {" · ".join(spans)}</div>'
+    below = f"less than {100 * LEVELS[SURPRISE - 1]:.0f} %"
+    signs = unstyled(f" (in colours; without them {below} is underlined, with its bits)")
+    return f'<div style="font-size:.8em;opacity:.8">probability of a character: {" · ".join(spans)}{signs}</div>'
+
+
+def with_bits(html: str, bits: float) -> str:
+    """Return a piece of text in colour; without styles a surprising one is underlined, its bits above its end."""
+    if level(2**-bits) < SURPRISE:
+        return html
+    return f'<u style="text-decoration:none">{html}</u><sup style="font-size:0;line-height:0">{bits:.1f}</sup>'
 
 
 def probabilities_in_words(alternatives: Iterable[tuple[str, float]]) -> str:
@@ -82,11 +97,11 @@ def step_in_words(step: "Step") -> str:
 
 def explained(steps: Sequence["Step"], prompt: str = "") -> None:
     """Show the steps of `explain.explain`: each character coloured by its probability, details under the mouse."""
-    body = render_continuation(prompt, prompt)
+    body = render_continuation(prompt, prompt) + (unstyled(CONTINUES) if prompt else "")
     for group in whole_characters(steps):
         text = group[-1].text
         bits = sum(step.bits for step in group) / max(1, len(text))  # per character
-        body += coloured(text or END, 2**-bits, "\n\n".join(map(step_in_words, group)))
+        body += with_bits(coloured(text or END, 2**-bits, "\n\n".join(map(step_in_words, group))), bits)
     rows = []
     for step in steps:
         text = step.text or (END if step is steps[-1] else "…")  # a single byte is not yet a character
@@ -129,7 +144,7 @@ def render_copied(copied: "Copied") -> tuple[str, str]:
         note = f"{len(owner)} characters, {owner.times:,} times, first in document {owner.document:,}"
         alpha = 0.28 if 2 * len(run) >= len(owner) else 0.14  # paler: the rest is in a longer stretch
         style = f"background:rgba({next(hues)},{alpha});border-radius:2px"
-        html += f'<span style="{style}" title="{note}">{escape(run)}</span>'
+        html += f'{unstyled("【")}<span style="{style}" title="{note}">{escape(run)}</span>{unstyled("】")}'
         plain += f"【{run}】"
     note = f"longest stretch {copied.longest} characters · {percent(copied.share)} of its {copied.n}-grams known"
     return card(html, note), f"[{note}]\n{plain}"
@@ -138,7 +153,8 @@ def render_copied(copied: "Copied") -> tuple[str, str]:
 def copied(texts: Iterable["Copied"]) -> None:
     """Show the results of `memorization.Index.copied`: stretches of the training text have a coloured background.
 
-    Of stretches that overlap, the longest is shown whole; two hues alternate, so that neighbours can be distinguished.
+    In plain text, and without styles, they stand in 【】. Of stretches that overlap, the longest is shown whole; two
+    hues alternate, so that neighbours can be distinguished.
     """
     show_all(map(render_copied, texts))
 
@@ -181,33 +197,62 @@ def grid(cells: Sequence["Cell"]) -> None:
     show_html("\n".join(html), "\n\n".join(plain))
 
 
-def attention(names: Sequence[str], weights: Iterable[Iterable[SupportsFloat]], title: str = "") -> None:
-    """Show where one head attends: a row per token, a cell per token that it may see; the darker, the more weight.
-
-    `weights` (T, T): a tensor, an array or lists, rows that sum to 1. Of many tokens the last 40 are shown. Numbers
-    are under the mouse; the plain text says where each token attends most.
-    """
+def render_attention(names: Sequence[str], weights: Iterable[Iterable[SupportsFloat]], title: str) -> tuple[str, str]:
+    """Return the picture of one head as (SVG, plain text); arguments as those of `attention`."""
     matrix = [[float(weight) for weight in row] for row in weights]
     if len(names) != len(matrix):
         raise ValueError(f"{len(names)} tokens and {len(matrix)} rows of weights: each token needs its row")
     first = max(0, len(names) - MOST_TOKENS)
-    seen = [visible(name) for name in names]
     note = f"{title} (the last {MOST_TOKENS} of {len(names)} tokens)" if first else title
-    edge = "font-weight:normal;font-size:.85em;padding:.1em .3em"
-    lines, plain = [], [note] if note else []
-    for i in range(first, len(names)):
-        boxes = ""
-        for j in range(first, i + 1):
-            weight = matrix[i][j]
-            tip = f' title="{escape(seen[i])} → {escape(seen[j])} {percent(weight)}"' if weight >= 0.05 else ""
-            boxes += f'<td style="background:rgba({HUES[0]},{0.03 + 0.9 * weight**0.7:.2f});padding:0"{tip}></td>'
-        lines.append(table_row(element("th", f"{edge};text-align:right;white-space:nowrap", escape(seen[i])) + boxes))
-        most = max(range(i + 1), key=matrix[i].__getitem__)
-        plain.append(f"{seen[i]} → {seen[most]} {percent(matrix[i][most])}")
-    upright = f"{edge};writing-mode:vertical-rl;text-align:left;min-width:1.3em"
-    tops = "".join(element("th", upright, escape(name)) for name in seen[first:])
-    head = element("tr", "background:none;vertical-align:bottom", f"<th></th>{tops}")
-    body = element(
-        "table", "border-collapse:separate;border-spacing:1px;line-height:1.2", "\n".join([head, *lines, ""])
-    )
-    show_html(element("div", "font-size:.85em;opacity:.8", escape(note)) + body, "\n".join(plain))
+    rows, seen = matrix[first:], [visible(name) for name in names]
+    short = [shortened(name, 14, 76) for name in seen[first:]]
+    # 1. sizes: a cell has space for two digits; names stand left of the rows and above the columns, upright if long
+    cell = max(24.0, min(46.0, 700 / max(len(rows), 1)))
+    size = 14 if cell > 34 else 12
+    longest = max((width_of(name, size) for name in short), default=0) + 12
+    upright = longest - 12 > cell - 2
+    left, top = max(longest + 16, 104), 74 + (0.8 * longest - 14 if upright else 0)
+    plain = [note] if note else []
+    for i, row in enumerate(matrix[first:], first):
+        most = sorted(range(i + 1), key=lambda j: -row[j])[:3]
+        likeliest = [j for j in most if row[j] >= PRINTED] or most[:1]
+        plain.append(f"{seen[i]} → " + ", ".join(f"{seen[j]} {percent(row[j])}" for j in likeliest))
+    heading = shortened(note or "attention", 14, 830)
+    width = left + cell * len(rows) + (0.8 * longest if upright else 0) + 24
+    picture = Picture(
+        max(width, 400, width_of(heading, 14) + 60), top + cell * len(rows) + 46,
+        f"Attention: {title}" if title else "Attention of one head",
+        f"A row per token, a column per token that it may look at; the darker a cell, the larger its weight. {note}",
+    )  # fmt: skip
+    # 2. the cells: a row sums to 1
+    picture.text(24, 28, heading, 14, anchor="start", bold=True)
+    for i, row in enumerate(rows):
+        y = top + cell * i
+        picture.text(left - 8, y + cell / 2, short[i], size, anchor="end")
+        for j in range(i + 1):
+            weight, x = row[first + j], left + cell * j
+            picture.rect(x + 1, y + 1, cell - 2, cell - 2, between(BLUE, "#eef2f7", min(1.0, max(0.0, weight))), r=3)
+            if weight >= PRINTED:
+                digits = f"{100 * weight:.0f}"
+                ink = "#ffffff" if weight > 0.45 else INK
+                picture.text(
+                    x + cell / 2, y + cell / 2, digits, 13 if cell > 34 else 12 if len(digits) < 3 else 10, ink
+                )
+        if upright:
+            picture.text_upright(left + cell * (i + 0.5), top - 8, short[i], size)
+        else:
+            picture.text(left + cell * (i + 0.5), top - 14, short[i], size)
+    picture.text(24, top - 14, "from ↓  to →", 12, GREY, "start")
+    words = f"weights in %, from {100 * PRINTED:.0f} % on; without the first tokens a row sums to less" if first else ""
+    words = words or f"weights in %, printed from {100 * PRINTED:.0f} % on; a row sums to 100"
+    picture.text(24, picture.height - 24, words, 13, GREY, "start")
+    return picture.svg(), "\n".join(plain)
+
+
+def attention(names: Sequence[str], weights: Iterable[Iterable[SupportsFloat]], title: str = "") -> None:
+    """Show where one head attends: a row per token, a cell per token that it may see; the darker, the more weight.
+
+    `weights` (T, T): a tensor, an array or lists, rows that sum to 1. Of many tokens the last 30 are shown. Weights
+    from 10 % on are printed; the plain text says where each token attends most.
+    """
+    show_svg(*render_attention(names, weights, title))

@@ -1,8 +1,16 @@
 """A training run in texts: the samples it wrote over time, and the training text behind a loss spike. All HTML."""
 
+from html import escape
+
 from helpers.show.figures import thinned
 from helpers.show.metrics_file import Metrics, finite, last, rows_of, step_of
-from helpers.show.text import render_noted, render_table, show_all, show_html
+from helpers.show.text import element, render_noted, render_table, show_all, show_html
+
+SPIKE = (
+    "A spike (尖峰) is an update whose loss lies far above the mean of the updates before it. It need not be a fault: "
+    "a batch holds windows of about equal length, and one of short documents has mostly first tokens, which are the "
+    "hardest to predict. Read its texts above: broken ones are a fault, short ones are not."
+)
 
 
 def samples_over_time(metrics: Metrics, limit: int = 6, characters: int = 300) -> None:
@@ -22,15 +30,20 @@ def samples_over_time(metrics: Metrics, limit: int = 6, characters: int = 300) -
 
 
 def spikes(metrics: Metrics, limit: int = 5, characters: int = 300) -> None:
-    """Show the last `limit` loss spikes of a run and the windows of text that they came from, the worst first."""
+    """Show the last `limit` loss spikes of a run and the windows of text that they came from, the worst first.
+
+    A line under them says what a spike is.
+    """
     rows = [row for row in rows_of(metrics) if row.get("event") == "spike"][-limit:]
     lines = [[f"{step_of(row):,.0f}", two_decimals(row.get("loss")), two_decimals(row.get("usual"))] for row in rows]
-    rendered = [render_table(lines, ["step", "loss (nats a token)", "usually"])] if rows else []
+    rendered = [render_table(lines, ["step", "loss (nats per token)", "usually"])] if rows else []
     for row in rows:
         for window in row.get("windows") or []:
             loss = two_decimals(window.get("loss"))
             note = f"step {step_of(row):,.0f} · window {window.get('index', '?')} · loss {loss}"
             rendered.append(render_noted(str(window.get("text", "")), note, characters))
+    if rendered:
+        rendered.append((element("div", "font-size:.85em;opacity:.8", escape(SPIKE)), SPIKE))
     html, plain = ("\n".join(parts) for parts in zip(*rendered, strict=True)) if rendered else ("", "")
     show_html(html or "<div>no spike</div>", plain or "no spike")
 

@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING
 logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
 
 # ruff: noqa: E402, F401
+from helpers.show.curves import curves
 from helpers.show.dashboard import watch
+from helpers.show.drawing import drawing
+from helpers.show.exercise import predict
 from helpers.show.experts import expert_load
 from helpers.show.explain import attention, copied, explained, filters, grid
 from helpers.show.figures import coverage, length_histogram, schedule, window_diagram, zipf
 from helpers.show.history import samples_over_time, spikes
+from helpers.show.lattice import grammar_path, lattice, merges
 from helpers.show.metrics_file import read_metrics
 from helpers.show.remote_run import attach
 from helpers.show.runs import compare

@@ -1,9 +1,11 @@
 """Chinese text as HTML with a plain-text twin: tables, documents, tokens in colours, bars of probabilities, labels.
 
 It knows no tokenizer and no model, only strings and numbers. Colours are half transparent and text has the page's own
-colour, so that it is readable in light and dark themes; styles are inline, so that an export keeps them.
+colour, so that it is readable in light and dark themes; styles are inline, so that an export keeps them. GitHub strips
+styles: what a colour or a width says is therefore also there in signs (`unstyled`) or in words.
 """
 
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -15,6 +17,7 @@ from wcwidth import wcswidth
 
 # half transparent; the hues differ in lightness too, so that colour-blind readers can distinguish neighbours
 HUES = ("66,133,244", "244,160,0", "15,157,88", "219,68,85", "142,68,173")
+CONTINUES = "▸"  # between a prompt and what was written
 LINE = "rgba(128,128,128,.35)"
 MARKS = {" ": "␣", "\u3000": "␣", "\n": "↵", "\r": "␍", "\t": "⇥"}
 
@@ -51,6 +54,16 @@ def show_all(rendered: Iterable[tuple[str, str]], otherwise: str = "") -> None:
 def element(tag: str, style: str, html: str) -> str:
     """Return an element of HTML around HTML."""
     return f'<{tag} style="{style}">{html}</{tag}>'
+
+
+def unstyled(sign: str) -> str:
+    """Return a sign that shows only where styles are stripped, and stands there for what a style says elsewhere."""
+    return f'<span style="font-size:0">{escape(sign)}</span>'
+
+
+def lines_kept(html: str) -> str:
+    """Return HTML with <br> for each line break of its text; those within tags, in an attribute, stay."""
+    return re.sub(r"\r?\n(?![^<>]*>)", "<br>", html)
 
 
 def table_row(cells: str) -> str:
@@ -101,7 +114,7 @@ def render_table(rows: Iterable[Sequence], header: Sequence[str]) -> tuple[str, 
     align = [f"text-align:{'right' if to_right else 'left'}" for to_right in right]
 
     def line(tag: str, cells: Sequence[str], style: str) -> str:
-        boxes = (element(tag, f"{at};{style}", escape(cell)) for at, cell in zip(align, cells, strict=True))
+        boxes = (element(tag, f"{at};{style}", lines_kept(escape(cell))) for at, cell in zip(align, cells, strict=True))
         return f"<tr>{''.join(boxes)}</tr>"
 
     head = line("th", list(header), f"padding:.25em .9em;border-bottom:1px solid {LINE}")
@@ -117,10 +130,11 @@ def table(rows: Iterable[Sequence], header: Sequence[str]) -> None:
 
 
 def card(body: str, note: str = "") -> str:
-    """Return a framed block of HTML; line breaks in `body` are kept."""
+    """Return a framed block of HTML; line breaks in `body` are kept, without styles too."""
     above = element("div", "font-size:.8em;opacity:.6", note) if note else ""
-    frame = f"border-left:3px solid rgba({HUES[0]},.55);padding:.15em 0 .15em .9em;margin:.6em 0"
-    return element("div", frame, above + element("div", "white-space:pre-wrap;line-height:1.7", body))
+    inside = element("div", "white-space:pre-wrap;line-height:1.7", lines_kept(body))
+    frame = f"border-left:3px solid rgba({HUES[0]},.55);padding:.15em 0 .15em .9em;margin:.6em 0;color:inherit"
+    return element("blockquote", frame, above + inside)
 
 
 def render_noted(text: str, note: str, characters: int | None = None) -> tuple[str, str]:
@@ -137,7 +151,7 @@ def documents(texts: Iterable[str], limit: int = 3, characters: int = 400) -> No
 
 
 def chip(text: str, hue: str, alpha: float = 0.28) -> str:
-    """Return a token in colour; as a <code> element, it can be distinguished where styles are dropped, too."""
+    """Return a token in colour, in a <code> element."""
     style = f"background:rgba({hue},{alpha});color:inherit;font-family:inherit;border-radius:3px;padding:.1em .2em"
     return f'<code style="{style};margin:0 1px;white-space:pre">{escape(visible(text))}</code>'
 
@@ -146,13 +160,20 @@ def pieces(cuts: Mapping[str, Sequence[str]]) -> None:
     """Show how one text is cut in several ways: {"thulac": ["我", "喜欢"], "tokenizer": [...]}."""
     rows, plain = [], []
     for name, tokens in cuts.items():
-        chips = [chip(token, HUES[i % len(HUES)]) + ("<br>" if "\n" in token else "") for i, token in enumerate(tokens)]
+        boxes = [chip(token, HUES[i % len(HUES)]) + ("<br>" if "\n" in token else "") for i, token in enumerate(tokens)]
         count = element("span", "font-weight:normal;opacity:.6", f"{len(tokens)} pieces")
         head = "text-align:left;vertical-align:top;padding:.4em 1em .4em 0;white-space:nowrap"
         cells = element("th", head, f"{escape(name)}<br>{count}")
-        rows.append(table_row(cells + element("td", "text-align:left;padding:.4em 0;line-height:2", "".join(chips))))
+        cells += element("td", "text-align:left;padding:.4em 0;line-height:2", unstyled("|").join(boxes))
+        rows.append(table_row(cells))
         plain.append(f"{name} ({len(tokens)}): " + "|".join(map(visible, tokens)))
     show_html('<table style="border-collapse:collapse">\n' + "\n".join(rows) + "\n</table>", "\n".join(plain))
+
+
+def blocks(share: float, width: int = 12) -> str:
+    """Return a bar of block characters, `width` characters long for a share of 1, to an eighth of a character."""
+    whole, eighths = divmod(round(8 * width * min(max(share, 0.0), 1.0)), 8)
+    return "█" * whole + ("", *"▏▎▍▌▋▊▉")[eighths]
 
 
 def render_probabilities(rows: Iterable[tuple[str, float, float]]) -> tuple[str, str]:
@@ -161,8 +182,8 @@ def render_probabilities(rows: Iterable[tuple[str, float, float]]) -> tuple[str,
     most = max([max(before, after) for _, before, after in rows], default=0) or 1
 
     def bar(share: float, hue: str) -> str:
-        size = f"display:inline-block;vertical-align:middle;height:.85em;width:{9 * share / most:.2f}em"
-        drawn = element("div", f"{size};background:rgba({hue},.6);border-radius:2px", "")
+        look = f"color:rgb({hue});font-family:monospace;letter-spacing:-.5px"
+        drawn = element("span", look, blocks(share / most))
         words = element("span", "font-size:.85em;opacity:.75", percent(share))
         return element("td", "text-align:left;padding:.15em .6em;white-space:nowrap", f"{drawn} {words}")
 
@@ -174,8 +195,7 @@ def render_probabilities(rows: Iterable[tuple[str, float, float]]) -> tuple[str,
         fade = "" if after else "opacity:.55;"
         name = element("td", f"{fade}text-align:left;padding:.15em .6em", chip(token, HUES[0], 0.12))
         lines.append(table_row(name + bar(before, "128,128,128") + bar(after, HUES[0])))
-        block = "█" * round(24 * after / most)
-        flat.append([visible(token), f"{percent(before):>7}", f"{percent(after):>7}", block])
+        flat.append([visible(token), f"{percent(before):>7}", f"{percent(after):>7}", blocks(after / most, 24)])
     html = "\n".join(['<table style="border-collapse:collapse">', *lines, "</table>"])
     return html, "\n".join(plain_table(flat, [False] * 4))
 
@@ -186,20 +206,24 @@ def probabilities(rows: Iterable[tuple[str, float, float]]) -> None:
 
 
 def render_continuation(text: str, prompt: str = "") -> str:
-    """Return generated text as HTML, its prompt dimmed."""
+    """Return generated text as HTML, its prompt dimmed; without styles, ▸ stands between the two."""
     if not prompt or not text.startswith(prompt):
         return escape(text)
-    return f'<span style="opacity:.55">{escape(prompt)}</span>{escape(text[len(prompt) :])}'
+    rest = text[len(prompt) :]
+    sign = unstyled(CONTINUES) if rest else ""
+    return f'<span style="opacity:.55">{escape(prompt)}</span>{sign}{escape(rest)}'
 
 
 def samples(texts: Iterable[str], prompt: str = "") -> None:
-    """Show generated texts, the prompt at their beginning dimmed."""
+    """Show generated texts, the prompt at their beginning dimmed; in plain text, ▸ ends it."""
     texts = list(texts)
-    notes = [f"sample {i}" if len(texts) > 1 else "" for i in range(1, len(texts) + 1)]
-    show_all(
-        (card(render_continuation(text, prompt), note), f"[{note}]\n{text}" if note else text)
-        for text, note in zip(texts, notes, strict=True)
-    )
+    rendered = []
+    for i, text in enumerate(texts, 1):
+        note = f"sample {i}" if len(texts) > 1 else ""
+        begun = prompt and text.startswith(prompt) and text != prompt
+        plain = f"{prompt}{CONTINUES}{text[len(prompt) :]}" if begun else text
+        rendered.append((card(render_continuation(text, prompt), note), f"[{note}]\n{plain}" if note else plain))
+    show_all(rendered)
 
 
 def labels(inputs: Sequence[str], labels: Sequence[str | None], columns: int = 96) -> None:

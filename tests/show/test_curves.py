@@ -1,8 +1,13 @@
 """Loss curves: their names at the right end can be read, and a long run has a few panels while it goes on."""
 
-from displays import full_rows, rows_of
+import base64
+import math
+
+import pytest
+from displays import PNG, full_rows, rows_of
 
 from helpers.show import curves
+from helpers.show import notebook as show
 
 
 def test_names_of_lines_do_not_cover_each_other():
@@ -26,3 +31,28 @@ def test_the_words_of_a_figure_are_its_right_end():
 
 def test_numbers_are_short():
     assert [curves.short(value) for value in (0.00012, 3400, -12e6, 2.5e9)] == ["0.00012", "3.4k", "-12M", "2.5G"]
+
+
+TWO = {"training": [(0, 6.0), (100, 0.5)], "validation": [(0, 6.0), (50, 2.25), (100, math.nan), (200, 3.5)]}
+
+
+def test_any_curves_are_drawn_and_told_in_words(shown):
+    show.curves(TWO, y="bits per character", levels={"floor": 0.75})
+    data = shown[0]["data"]
+    assert base64.b64decode(data["image/png"]).startswith(PNG)
+    assert data["text/plain"] == (
+        "training: 6.00 at 0, lowest 0.50 at 100, 0.50 at 100; "
+        "validation: 6.00 at 0, lowest 2.25 at 50, 3.50 at 200; floor 0.75"
+    )
+    show.curves({"nothing": [], "gap": [(1, math.nan)]})
+    assert shown[1]["data"]["text/plain"] == "nothing: nothing measured; gap: nothing measured"
+
+
+def test_curves_differ_in_more_than_their_colour_and_are_named_at_their_ends():
+    (ax,) = curves.curves_figure(TWO, "updates", "nats", {"floor": 0.75}).axes
+    drawn = [line for line in ax.lines if line.get_marker() not in ("", "None")]
+    assert len({(line.get_linestyle(), line.get_marker()) for line in drawn}) == 2
+    assert {note.get_text() for note in ax.texts} == {"training 0.50", "validation 3.50", "floor 0.75"}
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("updates", "nats")
+    with pytest.raises(ValueError, match="训练"):
+        curves.curves_figure({"训练": []}, "updates", "nats", {})

@@ -2,7 +2,7 @@
 
 import re
 
-from displays import full_rows, rows_of
+from displays import full_rows, rows_of, stripped
 
 from helpers.show import notebook as show
 
@@ -23,6 +23,10 @@ def test_a_spike_shows_the_text_it_came_from(shown):
     assert words.splitlines()[1].split() == ["20", "4.00", "1.00"]
     assert "[step 20 · window 7 · loss 5.50]\n乱码<##>" in words and words.index("乱码") < words.index("第二")
     assert "乱码&lt;##&gt;" in shown[0]["data"]["text/html"]
+    assert "nats per token" in words and "A spike (尖峰) is an update whose loss" in words.splitlines()[-1]
+    lines = stripped(shown[0]["data"]["text/html"]).splitlines()
+    assert lines[:2] == ["step\tloss (nats per token)\tusually", "20\t4.00\t1.00"]
+    assert lines[2:4] == ["step 20 · window 7 · loss 5.50", "乱码<##>"]
     shown.clear()
     show.spikes(rows_of(5))
     assert shown[0]["data"]["text/plain"] == "no spike"

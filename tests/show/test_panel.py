@@ -36,7 +36,7 @@ def play(shown, monkeypatch):
     monkeypatch.setattr(generate, "next_logits", next_logits)
     monkeypatch.setattr(generate, "stream_chunks", lambda model, tokenizer, *rest: state.stream(*rest))
     model = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=64))
-    names = lambda ids: [["甲", "[CLS]", "<乙>", "丙"][i] for i in ids]  # noqa: E731
+    names = lambda ids: [["甲", "<eos>", "<乙>", "丙"][i] for i in ids]  # noqa: E731
     tokenizer = SimpleNamespace(convert_ids_to_tokens=names)
     state.panel = panel.Panel(model, tokenizer, "问 <b>\n")
     until(lambda: "丙" in state.panel.bars.value)
@@ -60,7 +60,7 @@ def test_the_panel_colours_what_it_wrote_by_probability(play):
     until(lambda: not play.panel.generate.disabled)
     html = play.panel.text.value
     page = Page(html)
-    assert page.words == "问 <b>\n好的<🌱>" and page.open == [] and page.tags == {"div", "span"}
+    assert page.words == "问 <b>\n好的<🌱>" and page.open == [] and page.tags == {"blockquote", "div", "span", "br"}
     assert re.search('<span title="90.0 %, number 2; likeliest: [^"]*">好</span>', html)
     assert re.search(r'<span style="background:rgba\([^"]*,0.5\)[^"]*" title="2.0 %[^"]*, ■ [^"]*">的</span>', html)
     assert re.search(r'<span style="background:rgba\([^"]*,0.18\)[^"]*" title="90.0 %[^"]*">&lt;🌱&gt;</span>', html)
@@ -104,7 +104,7 @@ def test_errors_are_told_in_the_panel(play):
 
 def test_sliders_redraw_the_bars_without_a_new_forward(play):
     before = play.panel.bars.value
-    assert "&lt;乙&gt;" in before and "[CLS]" in before
+    assert "&lt;乙&gt;" in before and "&lt;eos&gt;" in before
     play.panel.settings["top_k"].value = 1
     until(lambda: play.panel.bars.value != before)
     assert "100.0 %" in play.panel.bars.value

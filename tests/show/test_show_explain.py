@@ -2,9 +2,10 @@
 
 import math
 import re
+import xml.etree.ElementTree as ElementTree
 
 import pytest
-from displays import HOSTILE, Page
+from displays import HOSTILE, Page, stripped
 from hypothesis import HealthCheck, given, settings
 
 from helpers.generate import explain, memorization, surprisal
@@ -34,13 +35,15 @@ def test_any_text_can_be_seen_through(shown, one, two):
     stretches = (memorization.Stretch(0, len(one), 7, 2),) if one else ()
     show.copied([memorization.Copied(one + two, len(one), stretches, 8, 0, 0)])
     show.attention([one, two], [[1.0, 0.0], [0.5, 0.5]], title=two)
-    for output in shown:
+    for output in shown[:3]:
         page = Page(output["data"]["text/html"])
-        assert page.tags <= {"table", "thead", "tbody", "tr", "td", "th", "div", "span"}
+        assert page.tags <= {"table", "thead", "tbody", "tr", "td", "th", "div", "blockquote", "span", "u", "sup", "br"}
         assert page.attributes <= {"style", "title"} and page.open == []
-        assert output["data"]["text/plain"].strip()
-    assert Page(shown[0]["data"]["text/html"]).words.startswith(one + one + two)
-    assert one + two in Page(shown[2]["data"]["text/html"]).words
+    assert all(output["data"]["text/plain"].strip() for output in shown)
+    words = Page(shown[0]["data"]["text/html"]).words
+    assert words.startswith(f"{one}▸{one}{two}" if one else two)
+    assert set((one + two).replace("\r\n", "\n")) <= set(Page(shown[2]["data"]["text/html"]).words)
+    ElementTree.fromstring(shown[3]["data"]["image/svg+xml"])
 
 
 def test_each_character_has_the_colour_of_its_own_chance(shown):
@@ -51,7 +54,10 @@ def test_each_character_has_the_colour_of_its_own_chance(shown):
     grounds = re.findall(r'<span(?: style="background:rgba\([\d,]+,([\d.]+)\)[^"]*")? title="[^"]*">(.*?)</span>', html)
     # 0.001 ** (1/3) = 0.1, and 0.5 × 0.5 × 0.02 = 0.005
     assert grounds == [("", "好"), ("0.34", "龟背竹"), ("0.7", "🌱"), ("0.18", "■")]
-    assert '<span style="opacity:.55">问\n</span>' in html
+    assert '<span style="opacity:.55">问<br></span>' in html
+    first = stripped(html).splitlines()[:2]
+    assert first == ["问", "▸好_龟背竹_^3.3_🌱_^7.6■"], "surprises are underlined, with bits per character"
+    assert "less than 20 % is underlined, with its bits" in stripped(html)
     lines = shown[0]["data"]["text/plain"].splitlines()
     assert lines[0].split() == ["text", "probability", "rank", "bits", "likeliest"] and len(lines) == 7
     assert lines[1].split()[:2] == ["好", "60.0"]
@@ -93,6 +99,7 @@ def test_copied_stretches_are_marked_whole_and_neighbours_apart(shown):
     hues = re.findall(r"background:rgba\((\d+),", data["text/html"].split("known</div>")[1])
     assert len(hues) == 3 and hues[0] != hues[1] != hues[2]
     assert 'title="5 characters, 1 times, first in document 12,345">三四五六七<' in data["text/html"]
+    assert stripped(data["text/html"]) == data["text/plain"].replace("[", "").replace("]", "")
     show.copied([])
     show.copied([memorization.Copied("", 0, (), 8, 0, 0)])
 
@@ -110,18 +117,42 @@ def test_the_grid_has_a_table_a_measure(shown):
     assert shown[1]["data"]["text/plain"].count("t \\ p") == 2
 
 
+def test_the_grid_says_its_figures_without_colours(shown):
+    show.grid([Cell(t, 1.0, 0.1 + t, 0.01, None, None) for t in (0.5, 1.0)])
+    lines = stripped(shown[0]["data"]["text/html"]).splitlines()
+    assert lines[:4] == ["diversity: n-grams that differ", "t \\ p\t1", "0.5\t0.60", "1\t1.10"]
+
+
 def test_attention_shows_the_last_tokens_and_where_each_looks(shown):
     size = 50
     weights = [[1.0 if j == max(0, i - 1) else 0.0 for j in range(size)] for i in range(size)]
     names = [f"词{i}" for i in range(size)]
     show.attention(names, weights, "layer 0, head 1")
     lines = shown[0]["data"]["text/plain"].splitlines()
-    assert lines[0] == "layer 0, head 1 (the last 40 of 50 tokens)" and len(lines) == 41
-    assert lines[1] == "词10 → 词9 100.0 %" and lines[-1] == "词49 → 词48 100.0 %"
-    html = shown[0]["data"]["text/html"]
-    assert html.count("<td") == 40 * 41 / 2 and len(html) < 100_000
+    assert lines[0] == "layer 0, head 1 (the last 30 of 50 tokens)" and len(lines) == 31
+    assert lines[1] == "词20 → 词19 100.0 %" and lines[-1] == "词49 → 词48 100.0 %"
+    svg = shown[0]["data"]["image/svg+xml"]
+    assert svg.count("<rect") == 1 + 30 * 31 / 2 and len(svg) < 100_000
+    assert float(re.search(r'<svg[^>]* width="([\d.]+)"', svg).group(1)) <= 900
+    show.attention(["长" * 40, "二"], [[1.0, 0.0], [0.5, 0.5]], "a long title " * 20)
+    svg = shown[1]["data"]["image/svg+xml"]
+    assert float(re.search(r'<svg[^>]* width="([\d.]+)"', svg).group(1)) <= 900 and "…<" in svg
     with pytest.raises(ValueError, match="2 tokens and 1 rows"):
         show.attention(["一", "二"], [[1.0]])
+
+
+def test_attention_prints_the_weights_that_matter_and_darkens_with_them(shown):
+    show.attention(["我", "喜欢", "花"], [[1.0, 0, 0], [0.24, 0.76, 0], [0.05, 0.35, 0.6]], "head 0")
+    data = shown[0]["data"]
+    root = ElementTree.fromstring(data["image/svg+xml"])
+    words = [item.text for item in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert [word for word in words if word.isdigit()] == ["100", "24", "76", "35", "60"]
+    cells = [item.get("fill") for item in root.iter("{http://www.w3.org/2000/svg}rect")][1:]
+    red = [int(fill[1:3], 16) for fill in cells]  # the less red, the bluer and darker
+    assert len(cells) == 6 and red[0] < red[2] < red[5] < red[4] < red[1] < red[3]
+    assert data["text/plain"].splitlines() == [
+        "head 0", "我 → 我 100.0 %", "喜欢 → 喜欢 76.0 %, 我 24.0 %", "花 → 花 60.0 %, 喜欢 35.0 %",
+    ]  # fmt: skip
 
 
 def test_there_is_a_colour_for_each_level_of_surprisal():

@@ -1,7 +1,7 @@
 """Text as HTML with a plain-text twin: whatever the text is, it is shown as text, and Chinese is aligned."""
 
 import pytest
-from displays import HOSTILE, Page
+from displays import HOSTILE, Page, stripped
 from hypothesis import HealthCheck, given, settings
 
 from helpers.show import notebook as show
@@ -22,7 +22,7 @@ def test_any_text_is_shown_as_text(shown, one, two):
     show.spikes([{"event": "spike", "step": 1, "windows": [{"index": two, "loss": 2.0, "text": one}]}])
     for output in shown:
         page = Page(output["data"]["text/html"])
-        assert page.tags <= {"table", "thead", "tbody", "tr", "td", "th", "div", "span", "code", "br"}
+        assert page.tags <= {"table", "thead", "tbody", "tr", "td", "th", "div", "blockquote", "span", "code", "br"}
         assert page.attributes <= {"style"}
         assert page.open == []
         assert output["data"]["text/plain"].strip()
@@ -65,8 +65,11 @@ def test_removed_tokens_are_told_from_unlikely_ones(shown):
 
 def test_the_prompt_is_dimmed_only_where_it_is(shown):
     show.samples(["问\n答"], prompt="问\n")
-    assert '<span style="opacity:.55">问\n</span>答' in shown[0]["data"]["text/html"]
+    html = shown[0]["data"]["text/html"]
+    assert '<span style="opacity:.55">问<br></span>' in html and Page(html).words == "问\n▸答"
+    assert shown[0]["data"]["text/plain"] == "问\n▸答"
     assert text.render_continuation("别的", "问") == "别的"
+    assert "▸" not in text.render_continuation("问", "问"), "nothing was written yet"
 
 
 def test_labels_need_one_label_an_input(shown):
@@ -80,3 +83,37 @@ def test_columns_are_those_of_a_terminal():
     """A combining mark takes no column, an emoji two: counted in characters, the second column would not line up."""
     lines = text.plain_table([["e\u0301", "|"], ["龙", "|"], ["🌱", "|"], ["ab", "|"]], [False, False])
     assert lines == ["e\u0301   |", "龙  |", "🌱  |", "ab  |"]
+
+
+# ---- where styles are stripped, as on GitHub ----
+
+
+def test_without_styles_pieces_are_apart(shown):
+    show.pieces({"thulac": ["我", "喜欢", "花"], "bytes": ["<0xE7>", " "]})
+    assert stripped(shown[0]["data"]["text/html"]).splitlines() == [
+        "thulac", "3 pieces\t我|喜欢|花", "bytes", "2 pieces\t<0xE7>|␣",
+    ]  # fmt: skip
+
+
+def test_without_styles_bars_are_as_long_as_their_probabilities(shown):
+    show.probabilities([("太阳", 0.5, 1.0), ("阴", 0.25, 0.0)])
+    _, first, second = (line.split("\t") for line in stripped(shown[0]["data"]["text/html"]).splitlines())
+    assert first == ["太阳", "██████ 50.0 %", "████████████ 100.0 %"]
+    assert second == ["阴", "███ 25.0 %", " –"]
+    assert [text.blocks(share, 4) for share in (0, 1 / 32, 0.125, 0.99, 1, 7)] == ["", "▏", "▌", "████", "████", "████"]
+
+
+def test_without_styles_inputs_stand_above_their_labels(shown):
+    show.labels(["<bos>", "花", "<pad>"], ["花", "<eos>", None])
+    assert stripped(shown[0]["data"]["text/html"]).splitlines() == [
+        "input\t<bos>\t花\t<pad>", "label\t花\t<eos>\t–",
+    ]  # fmt: skip
+
+
+def test_without_styles_lines_and_texts_stay_apart(shown):
+    show.documents(["问\n答", "二"])
+    lines = stripped(shown[0]["data"]["text/html"]).splitlines()
+    assert lines == ["1 · 3 characters", "问", "答", "2 · 1 characters", "二"]
+    show.table([["上\n下", 1]], ["text", "times"])
+    assert stripped(shown[1]["data"]["text/html"]).splitlines() == ["text\ttimes", "上", "下\t1"]
+    assert text.lines_kept('<i title="a\nb">c\r\nd</i>') == '<i title="a\nb">c<br>d</i>'

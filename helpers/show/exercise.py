@@ -1,0 +1,67 @@
+"""Predict, then run: one printed line that compares a reader's guess with what the cell has computed."""
+
+import math
+from collections.abc import Sequence
+from numbers import Real
+from typing import Any
+
+from helpers.show.text import number
+
+
+def predict(guess: Any, answer: Any, words: str = "", close: float = 0.0) -> None:
+    """Print whether a reader's guess is right, together with the answer.
+
+    `guess` is None until the reader types one; `answer` is a number, a string, True or False, or a list of those, and
+    `words` say what it counts: `predict(my_guess, 1, "of 50 documents stay")`. A number is also right when it differs
+    from the answer by at most the share `close` of it (0.1: ten per cent). Strings are compared without regard to case
+    and to spaces at their ends.
+    """
+    said = f"{shown(answer)} {words}".strip()
+    print(f"{verdict(guess, answer, close)}. Answer: {said}{'' if said[-1:] in '.!?。' else '.'}")
+
+
+def verdict(guess: Any, answer: Any, close: float = 0.0) -> str:
+    """Return what is said about a guess: "No guess yet", "Your guess: 10, too high", "Your guess: 1, right"."""
+    if guess is None or guess is ...:
+        return "No guess yet"
+    said = f"Your guess: {shown(guess)}"
+    value = plain(answer)
+    tried = as_number(guess) if is_real(value) else plain(guess)
+    if is_real(value) and is_real(tried):
+        if math.isclose(tried, value, rel_tol=1e-9):
+            return f"{said}, right"
+        if abs(tried - value) <= close * abs(value):
+            return f"{said}, close enough"
+        return f"{said}, too {'high' if tried > value else 'low'}"
+    return f"{said}, right" if tried == value else said
+
+
+def is_real(value: Any) -> bool:
+    """Return whether a value is a number; True and False are answers to yes-or-no questions."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def as_number(guess: Any) -> Any:
+    """Return the number that a string holds (a reader may type quotes around it), and anything else as it is."""
+    try:
+        return float(guess.replace(",", "")) if isinstance(guess, str) else plain(guess)
+    except ValueError:
+        return guess
+
+
+def plain(value: Any) -> Any:
+    """Return a value of NumPy or torch as one of Python, a string trimmed and in lower case, a sequence as a list."""
+    if isinstance(value, str):
+        return value.strip().casefold()
+    if hasattr(value, "tolist"):  # an array, a tensor, or one number of either
+        return plain(value.tolist())
+    return [plain(part) for part in value] if isinstance(value, Sequence) else value
+
+
+def shown(value: Any) -> str:
+    """Return a value as the line shows it: 12345 as 12,345, a list with commas between its parts."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(map(shown, value))
+    return number(value)

@@ -1,0 +1,160 @@
+"""Drawings as SVG text: boxes, words, arrows on a panel of their own, in one palette. Nothing is displayed here.
+
+A drawing carries its own light background, so that it reads on a light and on a dark page. Everything stands in
+presentation attributes: a page that strips styles, as GitHub does, leaves them alone. Arrowheads are polygons, because
+the ids of markers would collide where several drawings lie in one page.
+"""
+
+import math
+import unicodedata
+from collections.abc import Sequence
+from html import escape
+
+# lines and words; the hues differ in lightness too, for colour-blind readers
+INK, GREY = "#2b2f36", "#646a75"
+BLUE, RUST, GREEN, GOLD, VIOLET = "#2563a8", "#b8471f", "#1f7a55", "#96690a", "#7d4a99"
+# fills, one per hue
+PAPER, EDGE, SHADE = "#fbfaf7", "#d9d4c8", "#edeae3"
+PALE_BLUE, PALE_RUST, PALE_GREEN, PALE_GOLD, PALE_VIOLET = "#d9e7f6", "#f8dfd4", "#d6eee2", "#f7eac4", "#eadff2"
+PALE = {BLUE: PALE_BLUE, RUST: PALE_RUST, GREEN: PALE_GREEN, GOLD: PALE_GOLD, VIOLET: PALE_VIOLET, GREY: SHADE}
+HUES = (BLUE, GOLD, GREEN, RUST, VIOLET)
+SANS = "Helvetica, Arial, PingFang SC, Microsoft YaHei, Noto Sans CJK SC, sans-serif"
+MONO = "Menlo, Consolas, DejaVu Sans Mono, Noto Sans Mono CJK SC, monospace"
+
+Point = tuple[float, float]
+
+
+def width_of(words: str, size: float) -> float:
+    """Return roughly how wide a line is drawn, in pixels; a Chinese character is as wide as the font's size."""
+    wide = sum(unicodedata.east_asian_width(character) in "WF" for character in words)
+    return size * (wide + 0.58 * (len(words) - wide))
+
+
+def shortened(words: str, size: float, width: float) -> str:
+    """Return a line of words that is at most so wide, with … for what is cut off."""
+    if width_of(words, size) <= width:
+        return words
+    while words and width_of(words + "…", size) > width:
+        words = words[:-1]
+    return words + "…"
+
+
+def between(dark: str, light: str, share: float) -> str:
+    """Return the colour that lies `share` of the way from `light` to `dark`, each as #rrggbb."""
+    pairs = [(int(dark[i : i + 2], 16), int(light[i : i + 2], 16)) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round(b + share * (a - b)):02x}" for a, b in pairs)
+
+
+def escaped(words: str) -> str:
+    """Return words as XML text; a control character, which XML cannot hold or would change, becomes �."""
+    bad = lambda sign: unicodedata.category(sign) in ("Cc", "Cs") or sign in "\ufffe\uffff"  # noqa: E731
+    return escape("".join("\ufffd" if bad(sign) else sign for sign in words))
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
+
+
+class Picture:
+    """A drawing in the making: each method adds a shape, `svg` returns the whole.
+
+    `title` and `desc` say in words what is drawn, for those who cannot see it and where no picture is drawn. All
+    lengths are in CSS pixels, y points down; `size` is that of the font.
+    """
+
+    def __init__(self, width: float, height: float, title: str, desc: str):
+        self.width, self.height, self.title, self.desc = width, height, title, desc
+        self.parts: list[str] = []
+
+    def add(self, tag: str, words: str | None = None, **attributes: object) -> None:
+        """Add an element; an underscore in an attribute's name stands for a hyphen, an attribute None is left out."""
+        pairs = []
+        for name, value in attributes.items():
+            if value is not None:
+                text = _number(value) if isinstance(value, int | float) else str(value)
+                pairs.append(f' {name.rstrip("_").replace("_", "-")}="{escaped(text)}"')
+        body = "/>" if words is None else f">{escaped(words)}</{tag}>"
+        self.parts.append(f"<{tag}{''.join(pairs)}{body}")
+
+    def rect(
+        self, x: float, y: float, w: float, h: float, fill: str = PALE_BLUE, line: str | None = None, r: float = 6,
+        width: float = 1.3, dash: str | None = None,
+    ) -> None:  # fmt: skip
+        """Add a rectangle with rounded corners."""
+        self.add("rect", x=x, y=y, width=w, height=h, rx=r or None, fill=fill, stroke=line,
+                 stroke_width=width if line else None, stroke_dasharray=dash)  # fmt: skip
+
+    def text(
+        self, x: float, y: float, words: str, size: float = 14, colour: str = INK, anchor: str = "middle",
+        bold: bool = False, mono: bool = False, italic: bool = False,
+    ) -> None:  # fmt: skip
+        """Add a line of words whose middle is at the height y; `anchor` says what x is: start, middle, end."""
+        self.add("text", words, x=x, y=y + 0.35 * size, font_size=size, fill=colour, text_anchor=anchor,
+                 font_weight="bold" if bold else None, font_style="italic" if italic else None,
+                 font_family=MONO if mono else None)  # fmt: skip
+
+    def text_upright(self, x: float, y: float, words: str, size: float = 14, colour: str = INK) -> None:
+        """Add a line of words that rises to the right from (x, y), to stand above a narrow column."""
+        self.add("text", words, x=x, y=y, font_size=size, fill=colour, transform=f"rotate(-50 {x:.1f} {y:.1f})")
+
+    def lines(self, x: float, y: float, lines: Sequence[str], size: float = 14, **look) -> None:
+        """Add lines of words one below the other, the first at the height y."""
+        for i, line in enumerate(lines):
+            self.text(x, y + 1.4 * size * i, line, size, **look)
+
+    def box(
+        self, x: float, y: float, w: float, h: float, words: str | Sequence[str] = "", colour: str = BLUE,
+        size: float = 14, fill: str | None = None, r: float = 6, bold: bool = False, dash: str | None = None,
+    ) -> None:  # fmt: skip
+        """Add a rectangle in a hue with a line or several lines of words in its middle."""
+        self.rect(x, y, w, h, fill or PALE.get(colour, PAPER), colour, r, dash=dash)
+        lines = [words] if isinstance(words, str) else list(words)
+        top = y + h / 2 - 0.7 * size * (len(lines) - 1)
+        if any(lines):
+            self.lines(x + w / 2, top, lines, size, bold=bold)
+
+    def path(
+        self, points: Sequence[Point], colour: str = GREY, width: float = 1.6, dash: str | None = None,
+        fill: str = "none", smooth: bool = False,
+    ) -> None:  # fmt: skip
+        """Add a line through points; `smooth`, a curve: two points and what lies between them are its controls."""
+        joint = {False: " L", True: {3: " Q", 4: " C"}.get(len(points), " L")}[smooth]
+        first, *rest = [f"{_number(x)},{_number(y)}" for x, y in points]
+        steps = " ".join(rest) if smooth and len(points) in (3, 4) else joint.join(rest)
+        self.add("path", d=f"M{first}{joint}{steps}", fill=fill, stroke=colour, stroke_width=width,
+                 stroke_dasharray=dash, stroke_linecap="round", stroke_linejoin="round")  # fmt: skip
+
+    def arrow(
+        self, *points: Point, colour: str = GREY, width: float = 1.6, dash: str | None = None, smooth: bool = False,
+        head: float = 8,
+    ) -> None:  # fmt: skip
+        """Add a line through points that ends in an arrowhead at the last one."""
+        (x0, y0), (x1, y1) = points[-2:]
+        length = math.hypot(x1 - x0, y1 - y0) or 1
+        dx, dy = (x1 - x0) / length, (y1 - y0) / length
+        neck = (x1 - 0.8 * head * dx, y1 - 0.8 * head * dy)
+        self.path([*points[:-1], neck], colour, width, dash, smooth=smooth)
+        back, aside = (x1 - head * dx, y1 - head * dy), (head / 2 * dy, -head / 2 * dx)
+        corners = [(x1, y1), *((back[0] + sign * aside[0], back[1] + sign * aside[1]) for sign in (1, -1))]
+        self.add("polygon", points=" ".join(f"{_number(x)},{_number(y)}" for x, y in corners), fill=colour)
+
+    def circle(
+        self, x: float, y: float, radius: float, fill: str = PAPER, line: str | None = GREY, width: float = 1.3
+    ) -> None:
+        """Add a circle."""
+        self.add("circle", cx=x, cy=y, r=radius, fill=fill, stroke=line, stroke_width=width if line else None)
+
+    def plus(self, x: float, y: float, sign: str = "+", radius: float = 12, colour: str = INK) -> None:
+        """Add a sign in a circle: two tensors are added, or multiplied."""
+        self.circle(x, y, radius, "#ffffff", colour, 1.6)
+        self.text(x, y, sign, 1.5 * radius, colour, bold=True)
+
+    def svg(self) -> str:
+        """Return the drawing on its panel."""
+        size = f'width="{_number(self.width)}" height="{_number(self.height)}"'
+        view = f'viewBox="0 0 {_number(self.width)} {_number(self.height)}"'
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {view} font-family="{SANS}" role="img">'
+        words = [f"<title>{escaped(self.title)}</title>", f"<desc>{escaped(self.desc)}</desc>"]
+        panel = f'<rect x="0.5" y="0.5" width="{_number(self.width - 1)}" height="{_number(self.height - 1)}" rx="10"'
+        panel += f' fill="{PAPER}" stroke="{EDGE}"/>'
+        return "\n".join([head, *words, panel, *self.parts, "</svg>"]) + "\n"

@@ -1,0 +1,105 @@
+"""Pictures computed from data: they show what the data say, as a picture and in words."""
+
+import itertools
+import random
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from displays import HOSTILE
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.corpus import built_in
+from helpers.show import lattice
+from helpers.show import notebook as show
+
+SVG = "{http://www.w3.org/2000/svg}"
+SCORES = {"绿": -7.0, "萝": -7.5, "怕": -6.0, "冷": -6.25, "绿萝": -5.0, "怕冷": -6.5, "别的": -1.0}
+
+
+def words_of(svg: str) -> list[str]:
+    return [item.text for item in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+
+
+def test_a_lattice_shows_every_piece_that_fits_and_the_best_path(shown):
+    show.lattice("绿萝怕冷", SCORES, ["绿萝", "怕冷"])
+    data = shown[0]["data"]
+    rows = [line.split() for line in data["text/plain"].splitlines()[1:-1]]
+    assert {(row[2], float(row[3])) for row in rows} == set(SCORES.items()) - {("别的", -1.0)}
+    assert [row[2] for row in rows if row[4:] == ["on", "the", "path"]] == ["绿萝", "怕冷"]
+    assert data["text/plain"].splitlines()[-1] == "best path 绿萝 + 怕冷: -11.50"
+    assert {"绿萝 -5.00", "怕冷 -6.50", "绿 -7.00"} <= set(words_of(data["image/svg+xml"]))
+    show.lattice("绿萝怕冷", SCORES, ["绿萝", "怕", "冷"])
+    assert "this path 绿萝 + 怕 + 冷: -17.25" in shown[1]["data"]["text/plain"]
+
+
+@given(st.text("甲乙丙", min_size=1, max_size=7), st.randoms(use_true_random=False))
+def test_the_best_path_is_the_best_of_all(text, chance):
+    scores = {text[i:j]: -chance.random() for i in range(len(text)) for j in range(i + 1, min(len(text), i + 3) + 1)}
+    cuts = [lattice.best_cut(text, scores)]
+    for marks in itertools.product((False, True), repeat=len(text) - 1):
+        edges = [0, *(i for i, mark in enumerate(marks, 1) if mark), len(text)]
+        cuts.append([text[a:b] for a, b in itertools.pairwise(edges)])
+    known = [cut for cut in cuts if all(piece in scores for piece in cut)]
+    totals = [sum(scores[piece] for piece in cut) for cut in known]
+    assert "".join(cuts[0]) == text and totals[0] == pytest.approx(max(totals))
+
+
+def test_arcs_of_one_level_do_not_cross():
+    spans = [(i, j) for i in range(6) for j in range(i + 1, 7)]
+    levels = lattice._levels(spans)
+    for (a, one), (b, other) in itertools.combinations(zip(spans, levels, strict=True), 2):
+        assert one != other or a[1] <= b[0] or b[1] <= a[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "cut", "words"),
+    [
+        ("绿萝" * 6, None, "12 characters"),
+        ("", None, "0 characters"),
+        ("绿水", None, "no pieces of these make up"),
+        ("绿萝", ["绿"], "is not one of"),
+        ("绿萝", ["绿萝", ""], "is not one of"),
+    ],
+)
+def test_what_is_no_lattice_is_refused(text, cut, words):
+    with pytest.raises(ValueError, match=words):
+        lattice.render_lattice(text, SCORES, cut)
+
+
+def test_merges_join_the_pair_everywhere_and_count_it(shown):
+    show.merges(["绿萝绿萝怕冷", "绿萝怕晒"], [("绿", "萝"), ("绿萝", "怕")])
+    assert shown[0]["data"]["text/plain"].splitlines() == [
+        "start: characters", "    绿|萝|绿|萝|怕|冷", "    绿|萝|怕|晒",
+        "merge 1: 绿 + 萝 → 绿萝, 3 times", "    绿萝|绿萝|怕|冷", "    绿萝|怕|晒",
+        "merge 2: 绿萝 + 怕 → 绿萝怕, 2 times", "    绿萝|绿萝怕|冷", "    绿萝怕|晒",
+    ]  # fmt: skip
+    words = words_of(shown[0]["data"]["image/svg+xml"])
+    assert words.count("绿萝怕") == 2 and words.count("绿萝") == 4
+    assert lattice.merged(list("aaa"), ("a", "a")) == ["aa", "a"], "from left to right, no character twice"
+
+
+@given(st.lists(HOSTILE, max_size=3))
+def test_any_lines_can_be_merged(lines):
+    svg, plain = lattice.render_merges(lines, [("a", "b")])
+    ElementTree.fromstring(svg)
+    assert plain.startswith("start: characters")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_path_through_the_grammar_adds_up_to_the_document(shown, seed):
+    steps = built_in.explain_draw(random.Random(seed))
+    show.grammar_path(steps)
+    data, bits = shown[0]["data"], built_in.draw(random.Random(seed)).bits
+    assert data["text/plain"].splitlines()[-1] == f"{len(steps)} choices, {bits:.2f} bits in all"
+    words = words_of(data["image/svg+xml"])
+    assert all(slot in words and f"{cost:.2f}" in words for slot, _, cost in steps)
+    assert len(data["text/plain"].splitlines()) == len(steps) + 2
+    assert float(ElementTree.fromstring(data["image/svg+xml"]).get("width")) <= 900
+
+
+def test_odds_say_how_rare_so_many_bits_are():
+    assert [lattice.odds(bits) for bits in (0, -0.1, 1, 3, 6, 12.5, 40)] == [
+        "", "", "1 in 2.0", "1 in 8.0", "1 in 64", "1 in 5,793", "1 in 2^40.0",
+    ]  # fmt: skip
+    assert "(nothing)" in lattice.render_grammar_path([("hello", "", 1.0)])[1]

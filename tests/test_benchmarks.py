@@ -1,0 +1,67 @@
+"""The benchmarks' reports, which notebooks quote, and the words that benchmarks compute from figures."""
+
+import json
+
+import pytest
+import torch
+
+from benchmarks import machine, tournament
+from helpers import paths
+
+REPORTS = sorted((paths.repo_root() / "benchmarks" / "reports").glob("*.json"))
+
+
+def bits(**means):
+    return {name: {"mean": mean, "spread": spread} for name, (mean, spread) in means.items()}
+
+
+def test_a_difference_within_the_spread_is_no_difference():
+    assert tournament.verdict(bits(a=(3, 0.1), b=(2, 0.1), c=(3.05, 0.1))) == "b < a = c"
+    assert tournament.verdict(bits(a=(2, 1.5), b=(3, 0.1))) == "a = b"
+    assert tournament.verdict(bits(a=(2, 0), b=(3, 0))) == "a = b", "one seed has no spread, and decides nothing"
+
+
+def test_the_spread_is_from_the_smallest_to_the_largest():
+    assert machine.mean_and_spread([1.0, 2.0, 4.5]) == {"mean": 2.5, "spread": 3.5}
+
+
+def test_a_machine_has_a_name_and_says_whether_it_has_bf16_units(monkeypatch):
+    flags = {"avx2 fma": False, "avx512_bf16 fma": True, "asimd bf16": True}
+    for listed, units in flags.items():
+        monkeypatch.setattr(machine, "_cpuinfo", lambda listed=listed: {"model name": "Some(R) CPU", "flags": listed})
+        described = machine.describe_machine(torch.device("cpu"))
+        assert described["processor"] == "Some CPU" and described["bf16_units"] is units and described["cores"] > 0
+    monkeypatch.setattr(machine, "_cpuinfo", dict)
+    described = machine.describe_machine(torch.device("cpu"))
+    assert described["bf16_units"] is None and described["processor"]
+
+
+def test_a_report_is_printed_as_one_line_and_kept_on_request(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(machine, "REPORTS", tmp_path)
+    machine.report({"benchmark": "x", "title": "西游记"}, "kept")
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == json.loads(
+        (tmp_path / "kept.json").read_text("utf-8")
+    )
+    machine.report({"benchmark": "x"})
+    assert [file.name for file in tmp_path.iterdir()] == ["kept.json"]
+
+
+@pytest.mark.parametrize("file", REPORTS, ids=lambda file: file.stem)
+def test_a_report_names_its_machine_and_its_text_and_no_place(file):
+    text = file.read_text("utf-8")
+    found = json.loads(text)
+    assert found["machine"]["processor"] and found["machine"]["cores"] and found["figures"]
+    titles = [found["text"]] if "text" in found else [each["text"] for each in found["figures"].values()]
+    assert all(each["title"] and each["licence"] and each["characters"] for each in titles)
+    assert not [place for place in ("/tmp/", "/home/", "/work/", "/Users/") if place in text]
+
+
+@pytest.mark.parametrize("file", [file for file in REPORTS if file.stem.startswith("tournament")], ids=lambda f: f.stem)
+def test_a_tournament_had_the_same_time_and_several_seeds_for_all(file):
+    found = json.loads(file.read_text("utf-8"))
+    seconds, updates = f"{found['settings']['seconds']:g}", f"{found['settings']['updates_compared']}"
+    assert found["settings"]["seconds"] >= 60 and found["settings"]["seeds"] >= 2
+    assert list(found["figures"]) == ["characters", "words", "bpe", "bytes"]
+    for way, mark in (("seconds", seconds), ("updates", updates)):
+        ends = {name: each[f"by_{way}"][mark] for name, each in found["figures"].items()}
+        assert found["verdicts"]["equal_time" if way == "seconds" else "equal_updates"] == tournament.verdict(ends)
