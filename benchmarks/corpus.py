@@ -28,11 +28,12 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.machine import describe_machine, report
 from helpers import parallel, paths
 from helpers.corpus import built_in
 from helpers.corpus.build import build_corpus
 from helpers.corpus.shards import read_texts
-from helpers.device import describe_device, pick_device
+from helpers.device import pick_device
 from helpers.manifest import write_manifest
 from helpers.tokens.shards import write_shards
 from helpers.vocab import tokenizer
@@ -206,8 +207,8 @@ def main() -> None:
     }
 
     device = pick_device("cpu")
-    result = {"benchmark": "corpus", "machine": describe_device(device), "figures": figures, "aims": met}
-    print(json.dumps(result))
+    result = {"benchmark": "corpus", "machine": describe_machine(device), "figures": figures, "aims": met}
+    report(result)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ same token. CTranslate2 needs `pip install -e ".[fast]"`; without it, and on a G
 
 import argparse
 import importlib.util
-import json
 import statistics
 import tempfile
 import time
@@ -26,9 +25,10 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, GenerationConfig, GPT2Config
 
+from benchmarks.machine import describe_machine, report
 from helpers import paths
 from helpers.corpus.shards import read_texts
-from helpers.device import describe_device, pick_device
+from helpers.device import pick_device
 from helpers.generate import ctranslate, generate
 from helpers.generate.batch import DecodeBatch, Row, prompt_ids
 from helpers.generate.settings import Settings
@@ -171,8 +171,8 @@ def main() -> None:
         for each, aim in AIMS.items():
             if (value := figures[name].get(f"{each}_times")) is not None:
                 met[f"{name}_{each}_times"] = {"value": value, "aim": aim, "met": value >= aim}
-    described = describe_device(pick_device("auto"))
-    print(json.dumps({"benchmark": "generate_speed", "machine": described, "figures": figures, "aims": met}))
+    described = describe_machine(pick_device("auto"))
+    report({"benchmark": "generate_speed", "machine": described, "figures": figures, "aims": met})
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""How fast does a small model learn? The book's recipe, and what each change to it is worth.
+"""How fast does a small model learn? A plain recipe, and what each change to it is worth, one change at a time.
 
-The same text, order, seed and size of model each time; one thing is added after the other. Every recipe trains for the
-same number of seconds, then all are scored on the whole validation text. At the end the best one gets ever more time
-until it has reached what the book's recipe, and what nanoGPT's settings, reach in the full time.
+The same text and size of model each time; one setting is changed after the other. Every recipe trains for the same
+number of seconds with each seed, then all are scored on the whole validation text. With --reach the last recipe then
+gets ever more time until it has reached what the plain recipe, and what nanoGPT's settings, reach in the full time.
 
-    python -m benchmarks.recipes --run NAME [--seconds 150] [--n-layer 4 --n-embd 256 --n-ctx 256] [--figure PNG]
+    python -m benchmarks.recipes --run NAME [--seconds 150] [--seeds 2] [--n-layer 4 --n-embd 256 --n-ctx 256]
+                                 [--reach] [--figure PNG] [--keep NAME]
 
 The run must have passed notebooks 01 to 03. Only seconds spent in updates count: not start, validation or saving.
 Before its clock runs, each recipe makes a few updates that are thrown away, so that none pays for loading libraries.
@@ -12,14 +13,16 @@ Before its clock runs, each recipe makes a few updates that are thrown away, so 
 
 import argparse
 import json
+import statistics
 import tempfile
 import time
 from pathlib import Path
 
 import torch
 
+from benchmarks.machine import describe_machine, describe_text, mean_and_spread, report
 from helpers import paths
-from helpers.device import describe_device, pick_device, pick_precision
+from helpers.device import pick_device, pick_precision
 from helpers.manifest import open_room
 from helpers.tokens.windows import TokenStream, Windows
 from helpers.train import trainer
@@ -28,35 +31,40 @@ from helpers.train.model import build_model, make_config, model_sizes
 from helpers.train.settings import TrainSettings
 from helpers.vocab.tokenizer import load_tokenizer
 
-# The GPT-2 chapters of the book: linear decay over 5 epochs, which 150 seconds cut short as they would any reader's
-BOOK = dict(
+# A plain recipe for GPT-2: linear decay over 5 epochs, which 150 seconds cut short as they would any reader's
+PLAIN = dict(
     optimizer="adamw", lr=1.5e-4, beta2=0.999, eps=1e-8, weight_decay=0.0, warmup_steps=2000, schedule="linear",
     final_lr_fraction=0.0, batch_size=8, dropout=0.1, precision="fp32", max_grad_norm=1.0, fits=False,
     architecture="gpt2",
 )  # fmt: skip
-CHANGES = {  # each on top of those before it; `fits`: the schedule ends when the time does
-    "book": {},
-    "+ bf16": {"precision": "fast"},
-    "+ a schedule that fits": {"fits": True, "warmup_steps": 20},
-    "+ rate, betas, decay": {"lr": 3e-3, "beta2": 0.95, "weight_decay": 0.1},
-    "+ batch, no dropout": {"batch_size": 16, "dropout": 0.0},
-    "+ Muon": {"optimizer": "muon", "lr": 1e-2},
+CHANGES = {  # each is one setting, on top of those before it; `fits`: the schedule ends when the time does
+    "plain": {},
+    "+ precision": {"precision": "fast"},
+    "+ short warm-up": {"warmup_steps": 20},
+    "+ a schedule that fits": {"fits": True},
+    "+ rate 3e-3": {"lr": 3e-3},
+    "+ beta2 0.95": {"beta2": 0.95},
+    "+ decay 0.01": {"weight_decay": 0.01},
+    "+ no dropout": {"dropout": 0.0},
+    "+ Muon": {"optimizer": "muon"},
+    "+ rate 1e-2": {"lr": 1e-2},
     "+ LLaMA's form": {"architecture": "llama"},
+    "+ batch of 16": {"batch_size": 16},
 }
 # nanoGPT's config for small texts with what its README changes for a machine without a GPU (Karpathy 2022)
-NANOGPT = BOOK | dict(
+NANOGPT = PLAIN | dict(
     lr=1e-3, beta2=0.99, weight_decay=0.1, warmup_steps=100, schedule="cosine", final_lr_fraction=0.1, batch_size=12,
     dropout=0.0, fits=True,
 )  # fmt: skip
 SIDE = {"nanoGPT": NANOGPT, "nanoGPT in bf16": NANOGPT | {"precision": "fast"}}
-AIMS = {"book": 6 / 150, "nanoGPT": 40 / 150}  # the part of --seconds in which the best one reaches what they reach
+AIMS = {"plain": 6 / 150, "nanoGPT": 40 / 150}  # the part of --seconds in which the last one reaches what they reach
 WARM = 3.0  # seconds of updates before the clock runs
 SLOWER = 1.5  # a budget that wasn't enough is followed by one so many times as long
 
 
 def recipes() -> dict[str, dict]:
     """Return the recipes in the order of the table, each with all its settings."""
-    done, found = BOOK, {}
+    done, found = PLAIN, {}
     for name, changes in CHANGES.items():
         done = done | changes
         found[name] = done
@@ -84,9 +92,9 @@ class Bench:
         shape = {name: getattr(self.options, name) for name in ("n_ctx", "n_embd", "n_layer", "n_head")}
         return make_config(architecture, self.tokenizer, dropout=dropout, **shape)
 
-    def fit(self, recipe: dict, seconds: float) -> tuple[torch.nn.Module, list[dict]]:
+    def fit(self, recipe: dict, seconds: float, seed: int) -> tuple[torch.nn.Module, list[dict]]:
         """Train a fresh model by a recipe for so long; return it and the rows of its log."""
-        model = build_model(self.config(recipe["architecture"], recipe["dropout"]), self.options.seed)
+        model = build_model(self.config(recipe["architecture"], recipe["dropout"]), seed)
         apart = ("architecture", "dropout", "fits", "precision")
         shared = {name: value for name, value in recipe.items() if name not in apart}
         began = []
@@ -99,7 +107,7 @@ class Bench:
             settings = TrainSettings(
                 **shared, epochs=5, max_minutes=seconds / 60 if recipe["fits"] else 0.0, gradient_accumulation=1,
                 precision=self.fast if recipe["precision"] == "fast" else recipe["precision"], compile=False,
-                device=str(self.device), parallel="ddp", seed=self.options.seed, log_step=1, eval_step=0,
+                device=str(self.device), parallel="ddp", seed=seed, log_step=1, eval_step=0,
                 sample_step=0, checkpoint_step=0,
             )  # fmt: skip
             trainer.Trainer(
@@ -110,14 +118,14 @@ class Bench:
         rows = [json.loads(line) for line in lines]
         return model, [row for row in rows if row["event"] == "step"]
 
-    def measure(self, name: str, recipe: dict, seconds: float) -> dict:
+    def measure(self, name: str, recipe: dict, seconds: float, seed: int = 0) -> dict:
         """Return what a recipe reaches in so many seconds, and how it came there."""
-        self.fit(recipe, min(WARM, seconds))
-        model, rows = self.fit(recipe, seconds)
+        self.fit(recipe, min(WARM, seconds), seed)
+        model, rows = self.fit(recipe, seconds, seed)
         found = trainer.evaluate(Loss(model), self.val, 32, self.fast, self.device)
         bits = found["loss"] / torch.log(torch.tensor(2.0)).item() / self.chars_per_token["val"]
         row = {
-            "recipe": name, "seconds": rows[-1]["train_seconds"], "updates": rows[-1]["step"],
+            "recipe": name, "seed": seed, "seconds": rows[-1]["train_seconds"], "updates": rows[-1]["step"],
             "epochs": rows[-1]["epoch"], "tokens_per_second": rows[-1]["tokens_per_second"], "bits_per_char": bits,
             # while a text is new to the model, the loss on it is as good as a validation
             "curve": [(each["train_seconds"], each["bits_per_char"]) for each in rows if each["epoch"] <= 1],
@@ -189,58 +197,96 @@ def figure(rows: list[dict], tries: list[dict], path: Path) -> None:
     plt.close(fig)
 
 
+def summary(rows: list[dict], names: list[str]) -> dict[str, dict]:
+    """Return for each recipe the mean and the spread over its seeds, and what the step from the one before did."""
+    found: dict[str, dict] = {}
+    before: dict[str, dict] = {}  # the recipe above, unless this one stands apart
+    for name in names:
+        mine = [row for row in rows if row["recipe"] == name]
+        bits = mean_and_spread([row["bits_per_char"] for row in mine])
+        found[name] = {
+            "bits_per_character": bits,
+            "updates": round(statistics.mean(row["updates"] for row in mine)),
+            "tokens_per_second": round(statistics.mean(row["tokens_per_second"] for row in mine)),
+        }
+        if before and name not in SIDE:
+            gain = before["mean"] - bits["mean"]
+            clear = abs(gain) > max(before["spread"], bits["spread"]) and len(mine) > 1
+            words = f"{'better' if gain > 0 else 'worse'} by {abs(gain):.3f}" if clear else "no difference seen"
+            found[name]["against_the_one_before"] = words
+        before = bits
+    return found
+
+
+def reach(bench: Bench, chosen: dict[str, dict], rows: list[dict], seconds: float) -> tuple[dict, dict, list[dict]]:
+    """Give the last recipe ever more time until it is where others are after the full time; return figures and aims."""
+    best = list(CHANGES)[-1]
+    figures, aims, tries = {}, {}, []
+    for name, part in AIMS.items():
+        if name not in chosen:
+            continue
+        aim = part * seconds
+        level = next(row["bits_per_char"] for row in rows if row["recipe"] == name)
+        print(f"\n'{best}' on its way to {level:.3f}, what '{name}' has after {seconds:.0f} s:")
+        made = bench.time_to_reach(best, chosen[best], level, 0.98 * aim)  # so that the last update is in time
+        tries += made
+        reached = made[-1]["bits_per_char"] <= level
+        took = round(made[-1]["seconds"], 2) if reached else None
+        value = {"value": took, "aim": round(aim, 2), "met": reached and took <= aim}
+        aims[f"seconds to the level of {name} after {seconds:.0f} s"] = value
+        for row in (row for row in rows if row["seed"] == 0):
+            sooner = crossing(row, level)
+            figures[f"seconds to the level of {name}, {row['recipe']}"] = sooner and round(sooner, 1)
+    return figures, aims, tries
+
+
 def main() -> None:
     """Measure all recipes, print the table, draw the figure, and print one JSON line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recipes", description=__doc__.splitlines()[0])
     parser.add_argument("--run", default="sample", help="a run that has passed notebooks 01 to 03")
-    parser.add_argument("--seconds", type=float, default=150.0, help="training time of each recipe")
-    for name, value in dict(n_layer=4, n_embd=256, n_head=4, n_ctx=256, seed=0).items():
+    parser.add_argument("--seconds", type=float, default=150.0, help="training time of each recipe with each seed")
+    for name, value in dict(n_layer=4, n_embd=256, n_head=4, n_ctx=256, seeds=1).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
-    parser.add_argument("--only", nargs="+", metavar="RECIPE", help="some of the recipes; the best one is among them")
+    parser.add_argument("--only", nargs="+", metavar="RECIPE", help="some of the recipes; the last one is among them")
+    parser.add_argument("--reach", action="store_true", help="how soon is the last recipe where the others end?")
     parser.add_argument("--figure", type=Path, help="where to put a PNG")
+    parser.add_argument("--title", default="", help="of the text, for the report")
+    parser.add_argument("--licence", default="", help="of the text, for the report")
+    parser.add_argument("--keep", default="", help="keep the report as benchmarks/reports/<KEEP>.json")
     options = parser.parse_args()
 
     bench, known, best = Bench(options), recipes(), list(CHANGES)[-1]
     chosen = {name: recipe for name, recipe in known.items() if not options.only or name in options.only + [best]}
     if unknown := set(options.only or []) - set(known):
         parser.error(f"no recipe is called {sorted(unknown)}; there is: {', '.join(known)}")
+    if bench.fast == "fp32":
+        print("no units for half precision: '+ precision' changes nothing here")
     sizes = model_sizes(bench.config("gpt2", 0.0))
     print(
         f"run {options.run}: {len(bench.train):,} windows of at most {options.n_ctx} tokens, {sizes['parameters']:,} "
         f"parameters, {bench.fast} on {bench.device}, {options.seconds:.0f} s each\n"
     )
-    rows = [bench.measure(name, recipe, options.seconds) for name, recipe in chosen.items()]
-    found = {row["recipe"]: row for row in rows}
-
-    figures = {f"bits_per_char, {name}": round(row["bits_per_char"], 4) for name, row in found.items()}
-    tries, aims = [], {}
-    for name, part in AIMS.items():
-        if name not in found:
-            continue
-        aim = part * options.seconds
-        level = found[name]["bits_per_char"]
-        print(f"\nthe best recipe on its way to {level:.3f}, what {name} has after {options.seconds:.0f} s:")
-        made = bench.time_to_reach(best, chosen[best], level, 0.98 * aim)  # so that the last update is in time
-        tries += made
-        reached = made[-1]["bits_per_char"] <= level
-        took = round(made[-1]["seconds"], 2) if reached else None
-        value = {"value": took, "aim": round(aim, 2), "met": reached and took <= aim}
-        aims[f"seconds to {name}'s {options.seconds:.0f} s level"] = value
-        for row in rows:
-            sooner = crossing(row, level)
-            figures[f"seconds to {name}'s level, {row['recipe']}"] = sooner and round(sooner, 1)
-    figures |= {f"bits_per_char, {row['recipe']}": round(row["bits_per_char"], 4) for row in tries}
-
-    print("\nrecipe                   bits/char" + "".join(f"   to {name}'s level" for name in AIMS if name in found))
-    for row in rows:
-        times = [figures[f"seconds to {name}'s level, {row['recipe']}"] for name in AIMS if name in found]
-        cells = [f"{time:>13.1f} s" if time else f"{'–':>15}" for time in times]
-        print(f"{row['recipe']:24} {row['bits_per_char']:9.3f} " + "    ".join(cells))
+    turns = [(seed, name) for seed in range(options.seeds) for name in chosen]
+    rows = [bench.measure(name, chosen[name], options.seconds, seed) for seed, name in turns]
+    figures = summary(rows, list(chosen))
+    more, aims, tries = reach(bench, chosen, rows, options.seconds) if options.reach else ({}, {}, [])
+    print(f"\n{'recipe':24} bits/char   spread")
+    for name, each in figures.items():
+        bits = each["bits_per_character"]
+        print(f"{name:24} {bits['mean']:9.3f} {bits['spread']:8.3f}  {each.get('against_the_one_before', '')}")
     if options.figure:
-        figure(rows, tries, options.figure)
+        figure([row for row in rows if row["seed"] == 0], tries, options.figure)
         print(f"figure: {options.figure}")
-    result = {"benchmark": "recipes", "machine": describe_device(bench.device), "figures": figures, "aims": aims}
-    print(json.dumps(result))
+    settings = {name: getattr(options, name) for name in ("seconds", "seeds", "n_layer", "n_embd", "n_head", "n_ctx")}
+    result = {
+        "benchmark": "recipes",
+        "machine": describe_machine(bench.device),
+        "text": describe_text(options.run, options.title, options.licence),
+        "settings": settings | {"precision": bench.fast, "parameters": sizes["parameters"]},
+        "figures": figures | more,
+        "aims": aims,
+    }
+    report(result, options.keep)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ A client is an address: requests come from many addresses of 127.0.0.0/8 where t
 import argparse
 import asyncio
 import contextlib
-import json
 import random
 import re
 import resource
@@ -36,7 +35,8 @@ import psutil
 import torch
 from aiohttp import web
 
-from helpers.device import describe_device, pick_device
+from benchmarks.machine import describe_machine, report
+from helpers.device import pick_device
 from helpers.generate import generate
 from helpers.generate.batch import prompt_ids
 
@@ -454,8 +454,8 @@ def main() -> None:
             value = figures[name]
             met[name] = {"value": value, "aim": aim, "met": value >= aim if more else value <= aim}
     device = pick_device("auto")
-    result = {"benchmark": "serve_load", "machine": describe_device(device), "figures": figures, "aims": met}
-    print(json.dumps(result))
+    result = {"benchmark": "serve_load", "machine": describe_machine(device), "figures": figures, "aims": met}
+    report(result)
 
 
 if __name__ == "__main__":

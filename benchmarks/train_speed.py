@@ -26,7 +26,8 @@ import torch
 import torch.nn.functional as F
 from transformers import GPT2Config, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from helpers.device import autocast, describe_device, matmul_rate, memory_peak, pick_device
+from benchmarks.machine import describe_machine, report
+from helpers.device import autocast, matmul_rate, memory_peak, pick_device
 from helpers.tokens.windows import Stream, Windows
 from helpers.train.loss import Loss
 from helpers.train.model import build_model, model_sizes
@@ -203,8 +204,8 @@ def main() -> None:
     )
     aims = {} if options.quick else AIMS[device.type]
     met = {name: {"value": figures[name], "aim": aim, "met": figures[name] >= aim} for name, aim in aims.items()}
-    result = {"benchmark": "train_speed", "machine": describe_device(device), "figures": figures, "aims": met}
-    print(json.dumps(result))
+    result = {"benchmark": "train_speed", "machine": describe_machine(device), "figures": figures, "aims": met}
+    report(result)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ STAGES = {
 # optional lessons on the rooms of a run: nothing in the six stages reads what these write
 SIDE_DOORS = {
     "tournament": ("deeper/tournament", "tournament"),
+    "recipes": ("deeper/recipes", "recipes"),
 }
 NOTEBOOKS = STAGES | SIDE_DOORS
 
