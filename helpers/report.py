@@ -27,7 +27,11 @@ FIGURES = {
         ("val_bits_per_char", "validation, bits per character", ".3f"),
         ("floor_bits_per_char", "the corpus's floor", ".3f"),
     ],
-    "generate": [("facts_seen", "facts right, seen", ".0%"), ("facts_held_out", "facts right, held out", ".0%")],
+    "generate": [
+        ("facts_seen", "facts right, seen", ".0%"),
+        ("facts_held_out", "held out", ".0%"),
+        ("plain_questions", "plain questions", ".0%"),
+    ],
     "serve": [("latency_ms_p50", "ms per request (median)", ",.0f")],
     "tournament": [
         (f"{kind}_bits_per_char", f"{kind}, bits per character", ".2f")

@@ -123,6 +123,7 @@ def test_every_room_fits_the_one_before_and_says_what_it_found(run):
     known = run == "sample"
     assert (results["train"].get("floor_bits_per_char") is not None) == known
     assert (results["generate"].get("facts_seen") is not None) == known
+    assert (results["generate"].get("plain_questions") is not None) == known
 
 
 def test_the_model_is_a_plain_hugging_face_folder(run, tmp_path):

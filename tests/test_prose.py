@@ -33,6 +33,13 @@ CONSTANTS: dict[str, dict[str, str]] = {
         "65,535": "the largest number of two bytes: 2**16 - 1",
         "429": "the HTTP status Too Many Requests, RFC 6585",
     },
+    "README.md": {
+        "750 MB": "thulac's resident memory after its model is loaded: the docstring of helpers.vocab.words.segment",
+        "127 million": "presets/book.yaml, counted by helpers.train.model.model_sizes",
+        "111 million": "presets/cpm.yaml, counted by the same",
+        "27 million": "presets/minimind.yaml, and what is active in minimind-moe.yaml, counted by the same",
+        "76 million": "presets/minimind-moe.yaml, counted by the same",
+    },
 }
 
 
