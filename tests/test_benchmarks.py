@@ -60,7 +60,7 @@ def test_a_report_names_its_machine_and_its_text_and_no_place(file):
 def test_a_tournament_had_the_same_time_and_several_seeds_for_all(file):
     found = json.loads(file.read_text("utf-8"))
     seconds, updates = f"{found['settings']['seconds']:g}", f"{found['settings']['updates_compared']}"
-    assert found["settings"]["seconds"] >= 60 and found["settings"]["seeds"] >= 2
+    assert int(updates) >= 100 and found["settings"]["seeds"] >= 2  # each of the four made so many updates in the time
     assert list(found["figures"]) == ["characters", "words", "bpe", "bytes"]
     for way, mark in (("seconds", seconds), ("updates", updates)):
         ends = {name: each[f"by_{way}"][mark] for name, each in found["figures"].items()}
