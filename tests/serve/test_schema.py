@@ -87,7 +87,7 @@ def test_logprobs(client):
     assert len(told.tokens) == len(told.token_logprobs) == len(told.top_logprobs) == len(told.text_offset) == 12
     for token, logprob, rivals in zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True):
         assert logprob == max(rivals.values()) == rivals[token] < 0  # greedy: the likeliest
-        assert len(rivals) == 2
+        assert len(rivals) == 2 or "\ufffd" in rivals  # single bytes of characters share one name
     for token, begin in zip(told.tokens, told.text_offset, strict=True):
         assert choice.text[begin : begin + len(token)] == token
     streamed = [chunk.choices[0].logprobs for chunk in ask(client, logprobs=2, temperature=0, stream=True)]
