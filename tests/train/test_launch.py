@@ -12,8 +12,8 @@ pytestmark = pytest.mark.slow  # launches process groups
 def test_two_processes_equal_one_with_the_doubled_batch(run):
     """Through torchrun's own launcher, gloo on the CPU: parameters within 1e-6 after the whole run.
 
-    A LLaMA-like model: GPT-2's key biases have gradient 0, and AdamW blows up the rounding noise in them. `eps` keeps it
-    from doing so to the rows of rare tokens, whose gradients are hardly larger than that noise.
+    A LLaMA-like model: GPT-2's key biases have gradient 0, and AdamW blows up the rounding noise in them. `eps`
+    keeps it from doing so to the rows of rare tokens, whose gradients are hardly larger than that noise.
     """
     same = dict(gradient_accumulation=1, architecture="llama", eps=1e-6)
     job.start(settings(run, batch_size=4, **same)).wait()
