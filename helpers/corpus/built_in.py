@@ -49,11 +49,6 @@ class Question:
     situation: str  # "" in a plain question, which has none
     kind: str  # "seen" or "held out", what its combination is in the corpus, or "plain"
 
-    @property
-    def held_out(self) -> bool:
-        """Return whether its combination is held out of the corpus."""
-        return self.kind == "held out"
-
 
 class Combination(NamedTuple):
     """What a story is about; a combination can be held out of the corpus, a fact (plant, topic) can't."""

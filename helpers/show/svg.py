@@ -12,14 +12,11 @@ from html import escape
 
 # lines and words; the hues differ in lightness too, for colour-blind readers
 INK, GREY = "#2b2f36", "#646a75"
-BLUE, RUST, GREEN, GOLD, VIOLET = "#2563a8", "#b8471f", "#1f7a55", "#96690a", "#7d4a99"
-# fills, one per hue
+BLUE, GOLD = "#2563a8", "#96690a"
+# fills
 PAPER, EDGE, SHADE = "#fbfaf7", "#d9d4c8", "#edeae3"
-PALE_BLUE, PALE_RUST, PALE_GREEN, PALE_GOLD, PALE_VIOLET = "#d9e7f6", "#f8dfd4", "#d6eee2", "#f7eac4", "#eadff2"
-PALE = {BLUE: PALE_BLUE, RUST: PALE_RUST, GREEN: PALE_GREEN, GOLD: PALE_GOLD, VIOLET: PALE_VIOLET, GREY: SHADE}
-HUES = (BLUE, GOLD, GREEN, RUST, VIOLET)
+PALE_BLUE, PALE_GOLD = "#d9e7f6", "#f7eac4"
 SANS = "Helvetica, Arial, PingFang SC, Microsoft YaHei, Noto Sans CJK SC, sans-serif"
-MONO = "Menlo, Consolas, DejaVu Sans Mono, Noto Sans Mono CJK SC, monospace"
 
 Point = tuple[float, float]
 
@@ -86,54 +83,29 @@ class Picture:
 
     def text(
         self, x: float, y: float, words: str, size: float = 14, colour: str = INK, anchor: str = "middle",
-        bold: bool = False, mono: bool = False, italic: bool = False,
+        bold: bool = False,
     ) -> None:  # fmt: skip
         """Add a line of words whose middle is at the height y; `anchor` says what x is: start, middle, end."""
         self.add("text", words, x=x, y=y + 0.35 * size, font_size=size, fill=colour, text_anchor=anchor,
-                 font_weight="bold" if bold else None, font_style="italic" if italic else None,
-                 font_family=MONO if mono else None)  # fmt: skip
+                 font_weight="bold" if bold else None)  # fmt: skip
 
     def text_upright(self, x: float, y: float, words: str, size: float = 14, colour: str = INK) -> None:
         """Add a line of words that rises to the right from (x, y), to stand above a narrow column."""
         self.add("text", words, x=x, y=y, font_size=size, fill=colour, transform=f"rotate(-50 {x:.1f} {y:.1f})")
 
-    def lines(self, x: float, y: float, lines: Sequence[str], size: float = 14, **look) -> None:
-        """Add lines of words one below the other, the first at the height y."""
-        for i, line in enumerate(lines):
-            self.text(x, y + 1.4 * size * i, line, size, **look)
+    def path(self, points: Sequence[Point], colour: str = GREY, width: float = 1.6) -> None:
+        """Add a line through points."""
+        d = "M" + " L".join(f"{_number(x)},{_number(y)}" for x, y in points)
+        self.add("path", d=d, fill="none", stroke=colour, stroke_width=width, stroke_linecap="round",
+                 stroke_linejoin="round")  # fmt: skip
 
-    def box(
-        self, x: float, y: float, w: float, h: float, words: str | Sequence[str] = "", colour: str = BLUE,
-        size: float = 14, fill: str | None = None, r: float = 6, bold: bool = False, dash: str | None = None,
-    ) -> None:  # fmt: skip
-        """Add a rectangle in a hue with a line or several lines of words in its middle."""
-        self.rect(x, y, w, h, fill or PALE.get(colour, PAPER), colour, r, dash=dash)
-        lines = [words] if isinstance(words, str) else list(words)
-        top = y + h / 2 - 0.7 * size * (len(lines) - 1)
-        if any(lines):
-            self.lines(x + w / 2, top, lines, size, bold=bold)
-
-    def path(
-        self, points: Sequence[Point], colour: str = GREY, width: float = 1.6, dash: str | None = None,
-        fill: str = "none", smooth: bool = False,
-    ) -> None:  # fmt: skip
-        """Add a line through points; `smooth`, a curve: two points and what lies between them are its controls."""
-        joint = {False: " L", True: {3: " Q", 4: " C"}.get(len(points), " L")}[smooth]
-        first, *rest = [f"{_number(x)},{_number(y)}" for x, y in points]
-        steps = " ".join(rest) if smooth and len(points) in (3, 4) else joint.join(rest)
-        self.add("path", d=f"M{first}{joint}{steps}", fill=fill, stroke=colour, stroke_width=width,
-                 stroke_dasharray=dash, stroke_linecap="round", stroke_linejoin="round")  # fmt: skip
-
-    def arrow(
-        self, *points: Point, colour: str = GREY, width: float = 1.6, dash: str | None = None, smooth: bool = False,
-        head: float = 8,
-    ) -> None:  # fmt: skip
+    def arrow(self, *points: Point, colour: str = GREY, width: float = 1.6, head: float = 8) -> None:
         """Add a line through points that ends in an arrowhead at the last one."""
         (x0, y0), (x1, y1) = points[-2:]
         length = math.hypot(x1 - x0, y1 - y0) or 1
         dx, dy = (x1 - x0) / length, (y1 - y0) / length
         neck = (x1 - 0.8 * head * dx, y1 - 0.8 * head * dy)
-        self.path([*points[:-1], neck], colour, width, dash, smooth=smooth)
+        self.path([*points[:-1], neck], colour, width)
         back, aside = (x1 - head * dx, y1 - head * dy), (head / 2 * dy, -head / 2 * dx)
         corners = [(x1, y1), *((back[0] + sign * aside[0], back[1] + sign * aside[1]) for sign in (1, -1))]
         self.add("polygon", points=" ".join(f"{_number(x)},{_number(y)}" for x, y in corners), fill=colour)
@@ -143,11 +115,6 @@ class Picture:
     ) -> None:
         """Add a circle."""
         self.add("circle", cx=x, cy=y, r=radius, fill=fill, stroke=line, stroke_width=width if line else None)
-
-    def plus(self, x: float, y: float, sign: str = "+", radius: float = 12, colour: str = INK) -> None:
-        """Add a sign in a circle: two tensors are added, or multiplied."""
-        self.circle(x, y, radius, "#ffffff", colour, 1.6)
-        self.text(x, y, sign, 1.5 * radius, colour, bold=True)
 
     def svg(self) -> str:
         """Return the drawing on its panel."""
