@@ -33,9 +33,9 @@ from helpers.vocab.tokenizer import load_tokenizer
 
 # A plain recipe for GPT-2: linear decay over 5 epochs, which 150 seconds cut short as they would any reader's
 PLAIN = dict(
-    optimizer="adamw", lr=1.5e-4, beta2=0.999, eps=1e-8, weight_decay=0.0, warmup_steps=2000, schedule="linear",
-    final_lr_fraction=0.0, batch_size=8, dropout=0.1, precision="fp32", max_grad_norm=1.0, fits=False,
-    architecture="gpt2",
+    optimizer="adamw", lr=1.5e-4, beta2=0.999, eps=1e-8, weight_decay=0.0, momentum=0.95, warmup_steps=2000,
+    schedule="linear", final_lr_fraction=0.0, batch_size=8, dropout=0.1, precision="fp32", max_grad_norm=1.0,
+    fits=False, architecture="gpt2",
 )  # fmt: skip
 CHANGES = {  # each is one setting, on top of those before it; `fits`: the schedule ends when the time does
     "plain": {},
@@ -48,6 +48,7 @@ CHANGES = {  # each is one setting, on top of those before it; `fits`: the sched
     "+ no dropout": {"dropout": 0.0},
     "+ Muon": {"optimizer": "muon"},
     "+ rate 1e-2": {"lr": 1e-2},
+    "+ momentum 0.8": {"momentum": 0.8},
     "+ LLaMA's form": {"architecture": "llama"},
     "+ batch of 16": {"batch_size": 16},
 }

@@ -35,7 +35,9 @@ from helpers.vocab.words import choose_words, count_characters, count_words, get
 VOCAB_SIZE, MIN_COUNT, LONGEST_WORD = 8000, 3, 12  # notebook 02's defaults
 TRAIN_CHARACTERS = 20_000_000
 SHAPE = dict(n_ctx=128, n_embd=128, n_layer=2, n_head=4)
-RECIPE = dict(optimizer="muon", lr=5e-3, beta2=0.95, weight_decay=0.01, warmup_steps=20, schedule="constant")
+RECIPE = dict(
+    optimizer="muon", lr=5e-3, momentum=0.8, beta2=0.95, weight_decay=0.01, warmup_steps=20, schedule="constant"
+)  # fmt: skip
 FIRST_UPDATES = 25  # validation after so many updates, then after twice as many, and so on
 PARTS = (1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of the time: validation there too
 

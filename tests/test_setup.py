@@ -239,6 +239,7 @@ QUESTIONS = {
     "perplexity": "tokens.ngrams",
     "gradient accumulation": "train.trainer",
     "gradient clipping": "train.optim",
+    "Muon": "train.muon",
     "learning-rate schedule": "train.optim",
     "mixed precision": "device",
     "mixture of experts": "train.model",

@@ -3,7 +3,8 @@
 settings     a run's settings: notebook 04's parameters, a comment per field
 model        GPT-2, LLaMA-like models, mixture of experts: config, size, memory
 loss         cross-entropy in chunks over the vocabulary
-optim        AdamW, Muon, learning-rate schedule, gradient clipping
+optim        learning-rate schedule, gradient clipping, which optimizer moves what
+muon         the Muon optimizer: Newton–Schulz, momentum
 state        where a run is, how long it will be, when a loss spikes
 log          metrics.jsonl and TensorBoard
 checkpoint   checkpoints that are whole or absent; resume a run that was killed

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from helpers.train.muon import Muon
+
 SCHEDULES = ("linear", "cosine", "wsd", "constant")
 WSD_DECAY = 0.2  # the last part of a warm-up–stable–decay schedule, in which the rate falls
 
@@ -37,14 +39,20 @@ def learning_rate(
 
 
 def make_optimizers(
-    model: PreTrainedModel, name: str, lr: float, weight_decay: float, beta2: float = 0.95, eps: float = 1e-8
+    model: PreTrainedModel,
+    name: str,
+    lr: float,
+    weight_decay: float,
+    beta2: float = 0.95,
+    eps: float = 1e-8,
+    momentum: float = 0.95,
+    dtype: torch.dtype = torch.float32,
 ) -> list[torch.optim.Optimizer]:
     """Return the optimizers of a model: fused AdamW, and with "muon" Muon for the matrices inside the blocks.
 
     Weight decay acts on matrices and embeddings only, never on biases and norms (Loshchilov and Hutter 2019).
-    Muon (Jordan et al. 2024) orthogonalises each matrix update; its step is scaled to AdamW's size
-    (Liu et al. 2025), so that one `lr` serves both. `beta2` and `eps` are AdamW's. The experts of a mixture are
-    one tensor (E, out, in) per layer, which Muon does not take: AdamW moves them.
+    `lr` serves both. `beta2` and `eps` are AdamW's, `momentum` and the `dtype` of products are Muon's. The experts of a
+    mixture are one tensor (E, out, in) per layer, which Muon does not take: AdamW moves them.
     """
     # 1. vectors (biases, norms), matrices inside the blocks, and the others: tables and experts
     tables = {id(each.weight) for each in (model.get_input_embeddings(), model.get_output_embeddings())}
@@ -58,7 +66,7 @@ def make_optimizers(
     if name == "adamw":
         decayed = matrices + others
     elif name == "muon":
-        optimizers.append(torch.optim.Muon(matrices, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"))
+        optimizers.append(Muon(matrices, lr, weight_decay, momentum, dtype))
     else:
         raise ValueError(f"optimizer '{name}' is unknown: choose adamw or muon")
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]

@@ -25,9 +25,9 @@ class TrainSettings:
     run: str = _setting("sample", affects="watching")  # name of the run: all files are in runs/<run>/
     # the model
     architecture: str = _setting("llama")  # llama, gpt2 or moe (llama with a mixture of experts)
-    n_embd: int = _setting(256)  # width
+    n_embd: int = _setting(192)  # width
     n_layer: int = _setting(3)  # blocks
-    n_head: int = _setting(4)  # attention heads per block
+    n_head: int = _setting(3)  # attention heads per block
     n_kv_head: int = _setting(0)  # heads for keys and values, shared by the others (llama, moe); 0 means n_head
     n_experts: int = _setting(4)  # experts per block (moe)
     experts_per_token: int = _setting(1)  # experts that see each token (moe)
@@ -37,11 +37,12 @@ class TrainSettings:
     # how long, and how much per update
     epochs: int = _setting(2, least=1)  # times that the model sees the corpus
     max_minutes: float = _setting(0.0, least=0)  # time budget in minutes, instead of epochs; 0 means none
-    batch_size: int = _setting(64, least=1)  # windows per forward pass and process
-    gradient_accumulation: int = _setting(1, least=1)  # forward passes per update
+    batch_size: int = _setting(16, least=1)  # windows per forward pass and process
+    gradient_accumulation: int = _setting(4, least=1)  # forward passes per update
     # the optimizer
     optimizer: str = _setting("muon")  # adamw, or muon for the matrices and adamw for the rest
     lr: float = _setting(1e-2)  # learning rate at its peak
+    momentum: float = _setting(0.8)  # Muon: decay of the running mean of gradients
     beta2: float = _setting(0.95)  # AdamW: decay of the running mean of squared gradients
     eps: float = _setting(1e-8)  # AdamW: added to the root of that mean
     warmup_steps: int = _setting(20)  # updates in which the rate climbs from 0 to lr

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from helpers.device import (
+    DTYPES,
     autocast,
     empty_cache,
     is_out_of_memory,
@@ -107,7 +108,14 @@ class Trainer:
         self.local_loss = Loss(self.model, settings.compile).to(self.device).train()
         self.loss_of = distributed.distribute(self.local_loss, self.parallel, self.device)
         self.optimizers = optim.make_optimizers(
-            self.model, settings.optimizer, settings.lr, settings.weight_decay, settings.beta2, settings.eps
+            self.model,
+            settings.optimizer,
+            settings.lr,
+            settings.weight_decay,
+            settings.beta2,
+            settings.eps,
+            settings.momentum,
+            DTYPES[self.precision],
         )
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.watched = [[p for p in block.parameters() if p.ndim == 2][-1] for block in blocks(self.model)]
@@ -121,7 +129,7 @@ class Trainer:
         if self.micro_batch_file.exists():
             self.micro_batch = min(self.micro_batch, int(self.micro_batch_file.read_text("utf-8")))
         self.windows_per_update = settings.batch_size * settings.gradient_accumulation * self.size
-        self.order = epoch_order(self.train.lengths, settings.seed, self.progress.epoch)
+        self.order = epoch_order(self.train.lengths, settings.seed, self.progress.epoch, settings.batch_size)
         val_tokens = int(self.val.lengths.sum())
         self.budget = StepBudget(
             settings.epochs, settings.max_minutes, len(self.train), self.windows_per_update, val_tokens
@@ -359,7 +367,7 @@ class Trainer:
         """Begin the next epoch, and log the means of the last one."""
         progress = self.progress
         progress.epoch, progress.position = progress.epoch + 1, 0
-        self.order = epoch_order(self.train.lengths, self.settings.seed, progress.epoch)
+        self.order = epoch_order(self.train.lengths, self.settings.seed, progress.epoch, self.settings.batch_size)
         if self.in_epoch.labels:
             means = self.in_epoch.means(self.bits_per_char["train"])
             self.log.write("epoch", step=progress.step, epoch=progress.epoch, **means, seconds=self.in_epoch.seconds)

@@ -152,7 +152,7 @@ def test_adamw_is_the_papers_formula():
 def test_muon_moves_all_directions_of_a_matrix_alike():
     """Its step has singular values of about 1 whatever the gradient's are, times 0.2 * sqrt(longer side) * lr.
 
-    The five iterations aim at 0.7 to 1.2, not at 1 (Jordan et al. 2024); the gradient's here reach from 1 to 50.
+    The five iterations end between 0.87 and 1.13, not at 1 (`train.muon`); the gradient's here reach from 1 to 50.
     """
     model = tiny()
     muon, _ = optim.make_optimizers(model, "muon", 0.1, 0.0)
@@ -163,7 +163,7 @@ def test_muon_moves_all_directions_of_a_matrix_alike():
     weight.grad = u @ torch.diag(torch.linspace(1, 50, 16)) @ v
     muon.step()
     step = torch.linalg.svdvals((before - weight).detach()) / (0.1 * 0.2 * math.sqrt(64))
-    assert 0.6 < step.min() and step.max() < 1.3
+    assert 0.87 < step.min() and step.max() < 1.13
 
 
 # ---- the update ----
@@ -306,10 +306,10 @@ def train_sharded(rank: int, folder: str) -> None:
 def test_a_sharded_model_makes_the_same_updates(tmp_path):
     """Two gloo processes with fully_shard, same batch on both; the distance from one process's way, relative to it.
 
-    Muon's iterations run in bf16 (8 bits), so that another order of summation shows; a wrong update differs by 1.
+    Muon's iterations lift what rounding does to small singular values; a wrong update differs by 1.
     """
     torch.multiprocessing.spawn(train_sharded, (str(tmp_path),), nprocs=2)
-    for name, tolerance in (("adamw", 1e-4), ("muon", 5e-2)):
+    for name, tolerance in (("adamw", 1e-4), ("muon", 1e-3)):
         alone = tiny(architecture="llama")
         before = [p.detach().clone() for p in alone.parameters()]
         three_updates(alone, name)
