@@ -1,14 +1,16 @@
-"""The machine: CPU or GPU, mixed precision (bf16, fp16 or fp32), speed of matrix products, memory used and free.
+"""The machine: CPU or GPU, mixed precision (bf16, fp16, fp32), threads, speed of matrix products, memory used and free.
 
 Knows nothing of models. All sizes are in bytes, all rates in floating-point operations per second.
 """
 
 import contextlib
+import ctypes
 import os
 import platform
 import resource
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import torch
@@ -74,6 +76,17 @@ def matmul_rate(precision: str, device: torch.device, laps: int = 6) -> float:
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def release_threads() -> None:
+    """End the idle OpenMP threads of the calling thread, before another thread is to compute; they come back by need.
+
+    Each thread that computes has helpers of its own. Where two such groups are more than the cores, OpenMP lets all of
+    them sleep instead of waiting for the next product, and on two cores training in a second thread was a third slower.
+    """
+    for library in (Path(torch.__file__).parent / "lib").glob("lib*omp*.so*"):
+        with contextlib.suppress(OSError, AttributeError):  # not loaded by torch, or older than OpenMP 5
+            ctypes.CDLL(str(library), mode=os.RTLD_NOLOAD | os.RTLD_NOW).omp_pause_resource_all(1)  # 1: soft
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -1,6 +1,8 @@
 """device: what "auto" chooses, what is refused, and what the machine says of itself."""
 
 import contextlib
+import subprocess
+import sys
 
 import numpy as np
 import psutil
@@ -68,6 +70,25 @@ def test_matrix_products_run_in_the_precision_and_weights_stay():
 
 def test_a_rate_is_positive_and_believable():
     assert 1e8 < matmul_rate("fp32", CPU, laps=2) < 1e15
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads are counted in /proc")
+def test_idle_threads_end_and_come_back():
+    program = """if True:
+        import os, torch
+        from helpers.device import release_threads
+        torch.set_num_threads(3)
+        def threads(): return len(os.listdir("/proc/self/task"))
+        a = torch.ones(1_000_000)
+        a.exp()
+        busy = threads()
+        release_threads()
+        released = threads()
+        assert torch.equal(a.exp(), a.exp())
+        print(busy - released, threads() - released)
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2", "2"]
 
 
 def test_out_of_memory_is_recognized():

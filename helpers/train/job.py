@@ -16,7 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from helpers import paths
-from helpers.device import pick_device
+from helpers.device import pick_device, release_threads
 from helpers.files import fingerprint, write_text
 from helpers.manifest import open_room
 from helpers.train.distributed import join_group, leave_group, world
@@ -115,6 +115,7 @@ def start(settings: TrainSettings, job: Callable[[TrainSettings], dict[str, Any]
     """Prepare the model room and train in a worker thread of this process; return at once."""
     total_steps = plan(settings)["total_steps"]
     prepare(settings)
+    release_threads()  # of this thread, which now only watches
     return Training(settings, job, total_steps)
 
 
