@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     import torch
 
 IGNORE = -100  # the label of a position without an answer; torch's cross-entropy skips it
-_SORTED = 4096  # windows that are sorted by length at a time: few enough to leave the epoch's order random
+_BLOCK = 16  # windows of about equal length that stay together in an epoch: notebook 04's batch
+_SORTED = 256 * _BLOCK  # windows that are sorted by length at a time: few enough to leave the epoch's order random
 
 
 class Stream:
@@ -145,21 +146,21 @@ def count_windows(tokens: np.ndarray | int, n_ctx: int, stride: int) -> np.ndarr
     return 1 + np.maximum(0, -(-(np.asarray(tokens) - 1 - n_ctx) // stride))
 
 
-def epoch_order(lengths: np.ndarray, seed: int, epoch: int, batch_size: int = 16) -> np.ndarray:
+def epoch_order(lengths: np.ndarray, seed: int, epoch: int) -> np.ndarray:
     """Return the order, (windows,), in which an epoch visits windows of these lengths: a function of seed and epoch.
 
-    It is random, but `batch_size` windows of about equal length stay together, so that a batch holds little padding.
-    Texts of one length are often of one kind: an update is steadier if several such batches share it (gradient
-    accumulation). From (seed, epoch, position) alone follows which windows come next: a resumed run repeats nothing.
+    It is random, but 16 windows of about equal length stay together, so that batches hold little padding. Texts of one
+    length are often of one kind: an update is steadier if several such blocks share it (gradient accumulation). From
+    (seed, epoch, position) alone follows which windows come next: a resumed run repeats nothing, and the order is the
+    same for any size of batch and any number of processes.
     """
     random = np.random.default_rng([seed, epoch])
     # 1. shuffle; the last windows, fewer than a block, stay unsorted and come last
     shuffled = random.permutation(len(lengths))
-    whole, rest = np.split(shuffled, [len(shuffled) // batch_size * batch_size])
+    whole, rest = np.split(shuffled, [len(shuffled) // _BLOCK * _BLOCK])
     # 2. sort runs of the shuffled windows by length, and cut them into blocks
-    run = batch_size * max(1, _SORTED // batch_size)
     blocks: list[np.ndarray] = []
-    for chunk in np.split(whole, range(run, len(whole), run)):
-        blocks += np.split(chunk[lengths[chunk].argsort(kind="stable")], range(batch_size, len(chunk), batch_size))
+    for chunk in np.split(whole, range(_SORTED, len(whole), _SORTED)):
+        blocks += np.split(chunk[lengths[chunk].argsort(kind="stable")], range(_BLOCK, len(chunk), _BLOCK))
     # 3. shuffle the blocks
     return np.concatenate([*(blocks[i] for i in random.permutation(len(blocks))), rest])

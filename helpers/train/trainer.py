@@ -129,7 +129,7 @@ class Trainer:
         if self.micro_batch_file.exists():
             self.micro_batch = min(self.micro_batch, int(self.micro_batch_file.read_text("utf-8")))
         self.windows_per_update = settings.batch_size * settings.gradient_accumulation * self.size
-        self.order = epoch_order(self.train.lengths, settings.seed, self.progress.epoch, settings.batch_size)
+        self.order = epoch_order(self.train.lengths, settings.seed, self.progress.epoch)
         val_tokens = int(self.val.lengths.sum())
         self.budget = StepBudget(
             settings.epochs, settings.max_minutes, len(self.train), self.windows_per_update, val_tokens
@@ -367,7 +367,7 @@ class Trainer:
         """Begin the next epoch, and log the means of the last one."""
         progress = self.progress
         progress.epoch, progress.position = progress.epoch + 1, 0
-        self.order = epoch_order(self.train.lengths, self.settings.seed, progress.epoch, self.settings.batch_size)
+        self.order = epoch_order(self.train.lengths, self.settings.seed, progress.epoch)
         if self.in_epoch.labels:
             means = self.in_epoch.means(self.bits_per_char["train"])
             self.log.write("epoch", step=progress.step, epoch=progress.epoch, **means, seconds=self.in_epoch.seconds)

@@ -147,7 +147,7 @@ def test_an_epochs_row_is_the_mean_over_its_labels(tmp_path):
     lengths = Windows(Numbers(200), 8, 8, PAD).lengths
     assert [row["epoch"] for row in epochs] == [1, 2]
     for number, epoch in enumerate(epochs):
-        labels = [lengths[part].sum() for part in np.split(epoch_order(lengths, 0, number, 4), range(4, 25, 4))]
+        labels = [lengths[part].sum() for part in np.split(epoch_order(lengths, 0, number), range(4, 25, 4))]
         for name in ("loss", "accuracy"):
             of_updates = [row[name] for row in steps[7 * number : 7 * number + 7]]
             assert epoch[name] == pytest.approx(np.average(of_updates, weights=labels), rel=1e-9)
