@@ -23,6 +23,9 @@ COEFFICIENTS = (
     (3.318420, -2.488488, 0.510049),
     (2.300652, -1.668904, 0.418807),
 )
+# Above its interval a polynomial rises steeply, and where a gradient has one direction only, rounding in half precision
+# may lift its singular value there: so each polynomial takes its input smaller by this factor (as in that paper)
+HEADROOM = 1.01
 
 
 def orthogonalize(matrices: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -33,11 +36,13 @@ def orthogonalize(matrices: torch.Tensor, dtype: torch.dtype = torch.float32) ->
     A singular value of less than 1/1000 of the matrix's norm stays below 0.9.
     """
     tall = matrices.shape[1] > matrices.shape[2]
-    x = (matrices.mT if tall else matrices).to(dtype)  # (n, short, long): the products below are short × short
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)  # no singular value is larger than this norm
+    x = matrices.mT if tall else matrices  # (n, short, long): the products below are short × short
+    x = (x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)).to(dtype)  # no singular value is larger than this norm
+    room = HEADROOM if dtype.itemsize < 4 else 1.0
     for a, b, c in COEFFICIENTS:
         gram = x @ x.mT  # (n, short, short)
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)  # (n, short, long)
+        factors = torch.baddbmm(gram, gram, gram, beta=b / room**3, alpha=c / room**5)
+        x = torch.baddbmm(x, factors, x, beta=a / room)  # (n, short, long)
     return (x.mT if tall else x).to(matrices.dtype)
 
 
