@@ -82,7 +82,7 @@ def release_threads() -> None:
     """End the idle OpenMP threads of the calling thread, before another thread is to compute; they come back by need.
 
     Each thread that computes has helpers of its own. Where two such groups are more than the cores, OpenMP lets all of
-    them sleep instead of waiting for the next product, and on two cores training in a second thread was a third slower.
+    them sleep between two products instead of waiting awake: training in a second thread would be slow.
     """
     for library in (Path(torch.__file__).parent / "lib").glob("lib*omp*.so*"):
         with contextlib.suppress(OSError, AttributeError):  # not loaded by torch, or older than OpenMP 5
