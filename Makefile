@@ -21,7 +21,7 @@ export ENV
 PY := "$$ENV/bin/python"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test unit test-deeper test-faults bench lab serve refresh lint clean
+.PHONY: help setup setup-dev run test unit test-deeper test-faults bench lab serve refresh lint clean
 
 NBVAL := --nbval --nbval-current-env --nbval-sanitize-with tests/nbval.cfg \
 	--nbval-cell-timeout 1800 --nbval-kernel-startup-timeout 180
@@ -33,22 +33,22 @@ help:  ## this list
 run: setup  ## the six notebooks in order, then runs/<RUN>/report.html; CORPUS: your own text; PRESET: presets/<PRESET>.yaml
 	@$(PY) -m helpers.run --run "$$RUN" $${CORPUS:+--corpus "$$CORPUS"} $${PRESET:+--preset "$$PRESET"}
 
-test: setup  ## unit tests, the six notebooks at a tiny scale, and the committed outputs computed anew (about 25 minutes)
+test: setup-dev  ## unit tests, the six notebooks at a tiny scale, and the committed outputs computed anew (about 25 minutes)
 	@RUNS_DIR="$$(mktemp -d)" && export RUNS_DIR && trap 'rm -rf "$$RUNS_DIR"' EXIT && \
 	HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests notebooks/0[1-6]_*.ipynb $(NBVAL)
 
-unit: setup  ## the unit tests that need no long training, no injected fault and no browser (under four minutes)
+unit: setup-dev  ## the unit tests that need no long training, no injected fault and no browser (under four minutes)
 	@HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests -m "not slow" -q
 
-test-deeper: setup  ## the committed outputs of notebooks/deeper/ computed anew, on a run of its own
+test-deeper: setup-dev  ## the committed outputs of notebooks/deeper/ computed anew, on a run of its own
 	@RUNS_DIR="$$(mktemp -d)" && export RUNS_DIR && trap 'rm -rf "$$RUNS_DIR"' EXIT && \
 	$(PY) -m helpers.run corpus vocab tokenize && \
 	HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest notebooks/deeper/*.ipynb $(NBVAL)
 
-test-faults: setup  ## every fault of training with its full counts: killed, damaged, full, poisoned (about ten minutes)
+test-faults: setup-dev  ## every fault of training with its full counts: killed, damaged, full, poisoned (about ten minutes)
 	@FAULTS=full HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests/train/test_checkpoint.py tests/train/test_faults.py
 
-bench: setup  ## what benchmarks/README.md reports; RUN must be trained (about an hour, 5 GB of temporary files)
+bench: setup-dev  ## what benchmarks/README.md reports; RUN must be trained (about an hour, 5 GB of temporary files)
 	@$(PY) -m benchmarks.train_speed && $(PY) -m benchmarks.recipes --run "$$RUN" && $(PY) -m benchmarks.corpus && \
 	$(PY) -m benchmarks.generate_speed --run "$$RUN" && $(PY) -m benchmarks.serve_load --run "$$RUN"
 
@@ -61,18 +61,28 @@ serve: setup  ## serve the trained model of RUN over HTTP
 refresh: setup  ## run the notebooks at their defaults and write the outputs into notebooks/, to be committed
 	@$(PY) -m helpers.run refresh
 
-lint: setup  ## ruff over modules, tests and notebooks; types of helpers/ by mypy
+lint: setup-dev  ## ruff over modules, tests and notebooks; types of helpers/ by mypy
 	@$(PY) -m ruff check . && $(PY) -m ruff format --check --quiet . && $(PY) -m mypy
 
 clean:  ## remove what tools leave behind; .venv and runs/ stay
 	@rm -rf .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info
 	@find helpers tests notebooks -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf
 
-# Done again only when this folder, pyproject.toml or constraints.txt has changed since it last succeeded.
+# `setup` installs what a run needs, `setup-dev` also what only tests, benchmarks and clusters use. Done again only when
+# this folder, pyproject.toml or constraints.txt has changed since it last succeeded.
 # --no-compile: Python compiles what it imports, which is a small part of what is installed; it halves the time.
 setup:
-	@wanted=$$(pwd; cat pyproject.toml constraints.txt); \
-	if [ "$$wanted" = "$$(cat "$$ENV/chinese-gpt-set-up" 2>/dev/null)" ]; then exit 0; fi; set -e; \
+	@$(call install,text,chinese-gpt-set-up)
+
+setup-dev:
+	@$(call install,$(EVERYTHING),chinese-gpt-set-up-dev)
+	@cp "$$ENV/chinese-gpt-set-up-dev" "$$ENV/chinese-gpt-set-up"
+
+EVERYTHING := dev,text,cluster,fast
+# install EXTRAS, and leave a file of that name which says what it was done for
+define install
+wanted=$$(pwd; cat pyproject.toml constraints.txt); \
+	if [ "$$wanted" = "$$(cat "$$ENV/$(2)" 2>/dev/null)" ]; then exit 0; fi; set -e; \
 	if [ "$$ENV" = .venv ] && ! $(PY) -m pip --version >/dev/null 2>&1; then \
 		$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 			{ echo "Python 3.11 or newer is needed; name one: make PYTHON=python3.12 …" >&2; exit 1; }; \
@@ -81,6 +91,7 @@ setup:
 			  "apt install python3-venv), or activate a conda environment first" >&2; exit 1; }; \
 	fi; \
 	echo "installing the dependencies into $$ENV (once; some minutes)"; \
-	$(PY) -m pip install --quiet --no-compile --disable-pip-version-check -e ".[dev,text,cluster,fast]" -c constraints.txt; \
+	$(PY) -m pip install --quiet --no-compile --disable-pip-version-check -e ".[$(1)]" -c constraints.txt; \
 	$(PY) -m ipykernel install --sys-prefix --name python3 >/dev/null; \
-	printf '%s\n' "$$wanted" > "$$ENV/chinese-gpt-set-up"
+	printf '%s\n' "$$wanted" > "$$ENV/$(2)"
+endef

@@ -4,6 +4,7 @@ import ast
 import graphlib
 import json
 import re
+import subprocess
 import sys
 import tomllib
 from importlib import metadata
@@ -66,8 +67,29 @@ def test_conda_users_get_what_pyproject_says_and_nothing_else():
     assert pip == "pip" and nested == {"pip": ["-c constraints.txt", "-e .[dev,text,cluster,fast]"]}
     assert re.fullmatch(r"python=3\.\d+", python)
     assert Requirement(f"python{PROJECT['requires-python']}").specifier.contains(python.split("=")[1])
-    installs = '-e ".[dev,text,cluster,fast]" -c constraints.txt'
-    assert "dev" in EXTRAS and installs in (ROOT / "Makefile").read_text("utf-8")
+
+
+def extras_of(target):
+    """Return the groups of optional packages that a command of the Makefile installs first."""
+    words = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [set(names.split(",")) for names in re.findall(r'-e "\.\[([\w,]+)\]" -c constraints\.txt', words)]
+
+
+def test_a_run_installs_nothing_that_only_tests_and_clusters_use():
+    assert [extras_of(target) for target in ("run", "lab", "serve", "refresh")] == 4 * [[{"text"}]]
+    assert [extras_of(target) for target in ("test", "unit", "lint", "bench")] == 4 * [[set(EXTRAS)]]
+
+
+def test_what_a_run_imports_at_its_start_it_has_installed():
+    """Packages of the other groups are imported where they are used, by code that says how to install them."""
+    apart = {canonicalize_name(Requirement(line).name) for group in EXTRAS.values() for line in group} | {"dask"}
+    for file in MODULES:
+        first = {
+            (each.module or "") if isinstance(each, ast.ImportFrom) else each.names[0].name
+            for each in ast.parse(file.read_text("utf-8")).body
+            if isinstance(each, ast.Import | ast.ImportFrom)
+        }
+        assert not {canonicalize_name(name.split(".")[0]) for name in first} & apart, file
 
 
 def test_every_dependency_has_a_version_that_was_tested_and_fits():
@@ -323,7 +345,7 @@ def test_there_are_six_and_the_side_doors_that_the_runner_knows():
 def test_outputs_are_compared_of_the_six_by_name():
     """Side doors train for minutes: `make test-deeper` compares theirs."""
     text = (ROOT / "Makefile").read_text("utf-8")
-    (test,) = re.findall(r"^test: setup.*\n(?:\t.*\n)+", text, re.MULTILINE)
+    (test,) = re.findall(r"^test: setup-dev.*\n(?:\t.*\n)+", text, re.MULTILINE)
     (pattern,) = re.findall(r"notebooks\S+", test)
     assert sorted(ROOT.glob(pattern)) == SIX
 
