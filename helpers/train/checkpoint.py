@@ -223,29 +223,45 @@ def latest(root: Path, identity: str | None) -> tuple[Path, dict, list[str]] | N
     return None
 
 
+def best(root: Path, identity: str | None) -> tuple[Path, dict] | None:
+    """Return (folder, state) of this run's sound checkpoint with the lowest finite `val_loss`, or None."""
+    found = []
+    for folder in list_checkpoints(root):
+        with contextlib.suppress(BadCheckpoint):
+            state = verify(folder)
+            loss = state.get("val_loss")
+            if state.get("identity") == identity and loss is not None and math.isfinite(loss):
+                found.append((folder, state))
+    return min(found, key=lambda each: each[1]["val_loss"], default=None)
+
+
+def restore_weights(folder: Path, model: torch.nn.Module) -> None:
+    """Copy a checkpoint's weights into `model`, in place; BadCheckpoint if they are of another model's shape."""
+    weights, own = _read(folder / _WEIGHTS), _own_tensors(model)
+    if {name: t.shape for name, t in own.items()} != {name: t.shape for name, t in weights.items()}:
+        raise BadCheckpoint(f"{folder} holds a model of another shape: its config is not the one of this run")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(_shard_like(weights[name], tensor))
+
+
 def restore(folder: Path, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Copy a checkpoint's weights and optimizer states into `model` and `optimizers`, in place.
 
     Where they are spread over processes each takes its part; every process reads the files. Raises BadCheckpoint,
     and has changed nothing, if the checkpoint is of another model.
     """
-    # 1. read
-    weights, moments = _read(folder / _WEIGHTS), _read(folder / _OPTIMIZER)
+    # 1. read, and refuse another model's
+    moments = _read(folder / _OPTIMIZER)
     groups = json.loads((folder / _STATE).read_text("utf-8"))["param_groups"]
-    # 2. compare
-    own = _own_tensors(model)
-    if {name: t.shape for name, t in own.items()} != {name: t.shape for name, t in weights.items()}:
-        raise BadCheckpoint(f"{folder} holds a model of another shape: its config is not the one of this run")
-    # 3. copy
+    restore_weights(folder, model)
+    # 2. copy the optimizers' states
     states: list[dict[int, dict[str, torch.Tensor]]] = [{} for _ in optimizers]
     parameters = [[p for group in optimizer.param_groups for p in group["params"]] for optimizer in optimizers]
     for name, value in moments.items():  # as _flatten named them
         number, index, key = name.split(".", 2)
         parameter = parameters[int(number)][int(index)]
         states[int(number)].setdefault(int(index), {})[key] = _shard_like(value, parameter)
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(_shard_like(weights[name], tensor))
     for optimizer, state, group in zip(optimizers, states, groups, strict=True):
         optimizer.load_state_dict({"state": state, "param_groups": group})
 

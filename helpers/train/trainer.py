@@ -373,11 +373,15 @@ class Trainer:
             self.log.write("epoch", step=progress.step, epoch=progress.epoch, **means, seconds=self.in_epoch.seconds)
         self.in_epoch = RunningMeans()
 
+    def score(self) -> dict[str, float]:
+        """Return loss, bits per character and accuracy on the whole validation text."""
+        scores = evaluate(self.local_loss, self.val, self.micro_batch, self.precision, self.device)
+        return scores | {"bits_per_char": scores["loss"] * self.bits_per_char["val"]}
+
     def validate(self) -> dict[str, float]:
         """Score the whole validation text and log the result."""
         begin, progress = time.perf_counter(), self.progress
-        scores = evaluate(self.local_loss, self.val, self.micro_batch, self.precision, self.device)
-        scores["bits_per_char"] = scores["loss"] * self.bits_per_char["val"]
+        scores = self.score()
         progress.validating = time.perf_counter() - begin
         progress.seconds = time.perf_counter() - self.begin
         times = {"seconds": progress.seconds, "train_seconds": progress.updating}
@@ -432,12 +436,22 @@ class Trainer:
             "skipped": progress.skipped,
         }
         if not self.stop_now:
-            scores = self.validation or self.validate()
+            scores = self.return_to_best(self.validation or self.validate())
             figures |= {"val_loss": scores["loss"], "val_bits_per_char": scores["bits_per_char"]}
             figures["accuracy"] = scores["accuracy"]
             self.export("final_model")
         seconds = self.end("finished" if progress.step >= self.total_steps else "stopped")
         return figures | {"seconds": round(seconds, 1)}
+
+    def return_to_best(self, scores: dict[str, float]) -> dict[str, float]:
+        """Take back the best checkpoint's weights if the last, with these `scores`, are worse; return its scores."""
+        best = checkpoint.best(self.folder / "checkpoints", self.identity)
+        if best is None or not best[1]["val_loss"] < scores["loss"]:
+            return scores
+        checkpoint.restore_weights(best[0], self.model)
+        scores = self.score()
+        self.log.write("best", step=self.progress.step, of_step=best[1]["step"], **scores)
+        return scores
 
     def end(self, reason: str) -> float:
         """Write the log's last row and close it; return the run's seconds."""

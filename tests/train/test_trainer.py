@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from models import CPU, FIRST, PAD, TOK, Numbers, fit, make_trainer, rows, tiny
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from helpers.tokens.windows import IGNORE, Windows, epoch_order
@@ -204,16 +205,20 @@ def test_another_runs_checkpoint_is_refused(tmp_path):
         fit(tmp_path / "m", identity="two")
 
 
-def test_the_best_checkpoint_is_kept_when_it_gets_worse(tmp_path):
-    """A rate far too high at the end of a run: the weights of its best validation are still there."""
+def test_the_best_checkpoint_becomes_the_final_model_when_it_gets_worse(tmp_path):
+    """A rate far too high at the end of a run: the weights of its best validation are the ones that count."""
     folder = tmp_path / "m"
     fit(folder, size=800, epochs=2, lr=3e-2)  # 26 updates
-    fit(folder, size=800, epochs=6, lr=20.0, warmup_steps=60)
+    figures = fit(folder, size=800, epochs=6, lr=20.0, warmup_steps=60)
     losses = {row["step"]: row["loss"] for row in rows(folder, "validation")}
     lowest = min(losses, key=losses.get)
     assert lowest < 78 and losses[78] > 2 * losses[lowest]
     best = folder / "checkpoints" / f"step-{lowest:08d}"
-    assert checkpoint.verify(best)["val_loss"] == losses[lowest]
+    assert checkpoint.verify(best)["val_loss"] == losses[lowest] == figures["val_loss"]
+    final = AutoModelForCausalLM.from_pretrained(folder / "final_model").state_dict()
+    saved = load_file(best / "model.safetensors")
+    assert all(torch.equal(final[name], tensor) for name, tensor in saved.items())
+    assert [row["of_step"] for row in rows(folder, "best")] == [lowest]
 
 
 @pytest.mark.slow
