@@ -12,7 +12,6 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import torch
 
 from helpers.parallel import cores
@@ -124,4 +123,8 @@ def describe_device(device: torch.device) -> dict:
 
 def memory_free(device: torch.device) -> int:
     """Return how much memory is free."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    import psutil  # not at the top: training on a GPU does without it
+
+    return psutil.virtual_memory().available

@@ -1,6 +1,7 @@
 """Room 04: windows become a model; `python -m helpers.train PARAMETERS.json` trains without a notebook.
 
 settings     a run's settings: notebook 04's parameters, a comment per field
+rules        what a 0 becomes: width, depth, batch, rate, epochs from text, time and machine
 model        GPT-2, LLaMA-like models, mixture of experts: config, size, memory
 loss         cross-entropy in chunks over the vocabulary
 optim        learning-rate schedule, gradient clipping, which optimizer moves what

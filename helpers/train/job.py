@@ -22,6 +22,7 @@ from helpers.manifest import open_room
 from helpers.train.distributed import join_group, leave_group, world
 from helpers.train.model import model_from_settings
 from helpers.train.plan import load_windows, plan
+from helpers.train.rules import decide
 from helpers.train.settings import TrainSettings
 from helpers.train.trainer import Diverged, Trainer
 from helpers.vocab.tokenizer import load_tokenizer
@@ -152,10 +153,12 @@ def main() -> None:
         join_group(pick_device(settings.device))
     first = world()[0] == 0
     if first:
+        settings = decide(settings).settings
         plan(settings)
         prepare(settings)
     if dist.is_initialized():
         dist.barrier()
+    settings = decide(settings).settings  # as the first process decided and kept it
     # 3. the run; if the launcher is killed, nothing else would end this process: it saves and ends by itself
     launcher = os.getppid()
     try:

@@ -126,19 +126,37 @@ def _experts(config: PretrainedConfig) -> dict[str, str]:
     return {"experts_implementation": "eager"} if config.model_type == "qwen3_moe" else {}
 
 
+def config_from_settings(settings: TrainSettings, tokenizer: PreTrainedTokenizerFast, n_ctx: int) -> PretrainedConfig:
+    """Return the config of the model that the settings ask for; a pretrained model's is its own."""
+    if settings.pretrained_model:
+        return _pretrained_config(settings.pretrained_model)
+    shape = {name: getattr(settings, name) for name in _SHAPE}  # `make_config` has the same names
+    return make_config(settings.architecture, tokenizer, n_ctx=n_ctx, **shape)
+
+
 def model_from_settings(settings: TrainSettings, tokenizer: PreTrainedTokenizerFast, n_ctx: int) -> PreTrainedModel:
     """Return the model that notebook 04's settings ask for: freshly initialised, or with pretrained weights."""
     if settings.pretrained_model:
         model = load_pretrained(settings.pretrained_model, tokenizer, n_ctx)
     else:
-        shape = {name: getattr(settings, name) for name in _SHAPE}  # `make_config` has the same names
-        config = make_config(settings.architecture, tokenizer, n_ctx=n_ctx, **shape)
-        model = build_model(config, settings.seed)
+        model = build_model(config_from_settings(settings, tokenizer, n_ctx), settings.seed)
     # saved with the model, so that the library's `generate` writes text and its end, but no other special token, and
     # no id without a token (a pretrained table may have rows to spare)
     never = {*tokenizer.all_special_ids, *range(len(tokenizer), model.config.vocab_size)} - {tokenizer.eos_token_id}
     model.generation_config.suppress_tokens = sorted(i for i in never if i < model.config.vocab_size)
     return model
+
+
+def _pretrained_config(name: str) -> PretrainedConfig:
+    """Return the config of a folder or of a Hub name; ValueError that says what to do if there is none."""
+    try:
+        return AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"pretrained_model: '{name}' is no folder with a model config that can be read, and no model of that name "
+            f"could be fetched ({shorten(str(error), 200)}). Give the path of a folder with config.json and "
+            "model.safetensors, or a Hub name while you are online"
+        ) from None
 
 
 def load_pretrained(name: str, tokenizer: PreTrainedTokenizerFast, n_ctx: int) -> PreTrainedModel:
@@ -147,14 +165,7 @@ def load_pretrained(name: str, tokenizer: PreTrainedTokenizerFast, n_ctx: int) -
     `tokenizer` must be that model's own (`vocab.tokenizer`), `n_ctx` no longer than its context. Weights are read
     from safetensors only. Raises ValueError that says what to do.
     """
-    try:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"pretrained_model: '{name}' is no folder with a model config that can be read, and no model of that name "
-            f"could be fetched ({shorten(str(error), 200)}). Give the path of a folder with config.json and "
-            "model.safetensors, or a Hub name while you are online"
-        ) from None
+    config = _pretrained_config(name)
     if config.model_type not in _PRETRAINED:
         kinds = ", ".join(_PRETRAINED)
         raise ValueError(f"pretrained_model '{name}' is of the kind '{config.model_type}': this course trains {kinds}")

@@ -1,6 +1,7 @@
 """The settings of a training run: notebook 04's parameters as one checked record, a comment per field.
 
-What a new setting needs: CONTRIBUTING.md. Knows no model, no data and no torch.
+A 0 that means "by rule" is replaced by a number in `train.rules` before anything is trained. What a new setting needs:
+CONTRIBUTING.md. Knows no model, no data and no torch.
 """
 
 from collections.abc import Mapping
@@ -25,9 +26,9 @@ class TrainSettings:
     run: str = _setting("sample", affects="watching")  # name of the run: all files are in runs/<run>/
     # the model
     architecture: str = _setting("llama")  # llama, gpt2 or moe (llama with a mixture of experts)
-    n_embd: int = _setting(192)  # width
-    n_layer: int = _setting(3)  # blocks
-    n_head: int = _setting(3)  # attention heads per block
+    n_embd: int = _setting(0, least=0)  # width; 0: by rule
+    n_layer: int = _setting(0, least=0)  # blocks; 0: by rule
+    n_head: int = _setting(0, least=0)  # attention heads per block; 0: by rule
     n_kv_head: int = _setting(0)  # heads for keys and values, shared by the others (llama, moe); 0 means n_head
     n_experts: int = _setting(4)  # experts per block (moe)
     experts_per_token: int = _setting(1)  # experts that see each token (moe)
@@ -35,13 +36,13 @@ class TrainSettings:
     dropout: float = _setting(0.0)  # fraction of activations switched off while training
     pretrained_model: str = _setting("")  # train this model further: a folder or a Hub name; "" means fresh weights
     # how long, and how much per update
-    epochs: int = _setting(2, least=1)  # times that the model sees the corpus
-    max_minutes: float = _setting(0.0, least=0)  # time budget in minutes, instead of epochs; 0 means none
-    batch_size: int = _setting(16, least=1)  # windows per forward pass and process
-    gradient_accumulation: int = _setting(4, least=1)  # forward passes per update
+    epochs: int = _setting(0, least=0)  # times that the model sees the corpus; 0: by rule
+    max_minutes: float = _setting(0.0, least=0)  # time budget in minutes, instead of epochs; 0: none, or by rule
+    batch_size: int = _setting(0, least=0)  # windows per forward pass and process; 0: by rule
+    gradient_accumulation: int = _setting(0, least=0)  # forward passes per update; 0: by rule
     # the optimizer
     optimizer: str = _setting("muon")  # adamw, or muon for the matrices and adamw for the rest
-    lr: float = _setting(1e-2)  # learning rate at its peak
+    lr: float = _setting(0.0, least=0)  # learning rate at its peak; 0: by rule
     momentum: float = _setting(0.8)  # Muon: decay of the running mean of gradients
     beta2: float = _setting(0.95)  # AdamW: decay of the running mean of squared gradients
     eps: float = _setting(1e-8)  # AdamW: added to the root of that mean
@@ -81,6 +82,11 @@ class TrainSettings:
             if name not in known:
                 raise ValueError(f"notebook 04 has no parameter '{name}'{did_you_mean(name, known)}")
         return cls(**parameters)
+
+    def undecided(self) -> list[str]:
+        """Return the names whose 0 a rule has to replace; a pretrained model brings its own shape."""
+        names = ("n_embd", "n_layer", "n_head", "epochs", "batch_size", "gradient_accumulation", "lr")
+        return [name for name in names if not getattr(self, name) and not (self.pretrained_model and "n_" in name)]
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that decide what is computed: a run may be resumed only where these are the same."""

@@ -94,6 +94,8 @@ class Trainer:
         identity: str = "",
         stop: Callable[[], bool] = lambda: False,
     ):
+        if names := [name for name in settings.undecided() if not name.startswith("n_")]:  # the model is there
+            raise ValueError(f"{', '.join(names)}: 0 leaves them to a rule, which `rules.decide` has not applied yet")
         self.model, self.train, self.val, self.settings = model, train, val, settings
         self.folder, self.tokenizer, self.identity, self.stop = folder, tokenizer, identity, stop
         # of a loss of one nat per token: its bits per character

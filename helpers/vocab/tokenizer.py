@@ -12,7 +12,7 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -97,19 +97,26 @@ def build_characters(
 
 
 def build_bpe(
-    texts: Iterable[str], vocab_size: int, min_count: int = 1, special_tokens: Mapping[str, str] = SPECIAL_TOKENS
+    texts: Iterable[str],
+    vocab_size: int,
+    min_count: int = 1,
+    special_tokens: Mapping[str, str] = SPECIAL_TOKENS,
+    characters: Collection[str] | None = None,
 ) -> PreTrainedTokenizerFast:
     """Make the tokenizer "bpe": the most frequent pair of neighbours becomes a token, again and again (Sennrich 2016).
 
-    At most `vocab_size` tokens, but always the special tokens, bytes, ASCII and every character seen. A pair seen less
+    At most `vocab_size` tokens, but always the special tokens, bytes, ASCII and every character seen; of these only
+    the `characters` if they are given, the texts' most frequent ones: others are spelled in bytes. A pair seen less
     than `min_count` times is not merged. No merge crosses a space, a punctuation mark or a symbol.
     """
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.Split(Regex(_RUNS), "isolated")
     learnt_size = max(0, vocab_size - len(special_tokens) - len(_BYTES))
+    limit = {} if characters is None else {"limit_alphabet": len({*characters, *_ASCII})}
     trainer = trainers.BpeTrainer(
-        vocab_size=learnt_size, min_frequency=min_count, initial_alphabet=_ASCII, special_tokens=[], show_progress=False
-    )
+        vocab_size=learnt_size, min_frequency=min_count, initial_alphabet=_ASCII, special_tokens=[],
+        show_progress=False, **limit,
+    )  # fmt: skip
     learner.train_from_iterator(texts, trainer)
     learnt = json.loads(learner.to_str())["model"]
     # sorted by id: the alphabet, then the merges in the order in which they are made

@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from helpers import paths
 from helpers.manifest import RoomError
-from helpers.tokens.windows import IGNORE, TokenStream, Windows, choose_packing, encode_texts, epoch_order
+from helpers.tokens.windows import (
+    IGNORE,
+    TokenStream,
+    Windows,
+    choose_n_ctx,
+    choose_packing,
+    encode_texts,
+    epoch_order,
+)
 from helpers.vocab import tokenizer
 
 
@@ -107,6 +115,30 @@ def test_a_batch_is_as_wide_as_its_longest_window():
     assert inputs.shape == labels.shape == (2, 24)  # 19 answers, in eights
     assert (labels[0, 4:] == IGNORE).all() and (labels[1, 19:] == IGNORE).all()
     assert windows.batch([2, 3])[0].shape == (2, 32)
+
+
+class Documents:
+    """A stand-in stream of documents of these lengths."""
+
+    def __init__(self, *lengths: int):
+        self.documents, self.size = np.cumsum([0, *lengths[:-1]]), sum(lengths)
+
+    def __len__(self) -> int:
+        return self.size
+
+
+@pytest.mark.parametrize(
+    ("lengths", "n_ctx"),
+    [
+        (100 * [20], 64), (100 * [65], 64), (100 * [66], 128), (95 * [100] + 5 * [9000], 128),
+        (94 * [100] + 6 * [9000], 128), (10 * [300_000], 128), (10 * [310_000], 256), (20_000 * [200], 256),
+        (10 * [3_000_000], 1024), (10**6 * [50], 64), (10**5 * [300], 512),
+    ],
+)  # fmt: skip
+def test_a_window_is_as_long_as_most_documents(lengths, n_ctx):
+    """A window of n positions holds n + 1 tokens: the last one is only an answer."""
+    assert choose_n_ctx(0, Documents(*lengths)) == n_ctx
+    assert choose_n_ctx(100, Documents(*lengths)) == 100
 
 
 def test_packing_suits_the_documents(write):

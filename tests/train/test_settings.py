@@ -24,7 +24,8 @@ def test_they_survive_json():
 @pytest.mark.parametrize(
     "wrong",
     [{"max_minutes": -1.0}, {"parallel": "magic"}]
-    + [{name: 0} for name in ("epochs", "batch_size", "gradient_accumulation", "devices", "log_step")],
+    + [{name: -1} for name in ("n_embd", "epochs", "batch_size", "gradient_accumulation", "lr")]
+    + [{name: 0} for name in ("devices", "log_step")],
     ids=str,
 )
 def test_what_makes_no_sense_is_refused_by_name(wrong):

@@ -1,0 +1,178 @@
+"""The rules behind 0: width, depth, batch, rate and length of training for a text, a machine and a time.
+
+A 0 in notebook 04's parameters leaves the number to a rule here; any other value is taken as it is. The built-in corpus
+has fixed numbers, so that its run is the same everywhere. For any other text the time and the measured speed of the
+machine say how many operations can be paid for, and that decides the rest. What the rules rest on was measured:
+benchmarks/README.md. Knows the sizes of a text, and nothing of what is in it.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from helpers import paths
+from helpers.device import describe_device, matmul_rate, pick_device, pick_precision
+from helpers.files import fingerprint, write_text
+from helpers.manifest import open_room
+from helpers.train.model import config_from_settings, model_sizes
+from helpers.train.settings import TrainSettings
+from helpers.vocab.tokenizer import load_tokenizer
+from helpers.wording import duration
+
+# for the built-in corpus
+FIXED: dict[str, Any] = dict(
+    n_embd=192, n_layer=3, n_head=3, epochs=2, batch_size=16, gradient_accumulation=4, lr=1e-2
+)  # fmt: skip
+# for any other text
+MINUTES = 6.0
+SHAPES = (  # (n_embd, n_layer)
+    (64, 2), (128, 2), (128, 3), (192, 3), (256, 4), (384, 6), (512, 8), (640, 10), (768, 12),
+)  # fmt: skip
+HEAD = 64  # width of an attention head
+TOKENS_PER_PARAMETER = 1.2  # that a shape must be able to read in the time, or it is too large
+UPDATES = 500  # that a run should have: fewer learn too little, more are too small
+LARGEST_UPDATE = 2**17  # tokens
+RATES = {"muon": 1e-2, "adamw": 3e-3}
+GENTLE = 0.1  # of these rates, for a model that is trained already
+_BATCH = ("batch_size", "gradient_accumulation")
+# of the rate of a matrix product that training reaches, about; narrow models half of it, up to this width
+UTILISATION, NARROW = 0.4, 64
+BORDER = 0.6  # part of the time: what is forecast to take longer than this ends by the clock, for no forecast is exact
+
+
+@dataclass(frozen=True)
+class Text:
+    """What the rules know of a text: sizes of its training part, as notebook 03 cut it."""
+
+    tokens: int
+    windows: int
+    built_in: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The settings without a 0 that means "by rule", and a sentence for each rule that was applied."""
+
+    settings: TrainSettings
+    reasons: list[str]
+
+
+def most_epochs(tokens: int) -> int:
+    """Return after how many epochs a text of so many tokens is learnt by heart rather than learnt from."""
+    return 4 if tokens < 50_000 else 6 if tokens < 500_000 else 8
+
+
+def choose(
+    settings: TrainSettings, text: Text, rate: float, flops_and_size: Callable[[int, int], tuple[float, int]]
+) -> Choice:
+    """Replace every 0 that means "by rule".
+
+    `rate` is that of training on this machine, in operations per second; `flops_and_size(n_embd, n_layer)` gives a
+    shape's operations per token and its parameters. The same arguments give the same choice.
+    """
+    undecided = settings.undecided()
+    if not undecided:
+        return Choice(settings, ["all numbers were given"])
+    # 1. the built-in corpus
+    if text.built_in:
+        numbers = FIXED | _head_and_rate(settings, FIXED)
+        if settings.batch_size:  # as many windows per update, in other batches
+            numbers["gradient_accumulation"] = max(1, math.prod(FIXED[name] for name in _BATCH) // settings.batch_size)
+        return Choice(
+            replace(settings, **{name: numbers[name] for name in undecided}),
+            [f"the built-in corpus has fixed numbers: {_list(numbers, undecided)}"],
+        )
+    # 2. the time, and what it pays for
+    minutes = settings.max_minutes or MINUTES
+    operations = 60 * minutes * rate * settings.devices
+    most = settings.epochs or most_epochs(text.tokens)
+    reasons = [f"{duration(60 * minutes)} at {rate / 1e9:,.0f} billion operations per second"]
+
+    def affordable(n_embd: int, n_layer: int) -> float:
+        return operations / flops_and_size(n_embd, n_layer)[0] * (0.5 if 0 < n_embd <= NARROW else 1)
+
+    def readable(n_embd: int, n_layer: int) -> float:
+        return min(affordable(n_embd, n_layer), most * text.tokens)
+
+    # 3. the shape: the largest that can read enough tokens for its size
+    n_embd, n_layer = settings.n_embd, settings.n_layer
+    if not (n_embd and n_layer or settings.pretrained_model):
+        shapes = [(n_embd or width, n_layer or depth) for width, depth in SHAPES]
+        fit = [shape for shape in shapes if readable(*shape) >= TOKENS_PER_PARAMETER * flops_and_size(*shape)[1]]
+        n_embd, n_layer = fit[-1] if fit else shapes[0]
+        size = flops_and_size(n_embd, n_layer)[1]
+        reasons.append(
+            f"n_embd {n_embd}, n_layer {n_layer}: {size:,} parameters, the largest shape that can read "
+            f"{TOKENS_PER_PARAMETER:g} tokens for each of them, or the smallest there is"
+        )
+    # 4. how long
+    tokens = readable(n_embd, n_layer)
+    chosen: dict[str, Any] = dict(n_embd=n_embd, n_layer=n_layer, epochs=most)
+    if not settings.epochs:
+        if BORDER * affordable(n_embd, n_layer) > most * text.tokens:
+            chosen["max_minutes"] = 0.0
+            reasons.append(f"epochs {most}: more would teach a text of {text.tokens:,} tokens by heart")
+        else:
+            chosen["max_minutes"] = minutes
+            reasons.append(f"the time decides how long: about {affordable(n_embd, n_layer) / text.tokens:.1f} epochs")
+    # 5. the update
+    per_window = text.tokens / text.windows
+    windows = min(tokens / UPDATES, LARGEST_UPDATE) / per_window / settings.devices
+    total = 2 ** max(2, round(math.log2(max(1, windows))))
+    batch = settings.batch_size or min(total, 16)
+    chosen |= dict(batch_size=batch, gradient_accumulation=max(1, total // batch))
+    chosen |= _head_and_rate(settings, chosen)
+    reasons.append(
+        f"{batch * (settings.gradient_accumulation or chosen['gradient_accumulation']) * settings.devices} windows per "
+        f"update, so that there are about {UPDATES} updates; lr {chosen['lr']:g}"
+    )
+    names = [*undecided, *(["max_minutes"] if "max_minutes" in chosen else [])]
+    return Choice(replace(settings, **{name: chosen[name] for name in names}), reasons)
+
+
+def _head_and_rate(settings: TrainSettings, numbers: dict[str, Any]) -> dict[str, Any]:
+    """Return n_head for the width that is given or in `numbers`, and the rate for the optimizer."""
+    width = settings.n_embd or numbers["n_embd"]
+    heads = max(n_head for n_head in range(1, max(1, width // HEAD) + 1) if not width % n_head)
+    lr = RATES.get(settings.optimizer, RATES["muon"]) * (GENTLE if settings.pretrained_model else 1)
+    return dict(n_head=heads, lr=lr)
+
+
+def _list(numbers: dict[str, Any], names: list[str]) -> str:
+    return ", ".join(f"{name} {numbers[name]:g}" for name in names)
+
+
+def decide(settings: TrainSettings) -> Choice:
+    """Open the run's rooms, measure the machine, and `choose`.
+
+    The choice is kept in `runs/<run>/choice.json`: the same run asked again on the same machine goes on with the same
+    numbers, even when the machine is slower today. Without that file it is made anew.
+    """
+    if not settings.undecided():
+        return choose(settings, Text(1, 1), 1.0, lambda *_: (1.0, 1))
+    # 1. what is known
+    device = pick_device(settings.device)
+    corpus, tokens = open_room(settings.run, "corpus")["result"], open_room(settings.run, "tokenize")
+    tokenizer, result = load_tokenizer(paths.room(settings.run, "vocab")), tokens["result"]
+    text = Text(result["tokens"], result["windows"], built_in="floor_bits_per_char" in corpus)
+    file = paths.run_dir(settings.run) / "choice.json"
+    key = fingerprint(settings.identity(), tokens["outputs"], describe_device(device))
+    # 2. decided before?
+    if file.is_file() and (kept := json.loads(file.read_text("utf-8")))["key"] == key:
+        return Choice(replace(settings, **kept["chosen"]), kept["reasons"])
+    # 3. measure and choose
+    rate = 1.0 if text.built_in else UTILISATION * matmul_rate(pick_precision(settings.precision, device), device)
+
+    def flops_and_size(n_embd: int, n_layer: int) -> tuple[float, int]:
+        shape = replace(settings, n_embd=n_embd, n_layer=n_layer, n_head=settings.n_head or 1)
+        sizes = model_sizes(config_from_settings(shape, tokenizer, result["n_ctx"]), result["n_ctx"])
+        return sizes["flops_per_token"], sizes["parameters"]
+
+    choice = choose(settings, text, rate, flops_and_size)
+    before = asdict(settings)
+    chosen = {name: value for name, value in asdict(choice.settings).items() if value != before[name]}
+    kept = {"key": key, "chosen": chosen, "reasons": choice.reasons}
+    write_text(file, json.dumps(kept, ensure_ascii=False, indent=1))
+    return choice

@@ -1,0 +1,137 @@
+"""Room 04: what a 0 becomes, for the built-in corpus and for any other text, time and machine."""
+
+import math
+from dataclasses import asdict, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from models import make_trainer, settings
+
+from helpers import paths
+from helpers.manifest import write_manifest
+from helpers.train import rules
+from helpers.train.rules import FIXED, Text, choose
+from helpers.train.settings import TrainSettings
+
+V = 4000
+NOVEL, POEMS = Text(700_000, 5500), Text(1_700_000, 21_000)
+LAPTOP, CARD = 1e11, 2e14  # operations per second in training
+
+
+def flops_and_size(n_embd, n_layer):
+    size = V * n_embd + 12 * n_layer * n_embd**2
+    return 6.0 * size, size
+
+
+def numbers(text=NOVEL, rate=LAPTOP, **changes):
+    return choose(TrainSettings(**changes), text, rate, flops_and_size).settings
+
+
+def per_update(given_settings):
+    return given_settings.batch_size * given_settings.gradient_accumulation * given_settings.devices
+
+
+# ---- the built-in corpus ----
+
+
+@pytest.mark.parametrize("rate", [1.0, LAPTOP, CARD])
+def test_the_built_in_corpus_has_numbers_that_no_machine_changes(rate):
+    """Its outputs are committed: they can only be compared if every machine trains the same model equally long."""
+    found = choose(TrainSettings(), Text(1_100_000, 26_000, built_in=True), rate, flops_and_size)
+    assert {name: getattr(found.settings, name) for name in FIXED} == FIXED == dict(
+        n_embd=192, n_layer=3, n_head=3, epochs=2, batch_size=16, gradient_accumulation=4, lr=1e-2
+    )  # fmt: skip
+    assert found.settings.max_minutes == 0 and len(found.reasons) == 1
+
+
+def test_a_given_number_of_the_built_in_corpus_moves_those_that_hang_on_it():
+    text = Text(1000, 10, built_in=True)
+    assert numbers(text, n_embd=256).n_head == 4
+    assert numbers(text, n_embd=100).n_head == 1
+    assert numbers(text, batch_size=64).gradient_accumulation == 1
+    assert numbers(text, optimizer="adamw").lr == 3e-3
+
+
+# ---- any other text ----
+
+GIVEN = st.fixed_dictionaries(
+    {},
+    optional=dict(
+        n_embd=st.sampled_from([32, 96, 200, 256]), n_layer=st.integers(1, 6), epochs=st.integers(1, 9),
+        batch_size=st.integers(1, 64), gradient_accumulation=st.integers(1, 9), lr=st.sampled_from([1e-4, 1e-2]),
+        max_minutes=st.sampled_from([0.5, 30.0]), devices=st.integers(1, 4),
+    ),
+)  # fmt: skip
+
+
+@given(GIVEN, st.integers(1_000, 10**9), st.integers(16, 1024), st.floats(1e9, 1e15))
+def test_what_is_given_stays_and_nothing_is_left_open(changes, tokens, length, rate):
+    found = choose(TrainSettings(**changes), Text(tokens, -(-tokens // length)), rate, flops_and_size)
+    chosen = asdict(found.settings)
+    kept = {name: value for name, value in changes.items() if name != "max_minutes" or "epochs" in changes}
+    assert {name: chosen[name] for name in kept} == kept
+    assert not found.settings.undecided() and found.reasons
+    assert chosen["n_embd"] % chosen["n_head"] == 0
+    assert chosen["max_minutes"] <= changes.get("max_minutes", rules.MINUTES)
+
+
+@given(st.floats(1e9, 1e15), st.floats(1.0, 100.0), st.sampled_from([NOVEL, POEMS, Text(10**8, 10**5)]))
+def test_a_faster_machine_never_gets_a_smaller_model(rate, times, text):
+    slow, fast = numbers(text, rate), numbers(text, rate * times)
+    assert (slow.n_embd, slow.n_layer) <= (fast.n_embd, fast.n_layer)
+
+
+def test_a_long_text_ends_with_the_time_and_a_short_one_before_it_is_learnt_by_heart():
+    long, short = numbers(Text(10**8, 10**6)), numbers(Text(10_000, 80))
+    assert long.max_minutes == rules.MINUTES == 6
+    assert short.max_minutes == 0 and short.epochs == rules.most_epochs(10_000)
+    assert numbers(Text(10_000, 80), max_minutes=60.0).max_minutes == 0
+    assert numbers(POEMS, max_minutes=1.0).max_minutes == 1
+
+
+def test_a_longer_time_or_a_card_gives_a_larger_model():
+    sizes = [
+        math.prod((each.n_embd, each.n_embd, each.n_layer))
+        for each in (numbers(POEMS, max_minutes=0.5), numbers(POEMS, max_minutes=8.0))
+    ]
+    assert sizes[0] < sizes[1]
+    assert numbers(Text(10**9, 10**6), CARD).n_embd >= 512
+
+
+def test_the_updates_are_neither_few_nor_small():
+    for text in (NOVEL, POEMS):
+        found = numbers(text)
+        tokens = min(360 * LAPTOP / flops_and_size(found.n_embd, found.n_layer)[0], found.epochs * text.tokens)
+        updates = tokens / (per_update(found) * text.tokens / text.windows)
+        assert rules.UPDATES / 1.5 < updates < rules.UPDATES * 1.5
+    assert per_update(numbers(NOVEL, devices=4, epochs=3)) % 4 == 0
+
+
+def test_a_pretrained_model_keeps_its_shape_and_is_changed_gently():
+    asked = TrainSettings(pretrained_model="somebody/model")
+    found = choose(asked, NOVEL, LAPTOP, lambda *_: (6e8, 10**8)).settings  # its own size, whatever the shape says
+    assert found.lr == pytest.approx(1e-3) and found.n_embd == 0 and not found.undecided()
+
+
+# ---- in a run ----
+
+
+def test_a_run_keeps_its_choice_when_the_machine_is_slower_today(monkeypatch, run):
+    write_manifest(run, "corpus", parameters={}, inputs=[], outputs=[], result={"documents": 40})
+    asked = replace(settings(run), n_embd=0, n_layer=0, n_head=0, epochs=0, batch_size=0, lr=0.0, max_minutes=0.0)
+    monkeypatch.setattr(rules, "matmul_rate", lambda *_: 1e12)
+    first = rules.decide(asked)
+    assert not first.settings.undecided() and first.settings.gradient_accumulation == asked.gradient_accumulation
+    monkeypatch.setattr(rules, "matmul_rate", lambda *_: 1e3)
+    assert rules.decide(asked) == first
+    other = rules.decide(replace(asked, max_minutes=0.001))  # another question
+    assert other.settings != first.settings
+    (paths.run_dir(run) / "choice.json").unlink()
+    assert rules.decide(asked).settings != first.settings
+    assert rules.decide(settings(run)).settings == settings(run)
+
+
+def test_the_trainer_takes_no_zero_for_a_number(tmp_path):
+    with pytest.raises(ValueError, match="batch_size, lr: 0 leaves them to a rule"):
+        make_trainer(tmp_path, batch_size=0, lr=0.0)
