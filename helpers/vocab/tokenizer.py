@@ -14,6 +14,7 @@ import re
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
@@ -112,7 +113,7 @@ def build_bpe(
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.Split(Regex(_RUNS), "isolated")
     learnt_size = max(0, vocab_size - len(special_tokens) - len(_BYTES))
-    limit = {} if characters is None else {"limit_alphabet": len({*characters, *_ASCII})}
+    limit: dict[str, Any] = {} if characters is None else {"limit_alphabet": len({*characters, *_ASCII})}
     trainer = trainers.BpeTrainer(
         vocab_size=learnt_size, min_frequency=min_count, initial_alphabet=_ASCII, special_tokens=[],
         show_progress=False, **limit,
