@@ -121,6 +121,8 @@ def choose(
     per_window = text.tokens / text.windows
     windows = min(tokens / UPDATES, LARGEST_UPDATE) / per_window / settings.devices
     total = 2 ** max(2, round(math.log2(max(1, windows))))
+    while total > 1 and text.windows * most / total / settings.devices < 5 * settings.warmup_steps:  # a page or two
+        total //= 2
     batch = settings.batch_size or min(total, 16)
     chosen |= dict(batch_size=batch, gradient_accumulation=max(1, total // batch))
     chosen |= _head_and_rate(settings, chosen)

@@ -108,6 +108,11 @@ def test_the_updates_are_neither_few_nor_small():
     assert per_update(numbers(NOVEL, devices=4, epochs=3)) % 4 == 0
 
 
+def test_a_text_of_a_page_has_more_updates_than_the_warm_up():
+    found = numbers(Text(1500, 16))
+    assert found.epochs * 16 / per_update(found) > 2 * found.warmup_steps
+
+
 def test_a_pretrained_model_keeps_its_shape_and_is_changed_gently():
     asked = TrainSettings(pretrained_model="somebody/model")
     found = choose(asked, NOVEL, LAPTOP, lambda *_: (6e8, 10**8)).settings  # its own size, whatever the shape says
