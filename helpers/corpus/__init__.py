@@ -10,6 +10,7 @@ In the order in which a text passes through them:
     mojibake    text that was decoded with the wrong charset: its signs, and its repair
     formats     txt, JSON, JSONL, CSV, parquet become raw documents
     cleaning    the cleaning rules, each with a name
+    repeats     which advertisements and page numbers repeat across the corpus
     dedup       near duplicates by MinHash
     partition   the map step: slices of files become cleaned parts, in parallel
     split       the reduce step: deduplication, train/validation split, shards

@@ -3,6 +3,7 @@
 The map step is in `partition`, the reduce step in `split`.
 """
 
+import re
 import shutil
 from collections import Counter
 from concurrent.futures import Executor
@@ -111,16 +112,20 @@ def _build_files(
         tasks = partition.make_tasks(inputs, bad, parts, settings, pool)
         needed = {task.part.name for task in tasks}
         for old in parts.iterdir():
-            if old.name.split(".")[0] not in needed:
+            if re.split("[-.]", old.name)[0] not in needed:
                 old.unlink()
         parallel.map_shards(pool, partition.read_task, tasks, label="reading" if len(tasks) > 1 else "")
+        # what may be an advertisement is decided when all is read
+        waiting = partition.held_back(tasks)
+        whole = dict(parallel.map_shards(pool, partition.read_held, waiting))
     numbers = {name: number for number, name in enumerate(dict.fromkeys(item.name for item in inputs))}
     report.files = [FileReport(name, bad=bad.get(name, "")) for name in numbers]
-    report.join((partition.read_report(task.part) for task in tasks), settings.max_length)
+    finished = [whole.get(task.part, task.part) for task in tasks]
+    report.join(map(partition.read_report, finished), settings.max_length)
     if not tasks:
         raise NoDocuments(split.nothing_found(report))
     files = [[numbers[item.name] for item in task.inputs] for task in tasks]
-    split.reduce([task.part for task in tasks], files, folder, report, wanted)
+    split.reduce(finished, files, folder, report, wanted)
 
 
 def _build_built_in(parts: Path, folder: Path, wanted: Split, seed: int) -> Report:

@@ -6,11 +6,12 @@ corpus.
 
 import datetime
 import functools
+import hashlib
 import html
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from html.entities import html5
 
 from helpers.wording import did_you_mean
@@ -33,7 +34,7 @@ def _entity(match: re.Match) -> str:
 
 def _tag(match: re.Match) -> str:
     """Drop a tag; but a bare `<b>` with no `</b>` in the text may be mathematics: a<b>c."""
-    letter = re.fullmatch(r"<([a-z])>\s*", match[0], re.I)
+    letter = match[0][2:3] == ">" and re.fullmatch(r"<([a-z])>\s*", match[0], re.I)
     if letter and not re.search(rf"</{letter[1]}\s*>", match.string, re.I):
         return match[0]
     # a paragraph's tags stand for one line end, and for none where there is one already
@@ -62,15 +63,12 @@ RULES: tuple[tuple[str, re.Pattern, str | Callable], ...] = (
     ("indentation", re.compile(f"^(?:[ \t]*\u3000[ \t\u3000]*|[ \t]+(?=[{_CHINESE}]))", re.M), ""),
     ("trailing spaces", re.compile("[ \t\u3000](?<![ \t\u3000]{2})[ \t\u3000]*$", re.M), ""),
     ("repeated spaces", re.compile("([ \t\u3000])(?<=[^ \t\u3000\n].)[ \t\u3000]+(?=\\S)"), r"\1"),
-    ("blank lines", re.compile("\n{3,}"), "\n\n"),
+    ("blank lines", re.compile("\n\n\n+"), "\n\n"),
 )
 
 _SPACING = RULES[-4:]
-# every character that one of the other rules starts with: most texts have none, and skip those rules
-_SUSPECT = re.compile(
-    "[\x00-\x08\x0b-\x1f&<\x7f-\xa0\xad\u1680\u180e\u2000-\u200f\u2028-\u202f\u205f-\u206f"
-    "\ue000-\uf8ff\ufeff\ufff9-\uffff\U000f0000-\U0010ffff]"
-)
+# what a pattern starts with: a class, or one character
+_START = re.compile(r"(?:\(\?:)*(\[(?:[^\]\\]|\\.)+\]|\\x..|[^\\(\[])", re.S)
 
 
 # ---- rules that are off unless asked for ----
@@ -96,19 +94,24 @@ def _identity(match: re.Match) -> str:
     return "[身份证]" if "10X98765432"[total % 11] == number[-1] else match[0]
 
 
-_DIGIT_NEXT = r"(?<![0-9A-Za-z.])"
+_NOT_BEFORE = r"(?<![0-9A-Za-z.].)"
 OPTIONAL: tuple[tuple[str, re.Pattern, str | Callable], ...] = (
     ("full width", re.compile("[\uff10-\uff19\uff21-\uff3a\uff41-\uff5a]+"), _narrow),
     ("half-width punctuation", re.compile(f"[,:;!?](?<=[{_CHINESE}].)(?![!-~])"), _wide),
-    ("personal data", re.compile(rf"{_DIGIT_NEXT}[1-9][0-9]{{16}}[0-9Xx](?![0-9A-Za-z])"), _identity),
+    ("personal data", re.compile(rf"[1-9]{_NOT_BEFORE}[0-9]{{16}}[0-9Xx](?![0-9A-Za-z])"), _identity),
     (
         "personal data",
-        re.compile(rf"{_DIGIT_NEXT}(?:\+?86[- ]?)?1[3-9][0-9](?:[0-9]{{8}}|([- ])[0-9]{{4}}\1[0-9]{{4}})(?![0-9])"),
+        re.compile(
+            rf"[+81]{_NOT_BEFORE}(?:(?<=\+)86[- ]?1|(?<=8)6[- ]?1|(?<=1))[3-9][0-9]"
+            r"(?:[0-9]{8}|([- ])[0-9]{4}\1[0-9]{4})(?![0-9])"
+        ),
         "[电话]",
     ),
     (
         "personal data",
-        re.compile(r"(?<![A-Za-z0-9._%+-])[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}"),
+        re.compile(
+            r"[A-Za-z0-9._%+-](?<![A-Za-z0-9._%+-].)[A-Za-z0-9._%+-]{0,63}@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}"
+        ),
         "[邮箱]",
     ),
 )
@@ -135,10 +138,31 @@ def choose(rules: str = "") -> frozenset[str]:
     return frozenset(chosen)
 
 
-@functools.cache
-def _plan(on: frozenset[str]) -> list[tuple]:
-    """Return the rules that are on: for texts with a suspicious character, optional ones, those of spacing."""
-    return [tuple(rule for rule in rules if rule[0] in on) for rules in (RULES[:-4], OPTIONAL, _SPACING)]
+class _Plan:
+    """The rules that are on, and which of them a text can have work for: those that start with a character it has."""
+
+    def __init__(self, on: frozenset[str]):
+        self.spacing = tuple(rule for rule in _SPACING if rule[0] in on)
+        self.rules = tuple(rule for rule in RULES[:-4] + OPTIONAL if rule[0] in on)
+        starts = [_START.findall(pattern.pattern)[0] for _, pattern, _ in self.rules]
+        self.suspect = re.compile("|".join(starts) or "(?!)")  # one class: most texts have nothing of it
+        self.starts = [re.compile(start) for start in starts]
+        self.bits: dict[str, int] = {}  # character -> the numbers of the rules that start with it, as bits
+        self.chosen: dict[int, tuple[int, ...]] = {0: ()}  # bits -> the numbers
+
+    def needed(self, text: str) -> tuple[int, ...]:
+        """Return the numbers of the rules that start with a character of this text, in order."""
+        needed = 0
+        for character in set(self.suspect.findall(text)):
+            if character not in self.bits:
+                self.bits[character] = sum(1 << i for i, start in enumerate(self.starts) if start.match(character))
+            needed |= self.bits[character]
+        if needed not in self.chosen:
+            self.chosen[needed] = tuple(i for i in range(len(self.rules)) if needed >> i & 1)
+        return self.chosen[needed]
+
+
+_plan = functools.cache(_Plan)
 
 
 @functools.cache
@@ -166,23 +190,25 @@ def clean(
     """
     on = choose() if on is None else on
     counts = Counter() if counts is None else counts
-    suspect, asked, spacing = _plan(on)
+    plan = _plan(on)
     wrapped = "hard wraps" in on
+    composed = False
     while True:  # one rule may uncover work for another: &amp;lt;p&gt; is a tag inside an entity inside an entity
         before = text
-        if _SUSPECT.search(text):
-            text = _apply(suspect, text, counts, examples)
-        if asked:
-            text = _apply(asked, text, counts, examples)
+        text = _apply_needed(plan, text, counts, examples)
         if wrapped:  # before the indentation goes, which shows where a paragraph starts
             text, wrapped = _unwrap(text, counts, examples), False
-        text = _apply(spacing, text, counts, examples)
+        if " " in text or "\u3000" in text or "\t" in text or "\n\n\n" in text:
+            for rule in plan.spacing:
+                text = _apply(rule, text, counts, examples)
+        if composed and text == before:
+            break
         if "NFC" in on and not unicodedata.is_normalized("NFC", text):
-            composed, places = _compose(text)
-            at = next((i for i, pair in enumerate(zip(text, composed, strict=False)) if pair[0] != pair[1]), 0)
-            _show(examples, "NFC", text[max(0, at - 8) : at + 8], composed[max(0, at - 8) : at + 7])
-            text, counts["NFC"] = composed, counts["NFC"] + places
-        text = text.strip("\n")
+            normal, places = _compose(text)
+            at = next((i for i, pair in enumerate(zip(text, normal, strict=False)) if pair[0] != pair[1]), 0)
+            _show(examples, "NFC", text[max(0, at - 8) : at + 8], normal[max(0, at - 8) : at + 7])
+            text, counts["NFC"] = normal, counts["NFC"] + places
+        text, composed = text.strip("\n"), True
         if text == before:
             break
     for name, config in _SCRIPTS.items():
@@ -195,22 +221,32 @@ def clean(
     return text
 
 
-def _apply(rules: tuple, text: str, counts: Counter, examples: dict | None) -> str:
-    for name, pattern, new in rules:
-        if callable(new):  # it may leave a match as it is
-            changed = [match for match in pattern.finditer(text) if new(match) != match[0]]
-            places = sum(max(1, match[0].count("<")) for match in changed)  # one match may be several tags
-            if changed:
-                _show_match(examples, name, text, changed[0], new(changed[0]))
-                text = pattern.sub(new, text)
-        elif match := pattern.search(text):
-            _show_match(examples, name, text, match, match.expand(new))
-            text, places = pattern.subn(new, text)
-        else:
-            continue
-        if places:
-            counts[name] += places
+def _apply_needed(plan: _Plan, text: str, counts: Counter, examples: dict | None, after: int = -1) -> str:
+    """Apply the rules that the text needs, of those after a number."""
+    for number in plan.needed(text):
+        if number > after:
+            before, text = text, _apply(plan.rules[number], text, counts, examples)
+            if text is not before and callable(plan.rules[number][2]):  # it may have put work for later rules there
+                return _apply_needed(plan, text, counts, examples, number)
     return text
+
+
+def _apply(rule: tuple, text: str, counts: Counter, examples: dict | None) -> str:
+    name, pattern, new = rule
+    if not (match := pattern.search(text)):
+        return text
+    if callable(new):  # it may leave a match as it is
+        matches = [match for match in pattern.finditer(text) if new(match) != match[0]]
+        if not matches:
+            return text
+        match, places = matches[0], sum(max(1, match[0].count("<")) for match in matches)  # one may be several tags
+        result = pattern.sub(new, text)
+    else:
+        result, places = pattern.subn(new, text)
+    counts[name] += places
+    if examples is not None and len(examples.get(name, ())) < EXAMPLES:
+        _show_match(examples, name, text, match, new(match) if callable(new) else match.expand(new))
+    return result
 
 
 def _show(examples: dict | None, name: str, before: str, after: str) -> None:
@@ -234,10 +270,16 @@ def visible(text: str) -> str:
     )
 
 
+@functools.lru_cache(2**15)
+def _is_composed(character: str) -> bool:
+    return unicodedata.is_normalized("NFC", character)
+
+
 def _compose(text: str) -> tuple[str, int]:
     """Return the text in Unicode's composed form NFC, and how many characters that touched (at least 1)."""
     composed = unicodedata.normalize("NFC", text)
-    single = sum(not unicodedata.is_normalized("NFC", character) for character in set(text))
+    characters = set(text)
+    single = len(characters) - sum(map(_is_composed, characters))
     return composed, max(1, single, len(text) - len(composed))
 
 
@@ -249,7 +291,7 @@ def needs_nothing(texts: list[str], on: frozenset[str]) -> bool:
     if on & set(OPTIONAL_RULES):
         return False
     joined = "\n".join(texts)
-    if _SUSPECT.search(joined) or "\n\n\n" in joined or not unicodedata.is_normalized("NFC", joined):
+    if _plan(on).suspect.search(joined) or "\n\n\n" in joined or not unicodedata.is_normalized("NFC", joined):
         return False
     if any(blank in joined for blank in " \t\u3000") and any(rule[1].search(joined) for rule in _SPACING[:3]):
         return False
@@ -331,7 +373,6 @@ def _unwrap(text: str, counts: Counter, examples: dict | None) -> str:
 
 # ---- lines that repeat from text to text ----
 
-REPEATS = 3  # places from which such a line is dirt
 _ADDRESS = re.compile(r"https?://|www\.|[A-Za-z0-9-]\.(?:com|net|org|cn|cc|info|xyz)(?![A-Za-z0-9])", re.I)
 # Each such line holds one of these. It is looked for by the last character: one class is quick, alternatives are not
 _MARK = re.compile(
@@ -354,35 +395,35 @@ def _shape(line: str) -> str:
     return ""
 
 
-def _marked(text: str) -> list[tuple[int, int]]:
-    """Return where the lines with a mark are, as (first character, character after the last)."""
-    spans, end = [], -1
-    for match in _MARK.finditer(text):
-        if match.start() > end:
-            end = text.find("\n", match.start())
-            end = len(text) if end < 0 else end
-            spans.append((text.rfind("\n", 0, match.start()) + 1, end))
-    return spans
+@functools.lru_cache(2**12)  # what repeats is asked for again
+def _key(shape: str) -> int:
+    """Return eight bytes of hash as a number: of a billion shapes, two have the same one with a chance of 3 %."""
+    return int.from_bytes(hashlib.blake2b(shape.encode(), digest_size=8).digest(), "little")
 
 
-def repeated_lines(text: str) -> frozenset[str]:
-    """Return the shapes of lines that occur in this text at least REPEATS times, and look like dirt.
+def candidates(text: str) -> list[tuple[int, int, int]]:
+    """Return the lines that are dirt if they repeat: (first character, character after the last, key of its shape).
 
     They have a web address, or are rulers and page numbers and nothing else. A refrain, a speaker, a chapter's heading
-    may repeat any number of times. The text is that of many documents.
+    are none of them, and may repeat any number of times. The text may be that of many documents.
     """
-    counts = Counter(_shape(text[start:stop]) for start, stop in _marked(text))
-    return frozenset(shape for shape, places in counts.items() if shape and places >= REPEATS)
+    text += "\n"
+    found, end = [], -1
+    for match in _MARK.finditer(text):
+        if match.start() > end:
+            start, end = text.rfind("\n", 0, match.start()) + 1, text.find("\n", match.start())
+            if shape := _shape(text[start:end]):
+                found.append((start, end, _key(shape)))
+    return found
 
 
-def without_lines(text: str, shapes: frozenset[str], counts: Counter, examples: dict | None = None) -> str:
-    """Return the text without the lines that have one of these shapes (see `repeated_lines`)."""
+def without_lines(text: str, repeated: Collection[int], counts: Counter, examples: dict | None = None) -> str:
+    """Return the text without the lines whose keys are among `repeated` (see `candidates`)."""
     kept, done = [], 0
-    for start, stop in _marked(text + "\n"):
-        line = text[start:stop]
-        if _shape(line) in shapes:
+    for start, stop, key in candidates(text):
+        if key in repeated:
             counts["repeated lines"] += 1
-            _show(examples, "repeated lines", line.strip()[:60], "")
+            _show(examples, "repeated lines", text[start:stop].strip()[:60], "")
             kept.append(text[done:start])
             done = min(stop + 1, len(text))
     return "".join([*kept, text[done:]])

@@ -4,23 +4,31 @@ A part is three files side by side: .lines, the lines of the shards to be; .npy,
 where near duplicates are looked for, .minhash, their signatures. What became of its files is written last, as .json:
 with it a part is finished, and a later build that needs the same part finds it by its name. Knows nothing of other
 parts, nor of the split.
+
+Documents with a line that is dirt if it repeats in the corpus (see `repeats`) wait, as they were read, in .held beside
+the part, their lines counted in .places; `read_held` cleans them when all parts are counted, and puts them back in
+their places, in a part of another name.
 """
 
 import contextlib
 import functools
 import hashlib
+import json
+import shutil
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from json.encoder import encode_basestring
 from operator import itemgetter
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from helpers import parallel
-from helpers.corpus import cleaning, dedup, formats
+from helpers.corpus import cleaning, dedup, formats, repeats
 from helpers.corpus.encodings import BadFile
 from helpers.corpus.formats import ReadOptions
 from helpers.corpus.inputs import Input
@@ -28,8 +36,9 @@ from helpers.corpus.report import FileReport, PartReport
 from helpers.files import atomic_write, fingerprint, stamp, write_text
 
 TASK_BYTES, TASK_FILES = 8 * 2**20, 2000  # small files travel to a worker together, large ones in slices
-BATCH = 1_000_000  # characters that are cleaned together, and among which a line can repeat
+BATCH = 1_000_000  # characters that are cleaned together
 TOGETHER = 50  # documents that are checked for dirt together
+_COPY_BYTES = 2**20
 LOOK = 500_000  # characters of a file, or of each slice of it, that are searched for mojibake
 _ROW = np.dtype([("hash", "<u8", 2), ("position", "<f8"), ("characters", "<u4"), ("bytes", "<u4"), ("file", "<u4")])
 
@@ -128,20 +137,35 @@ def make_tasks(
 # ---- one part ----
 
 
+@dataclass(frozen=True)
+class Held:
+    """A document that waits until the lines of all parts are counted."""
+
+    before: int  # documents of the part that come before it
+    file: int  # the number of its file among the task's
+    shown: dict[str, int]  # cleaning rule -> examples that come before it
+    text: str
+
+
 class PartWriter(contextlib.ExitStack):
     """Writes the files of one part; use it with `with`, which leaves nothing behind of a part that was not finished."""
 
     def __init__(self, part: Path, seed: int, near: bool):
         super().__init__()
         self.part, self.seed, self.near = part, seed, near
+        self.documents = 0
         self.rows: list[np.ndarray] = [np.empty(0, _ROW)]
         self.signatures: list[np.ndarray] = [np.empty((0, dedup.PERMUTATIONS), np.uint32)]
         self.lines = self.enter_context(atomic_write(part.with_suffix(".lines")))
 
     def write(self, texts: list[str], numbers: list[int], names: list[str]) -> None:
         """Add documents; `names` are those of the task's files, `numbers` say from which file each document is."""
+        self.lines.write(b"".join(self.index(texts, numbers, names)))
+
+    def index(self, texts: list[str], numbers: list[int], names: list[str]) -> list[bytes]:
+        """Add the rows and signatures of documents, and return the lines that are to be written for them."""
         if not texts:
-            return
+            return []
         lines, keys, positions = [], [], []
         for text, number in zip(texts, numbers, strict=True):
             key = digest(text)
@@ -154,10 +178,11 @@ class PartWriter(contextlib.ExitStack):
         rows["hash"] = np.frombuffer(bytes.fromhex("".join(keys)), ">u8").reshape(-1, 2)
         rows["position"], rows["file"] = positions, numbers
         rows["characters"], rows["bytes"] = list(map(len, texts)), list(map(len, lines))
+        self.documents += len(rows)
         self.rows.append(rows)
         if self.near:
             self.signatures.append(dedup.signatures(texts))
-        self.lines.write(b"".join(lines))
+        return lines
 
     def finish(self, report: PartReport) -> None:
         """Give the files their names; the report comes last."""
@@ -171,15 +196,22 @@ class PartWriter(contextlib.ExitStack):
 
 
 def read_task(task: Task) -> Path:
-    """Read, clean and cut the documents of some files into one part; return the part."""
+    """Read, clean and cut the documents of some files into one part, and hold some back; return the part."""
     if _is_finished(task.part):
         return task.part
     names = [item.name for item in task.inputs]
     report = PartReport([FileReport(name) for name in names])
+    places = repeats.Places()
     with PartWriter(task.part, task.settings.seed, task.settings.near) as part:
-        for texts, numbers in _batches(task, report.files):
-            _count_signs(texts, numbers, report.files)
-            part.write(*_clean_batch(texts, numbers, task.settings, report), names)
+        with atomic_write(task.part.with_suffix(".held")) as file:
+            for texts, numbers in _batches(task, report.files):
+                _count_signs(texts, numbers, report.files)
+                kept, owners, held = _clean_batch(texts, numbers, task.settings, report, places)
+                rows = [vars(replace(document, before=part.documents + document.before)) for document in held]
+                file.writelines(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
+                part.write(kept, owners, names)
+        with atomic_write(task.part.with_suffix(".places")) as file:
+            places.save(file)
         part.finish(report)
     return task.part
 
@@ -227,40 +259,52 @@ def _count_signs(texts: list[str], numbers: list[int], files: list[FileReport]) 
 
 
 def _clean_batch(
-    texts: list[str], numbers: list[int], settings: PartSettings, report: PartReport
-) -> tuple[list[str], list[int]]:
-    """Return the clean documents, none over `max_length`, with the numbers of their files; count the others."""
-    rules, limits, files = settings.rules, dict(settings.limits), report.files
-    # 1. on all texts at once: half characters, lines that repeat, and which texts need any work
-    texts, numbers = _whole_characters(texts, numbers, files)
-    if "repeated lines" in rules and (shapes := cleaning.repeated_lines("\n".join([*texts, ""]))):
-        texts = [
-            cleaning.without_lines(text, shapes, files[number].rules, report.examples)
-            for text, number in zip(texts, numbers, strict=True)
-        ]
+    texts: list[str], numbers: list[int], settings: PartSettings, report: PartReport, places: repeats.Places
+) -> tuple[list[str], list[int], list[Held]]:
+    """Return the clean documents, none over `max_length`, with the numbers of their files, and those to hold back."""
+    rules = settings.rules
+    long_enough = max(1, settings.min_length) if not settings.limits else settings.max_length + 1
+    # 1. on all texts at once: half characters, lines that may repeat, and which texts need any work
+    texts, numbers = _whole_characters(texts, numbers, report.files)
+    waiting = places.count(texts) if "repeated lines" in rules else set()
+    dirty = _are_dirty([text for i, text in enumerate(texts) if i not in waiting], rules)
+    # 2. one by one
     kept: list[str] = []
     owners: list[int] = []
-    for text, number, needs_work in zip(texts, numbers, _are_dirty(texts, rules), strict=True):
-        file = files[number]
-        # 2. clean
-        if needs_work:
-            text = cleaning.clean(text, file.rules, rules, report.examples)
-        # 3. cut what is too long
-        pieces = [text]
-        if len(text) > settings.max_length:
-            pieces = [piece.strip() for piece in cleaning.cut(text, settings.max_length)]
-            file.long += 1
-            file.pieces += len(pieces)
-        # 4. drop what is too short or unfit
-        for piece in pieces:
-            if len(piece) < settings.min_length or not piece:
-                file.drop("too short" if piece else "empty", len(piece))
-            elif limits and (reason := cleaning.unfit(piece, **limits)):
-                file.drop(reason, len(piece))
-            else:
-                kept.append(piece)
-                owners.append(number)
-    return kept, owners
+    held: list[Held] = []
+    for i, (text, number) in enumerate(zip(texts, numbers, strict=True)):
+        if i in waiting:
+            shown = {rule: len(pairs) for rule, pairs in report.examples.items()}
+            held.append(Held(len(kept), number, shown, text))
+            continue
+        if next(dirty):
+            text = cleaning.clean(text, report.files[number].rules, rules, report.examples)
+        if long_enough <= len(text) <= settings.max_length:  # most do
+            kept.append(text)
+            owners.append(number)
+        else:
+            pieces = _fitting(text, report.files[number], settings)
+            kept += pieces
+            owners += [number] * len(pieces)
+    return kept, owners, held
+
+
+def _fitting(text: str, file: FileReport, settings: PartSettings) -> list[str]:
+    """Return the pieces of a clean text that are short enough, and not too short or unfit; count the others."""
+    pieces = [text]
+    if len(text) > settings.max_length:
+        pieces = [piece.strip() for piece in cleaning.cut(text, settings.max_length)]
+        file.long += 1
+        file.pieces += len(pieces)
+    kept = []
+    for piece in pieces:
+        if len(piece) < settings.min_length or not piece:
+            file.drop("too short" if piece else "empty", len(piece))
+        elif settings.limits and (reason := cleaning.unfit(piece, **dict(settings.limits))):
+            file.drop(reason, len(piece))
+        else:
+            kept.append(piece)
+    return kept
 
 
 def _are_dirty(texts: list[str], rules: frozenset[str]) -> Iterator[bool]:
@@ -284,3 +328,85 @@ def _whole_characters(texts: list[str], numbers: list[int], files: list[FileRepo
         else:
             whole.append((text, number))
     return [text for text, _ in whole], [number for _, number in whole]
+
+
+# ---- the documents that were held back ----
+
+
+def held_back(tasks: list[Task]) -> Iterator[tuple[Task, frozenset[int]]]:
+    """Yield each task of whose documents some were held back, and the keys of those of its lines that repeat."""
+    files = [task.part.with_suffix(".places") for task in tasks]
+    repeated = repeats.find_repeated(files)
+    for task, file in zip(tasks, files, strict=True):
+        if len(lines := repeats.read_rows(file)["line"]):
+            yield task, frozenset(np.intersect1d(lines, repeated).tolist())
+
+
+def read_held(waiting: tuple[Task, frozenset[int]]) -> tuple[Path, Path]:
+    """Clean the documents that a task held back, without the lines that repeat; return the old part and the whole one.
+
+    The whole part is what one part would have been that had known these lines from the start.
+    """
+    task, repeated = waiting
+    whole = task.part.with_name(f"{task.part.name}-{fingerprint(sorted(repeated))[:16]}")
+    if _is_finished(whole):
+        return task.part, whole
+    names = [item.name for item in task.inputs]
+    index, report = read_index(task.part), read_report(task.part)
+    ends = np.cumsum(index["bytes"], dtype=np.int64)
+    before: list[int] = []  # of each new document: how many old ones come before it
+    with PartWriter(whole, task.settings.seed, task.settings.near) as part:
+        with open(task.part.with_suffix(".lines"), "rb") as old:
+            for texts, owners, places in _clean_held(task, repeated, report):
+                for line, place in zip(part.index(texts, owners, names), places, strict=True):
+                    _copy(old, part.lines, int(ends[place - 1]) if place else 0)
+                    part.lines.write(line)
+                before += places
+            shutil.copyfileobj(old, part.lines, _COPY_BYTES)
+        part.rows = [np.insert(index, before, np.concatenate(part.rows))]
+        if part.near:
+            signatures = np.load(task.part.with_suffix(".minhash"))
+            part.signatures = [np.insert(signatures, before, np.concatenate(part.signatures), axis=0)]
+        part.finish(report)
+    return task.part, whole
+
+
+def _copy(source: BinaryIO, target: BinaryIO, stop: int) -> None:
+    """Copy what stands before byte `stop` and was not copied yet."""
+    while (left := stop - source.tell()) > 0:
+        target.write(source.read(min(left, _COPY_BYTES)))
+
+
+def _clean_held(
+    task: Task, repeated: frozenset[int], report: PartReport
+) -> Iterator[tuple[list[str], list[int], list[int]]]:
+    """Yield the clean documents that were held back, many at a time: texts, their files, how many come before each."""
+    texts: list[str] = []
+    owners: list[int] = []
+    before: list[int] = []
+    new: Counter = Counter()  # rule -> examples from these documents
+    size = 0
+    with open(task.part.with_suffix(".held"), "rb") as rows:
+        for document in (Held(**json.loads(row)) for row in rows):
+            file = report.files[document.file]
+            # 1. clean; an example takes its place among those of the documents around it
+            shown = new + Counter(document.shown)
+            found = {rule: [()] * min(count, cleaning.EXAMPLES) for rule, count in shown.items()}
+            text = cleaning.without_lines(document.text, repeated, file.rules, found)
+            text = cleaning.clean(text, file.rules, task.settings.rules, found)
+            for rule, pairs in found.items():
+                place = shown[rule]
+                if place < len(pairs):
+                    report.examples.setdefault(rule, [])[place:place] = pairs[place:]
+                    new[rule] += len(pairs) - place
+            # 2. cut, drop
+            pieces = _fitting(text, file, task.settings)
+            texts += pieces
+            owners += [document.file] * len(pieces)
+            before += [document.before] * len(pieces)
+            size += len(document.text)
+            if size >= BATCH:
+                yield texts, owners, before
+                texts, owners, before, size = [], [], [], 0
+    report.examples = {rule: pairs[: cleaning.EXAMPLES] for rule, pairs in report.examples.items()}
+    yield texts, owners, before

@@ -78,9 +78,10 @@ class PartReport:
     @classmethod
     def from_json(cls, text: str) -> "PartReport":
         part = json.loads(text)
-        return cls(
-            [FileReport(**{**file, "signs": Signs(**file["signs"])}) for file in part["files"]], part["examples"]
-        )
+        for file in part["files"]:
+            counters = {name: Counter(file[name]) for name in ("dropped", "lost", "rules")}
+            file.update(counters, signs=Signs(**file["signs"]))
+        return cls([FileReport(**file) for file in part["files"]], part["examples"])
 
 
 @dataclass

@@ -17,6 +17,7 @@ CHINESE = st.text(
     max_size=60,
 )
 ANY = st.text(st.characters(exclude_categories=("Cs",)), max_size=80)
+EVERY_RULE = ", ".join(f"+{name}" for name in cleaning.OPTIONAL_RULES if "traditional" not in name)
 DIRTY = st.lists(
     st.sampled_from(
         [
@@ -95,11 +96,12 @@ def test_cleaning_twice_changes_nothing_more(text):
     assert not counts
 
 
-@given(st.one_of(ANY, DIRTY))
-def test_sparing_rules_changes_nothing(text):
-    """Texts without a suspicious character skip most rules: no rule may have had work there."""
-    if not cleaning._SUSPECT.search(text):
-        assert not [name for name, pattern, _ in cleaning.RULES[:-4] if pattern.search(text)]
+@given(st.one_of(ANY, DIRTY, st.text("一，。12345678９Ａ:,@a.+-\n", max_size=60)), st.sampled_from(["", EVERY_RULE]))
+def test_sparing_rules_changes_nothing(text, rules):
+    """Texts skip the rules that start with no character they have: none of those may have had work there."""
+    plan = cleaning._plan(cleaning.choose(rules))
+    needed = plan.needed(text)
+    assert not [rule[0] for number, rule in enumerate(plan.rules) if number not in needed and rule[1].search(text)]
 
 
 @given(st.lists(CHINESE, max_size=5).map("\n".join))
@@ -301,52 +303,6 @@ def test_words_of_letters_keep_a_blank_between_them():
     lines = [paragraph(n, 9)[:27] for n in range(8)]
     lines[2], lines[3] = lines[2][:24] + "pothos", "plants" + lines[3][:24]
     assert "pothos plants" in cleaning.unwrap("\n".join(lines))[0]
-
-
-# ---------------------------------------------------------------- lines that repeat
-
-
-def strip_repeats(texts):
-    counts, examples = Counter(), {}
-    shapes = cleaning.repeated_lines("\n".join([*texts, ""]))
-    return [cleaning.without_lines(text, shapes, counts, examples) for text in texts], counts, examples
-
-
-def test_advertisements_and_page_rulers_go_when_they_repeat():
-    ads = ["更多好书请访问 www.example.com", "最新章节 http://example.org/{}.html 抢先看"]
-    ads += ["第 {} 页", "------ Page {} ------", "- {} -", "＝", "=========="]
-    texts = [f"第{n}篇，{SENTENCE}\n" + "\n".join(ad.format(n) for ad in ads) + f"\n{SENTENCE}" for n in range(4)]
-    cleaned, counts, examples = strip_repeats(texts)
-    assert cleaned == [f"第{n}篇，{SENTENCE}\n＝\n{SENTENCE}" for n in range(4)]
-    assert counts == {"repeated lines": 4 * 6}
-    assert examples["repeated lines"][0] == ("更多好书请访问 www.example.com", "")
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "归去来兮！",
-        "旁白：",
-        "第一章",
-        "第三回",
-        "……",
-        "***",
-        "2",
-        "（一）",
-        "|-----|-----|",
-        "---",
-        "翻到第3页，看叶子。",
-        "1/2",
-    ],
-)
-def test_refrains_speakers_headings_and_separators_may_repeat(line):
-    texts = [f"{SENTENCE}{n}\n{line}\n{SENTENCE}" for n in range(30)]
-    assert strip_repeats(texts)[0] == texts
-
-
-def test_what_stands_there_once_or_twice_stays():
-    texts = [f"{SENTENCE}\n见 https://example.com/book\n第3页" for _ in range(cleaning.REPEATS - 1)]
-    assert strip_repeats(texts)[0] == texts
 
 
 # ---------------------------------------------------------------- filters

@@ -33,15 +33,6 @@ def test_a_full_disk_is_not_a_bad_file(raw, monkeypatch):
     assert not list(paths.room("test", "corpus").rglob("*.lines"))
 
 
-def test_advertisements_are_found_by_repetition_across_files(raw):
-    for n in range(4):
-        (raw / f"{n}.txt").write_text(f"第{n}篇\n{SENTENCE}\n更多请访问 www.example.com\n归去来兮！\n", "utf-8")
-    report = build(raw)
-    assert all_texts() == sorted(f"第{n}篇\n{SENTENCE}\n归去来兮！" for n in range(4))
-    assert report.rules["repeated lines"] == 4
-    assert build(raw, rules="-repeated lines").rules["repeated lines"] == 0
-
-
 def test_the_bytes_do_not_depend_on_the_workers(raw, monkeypatch):
     monkeypatch.setattr(partition, "TASK_FILES", 1)  # a task a file
     for n in range(4):

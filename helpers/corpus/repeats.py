@@ -1,0 +1,86 @@
+"""Which lines repeat across a whole corpus: counted where they stand, in any number of files, and decided once for all.
+
+Knows keys and numbers: what such a line looks like is known to `cleaning`, where documents are kept to `partition`.
+"""
+
+import hashlib
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate, groupby
+from pathlib import Path
+
+import numpy as np
+
+from helpers.corpus import cleaning
+
+REPEATS = 3  # places from which such a line is dirt
+SPARSE = 30_000_000  # characters of a corpus for each place: in a large one, what stands in few places stays
+BUCKET = 2**21  # rows that are compared at a time
+ROW = np.dtype([("line", "<u8"), ("rest", "<u8"), ("places", "<u4")])
+
+
+class Places:
+    """Counts the places of such lines in the documents of one part: a row for each document and line in it."""
+
+    def __init__(self) -> None:
+        self.rows: list[np.ndarray] = [np.empty(0, ROW)]
+        self.characters = 0  # of all documents
+
+    def count(self, texts: Sequence[str]) -> set[int]:
+        """Count the lines of some documents; return the numbers of those documents that have any."""
+        joined = "\n".join(texts)
+        self.characters += len(joined)
+        if not (found := cleaning.candidates(joined)):
+            return set()
+        begins = list(accumulate((len(text) + 1 for text in texts), initial=0))
+        numbers, rows = set(), []
+        for number, lines in groupby(found, lambda line: bisect_right(begins, line[0]) - 1):
+            starts, ends, keys = zip(*lines, strict=True)
+            # what stands between them
+            rests = zip((begins[number], *(end + 1 for end in ends)), (*starts, begins[number + 1]), strict=True)
+            rest = "".join(joined[start:stop] for start, stop in rests).strip()
+            identity = int.from_bytes(hashlib.blake2b(rest.encode(), digest_size=8).digest()) if rest else 0
+            rows += [(key, identity, places) for key, places in Counter(keys).items()]
+            numbers.add(number)
+        self.rows.append(np.array(rows, ROW))
+        return numbers
+
+    def save(self, file) -> None:
+        """Write the rows and the number of characters to an open file."""
+        np.savez(file, rows=np.concatenate(self.rows), characters=self.characters)
+
+
+def read_rows(file: Path) -> np.ndarray:
+    """Return the rows of one part: key of the line, identity of the rest of its document, places."""
+    with np.load(file) as arrays:
+        return arrays["rows"]
+
+
+def find_repeated(files: Sequence[Path]) -> np.ndarray:
+    """Return the keys of the lines that repeat in the corpus whose parts these are, sorted, (lines,) uint64.
+
+    A line repeats that stands in at least REPEATS places, and in a corpus beyond 90 million characters in one for each
+    SPARSE of them. Of documents that differ in nothing but such lines, one counts: a web address in a text that was
+    copied is no advertisement; but where nothing else is in a document, each counts. What is counted does not depend on
+    the order of the parts, nor on how documents are spread over them. Memory holds a bucket of rows and the result.
+    """
+    characters = total = 0
+    for file in files:
+        with np.load(file) as arrays:
+            characters, total = characters + int(arrays["characters"]), total + len(arrays["rows"])
+    enough = max(REPEATS, characters // SPARSE)
+    buckets = 1 << max(0, (total // BUCKET).bit_length())
+    found = [np.empty(0, np.uint64)]
+    for bucket in range(buckets if total else 0):
+        chosen = [rows[rows["line"] % buckets == bucket] for rows in map(read_rows, files)]
+        rows = np.sort(np.concatenate(chosen), order=("line", "rest", "places"))
+        # 1. the copies of a document are neighbours; the last has the most places
+        same = (rows["line"][1:] == rows["line"][:-1]) & (rows["rest"][1:] == rows["rest"][:-1])
+        rows = rows[np.r_[~same | (rows["rest"][1:] == 0), True][: len(rows)]]
+        # 2. the places of each line
+        begins = np.flatnonzero(np.r_[True, rows["line"][1:] != rows["line"][:-1]][: len(rows)])
+        if len(rows):
+            places = np.add.reduceat(rows["places"], begins, dtype=np.int64)
+            found.append(rows["line"][begins][places >= enough])
+    return np.sort(np.concatenate(found))

@@ -1,0 +1,257 @@
+"""Lines that repeat across a corpus: advertisements and page numbers are found wherever they stand, no other line."""
+
+import json
+import random
+import tracemalloc
+from collections import Counter
+
+import numpy as np
+import pytest
+from corpora import SENTENCE, all_texts, build, bytes_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.corpus import cleaning, partition, repeats
+
+AD = "更多好书请访问 www.example.com"
+LINES = [
+    "归去来兮！",
+    "谢谢",
+    "好的",
+    "第一章",
+    "",
+    "2",
+    "……",
+    SENTENCE,
+    AD,
+    "第 7 页",
+    "第 8 页",
+    "------",
+    "见 http://a.cn",
+]
+
+
+def find(tmp_path, *parts):
+    """Return the keys of the lines that repeat in parts, each a list of documents."""
+    files = []
+    for number, texts in enumerate(parts):
+        places = repeats.Places()
+        places.count(texts)
+        files.append(tmp_path / f"{number}.places")
+        with open(files[-1], "wb") as file:
+            places.save(file)
+    return frozenset(repeats.find_repeated(files).tolist())
+
+
+def strip_repeats(tmp_path, texts):
+    counts, examples = Counter(), {}
+    repeated = find(tmp_path, texts)
+    return [cleaning.without_lines(text, repeated, counts, examples) for text in texts], counts, examples
+
+
+def test_advertisements_and_page_rulers_go_when_they_repeat(tmp_path):
+    ads = [AD, "最新章节 http://example.org/{}.html 抢先看"]
+    ads += ["第 {} 页", "------ Page {} ------", "- {} -", "＝", "=========="]
+    texts = [f"第{n}篇，{SENTENCE}\n" + "\n".join(ad.format(n) for ad in ads) + f"\n{SENTENCE}" for n in range(4)]
+    cleaned, counts, examples = strip_repeats(tmp_path, texts)
+    assert cleaned == [f"第{n}篇，{SENTENCE}\n＝\n{SENTENCE}" for n in range(4)]
+    assert counts == {"repeated lines": 4 * 6}
+    assert examples["repeated lines"][0] == (AD, "")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "归去来兮！",
+        "好的",
+        "谢谢！",
+        "旁白：",
+        "第一章",
+        "第三回",
+        "第3章",
+        "……",
+        "***",
+        "2",
+        "（一）",
+        "|-----|-----|",
+        "---",
+        "翻到第3页，看叶子。",
+        "1/2",
+    ],
+)
+def test_refrains_formulas_headings_and_separators_may_repeat(tmp_path, line):
+    texts = [f"{SENTENCE}{n}\n{line}\n{SENTENCE}" for n in range(30)]
+    assert strip_repeats(tmp_path, texts)[0] == texts
+    assert not cleaning.candidates(line)
+
+
+def test_what_stands_there_once_or_twice_stays(tmp_path):
+    texts = [f"{SENTENCE}{n}\n见 https://example.com/book\n第3页" for n in range(repeats.REPEATS - 1)]
+    assert strip_repeats(tmp_path, texts)[0] == texts
+
+
+def test_a_web_address_in_a_text_that_was_copied_is_no_advertisement(tmp_path):
+    """Copies are dropped later; counted like different documents, they would take a line from the one that stays."""
+    copies = [f"{SENTENCE}\n见 https://example.com/book\n{n}" for n in (1, 1, 1, 2)]
+    assert strip_repeats(tmp_path, copies)[0] == copies
+    alone = ["见 https://example.com/book"] * 3  # where nothing else is in a document, nothing says that it is a copy
+    assert strip_repeats(tmp_path, alone)[0] == [""] * 3
+
+
+def test_in_a_large_corpus_more_places_are_needed(tmp_path, monkeypatch):
+    texts = [f"{SENTENCE * 8}{n}\n{AD if n % 25 == 0 else ''}" for n in range(100)]
+    assert len(find(tmp_path, texts)) == 1  # 4 places in 12,000 characters
+    monkeypatch.setattr(repeats, "SPARSE", 2500)
+    assert len(find(tmp_path, texts)) == 1
+    monkeypatch.setattr(repeats, "SPARSE", 2000)
+    assert not find(tmp_path, texts)
+
+
+documents = st.lists(st.lists(st.sampled_from(LINES), max_size=6).map("\n".join), max_size=8)
+
+
+@settings(deadline=None)  # it writes files
+@given(documents)
+def test_no_other_line_is_changed(tmp_path_factory, texts):
+    """An independent count, line by line; all that is no candidate, and all that is rare, stays as it was."""
+    folder = tmp_path_factory.mktemp("places")
+    marked = {AD: AD, "第 7 页": "第 0 页", "第 8 页": "第 0 页", "------": "-", "见 http://a.cn": "见 http://a.cn"}
+    places = Counter()
+    seen = set()
+    for text in sorted(texts):
+        lines = text.split("\n")
+        rest = "\n".join(line for line in lines if line not in marked).strip()
+        for shape, count in Counter(marked[line] for line in lines if line in marked).items():
+            # of two documents with the same rest, the one with more places counts
+            others = [
+                Counter(marked[line] for line in other.split("\n") if line in marked)[shape]
+                for other in texts
+                if "\n".join(line for line in other.split("\n") if line not in marked).strip() == rest
+            ]
+            if not rest:
+                places[shape] += count
+            elif (shape, rest) not in seen:
+                seen.add((shape, rest))
+                places[shape] += max(others)
+    dirt = {shape for shape, count in places.items() if count >= repeats.REPEATS}
+    cleaned, counts, _ = strip_repeats(folder, texts)
+    kept = [[line for line in text.split("\n") if marked.get(line) not in dirt] for text in texts]
+    assert [text.strip("\n") for text in cleaned] == ["\n".join(lines).strip("\n") for lines in kept]
+    assert counts["repeated lines"] == sum(marked.get(line) in dirt for text in texts for line in text.split("\n"))
+
+
+@settings(deadline=None)  # it writes files
+@given(documents, st.randoms(use_true_random=False), st.integers(1, 4))
+def test_order_and_parts_change_nothing(tmp_path_factory, texts, chance, parts):
+    folder = tmp_path_factory.mktemp("places")
+    shuffled = chance.sample(texts, len(texts))
+    assert find(folder, texts) == find(folder, *(shuffled[start::parts] for start in range(parts)))
+
+
+def test_buckets_change_nothing_and_bound_the_memory(tmp_path, monkeypatch):
+    file = tmp_path / "many.places"
+    keys = np.random.default_rng(0).integers(0, 2**63, 60_000, dtype=np.uint64)
+    places = repeats.Places()
+    places.rows = [
+        np.array([(int(key), n, 1) for n, key in enumerate(np.r_[keys, keys[:1000], keys[:1000]])], repeats.ROW)
+    ]
+    with open(file, "wb") as out:
+        places.save(out)
+    expected = repeats.find_repeated([file])
+    assert 900 < len(expected) <= 1000
+    peaks = []
+    for bucket in (2**17, 2**12):
+        monkeypatch.setattr(repeats, "BUCKET", bucket)
+        tracemalloc.start()
+        np.testing.assert_array_equal(repeats.find_repeated([file]), expected)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 0.6 * peaks[0]
+
+
+# ---------------------------------------------------------------- in a corpus
+
+
+def test_advertisements_are_found_by_repetition_across_files(raw):
+    for n in range(4):
+        (raw / f"{n}.txt").write_text(f"第{n}篇\n{SENTENCE}\n更多请访问 www.example.com\n归去来兮！\n", "utf-8")
+    report = build(raw)
+    assert all_texts() == sorted(f"第{n}篇\n{SENTENCE}\n归去来兮！" for n in range(4))
+    assert report.rules["repeated lines"] == 4
+    assert build(raw, rules="-repeated lines").rules["repeated lines"] == 0
+
+
+def advertised(n):
+    """Return a document with a refrain and a formula, and every hundredth time with an advertisement, and without."""
+    lines = [f"第{n}篇", SENTENCE, "归去来兮！", "谢谢", SENTENCE]
+    kept = "\n".join(lines)
+    if n % 100 == 0:
+        lines.insert(n // 100 % 6, AD)
+    if n % 5000 == 0:
+        lines.append(f"我的主页 http://home.example.cn/{'abcd'[n // 5000]}")  # each stands there once
+        kept += "\n" + lines[-1]
+    return "\n".join(lines), kept
+
+
+def spread(raw, order, files):
+    """Write 20,000 documents in some order, half to .jsonl and half to .txt, over some files."""
+    for number in range(files):
+        chosen = order[number::files]
+        if number % 2:
+            rows = [json.dumps({"text": advertised(n)[0]}, ensure_ascii=False) + "\n" for n in chosen]
+            (raw / f"{number}.jsonl").write_text("".join(rows), "utf-8")
+        else:
+            (raw / f"{number}.txt").write_text("\n\n".join(advertised(n)[0] for n in chosen) + "\n", "utf-8")
+
+
+def test_an_advertisement_in_every_hundredth_of_20_000_documents_is_found(raw, monkeypatch):
+    """A count that starts anew with each batch sees it once or twice."""
+    monkeypatch.setattr(partition, "BATCH", 5000)  # 100 documents
+    monkeypatch.setattr(partition, "TASK_BYTES", 300_000)
+    spread(raw, range(20_000), 7)
+    report = build(raw, document="block")
+    assert all_texts() == sorted(advertised(n)[1] for n in range(20_000))
+    assert report.rules["repeated lines"] == 200
+    assert report.examples["repeated lines"] == [[AD, ""]] * cleaning.EXAMPLES
+    assert report.documents == 20_000 == sum(file.documents for file in report.files)
+
+
+@pytest.mark.slow
+def test_workers_batches_and_order_change_nothing(raw, monkeypatch):
+    spread(raw, range(20_000), 4)
+    written = []
+    for workers in (1, 2):
+        written.append(bytes_of(build(raw, document="block", workers=workers)))
+    monkeypatch.setattr(partition, "BATCH", 5000)
+    written.append(bytes_of(build(raw, document="block")))
+    assert written[0] == written[1] == written[2]
+    texts = all_texts()
+    spread(raw, random.Random(0).sample(range(20_000), 20_000), 4)
+    report = build(raw, document="block")
+    assert all_texts() == texts and report.rules["repeated lines"] == 200
+
+
+@pytest.mark.parametrize("near_duplicates", [0, 0.9])
+def test_documents_that_were_held_back_stand_where_they_stood(raw, near_duplicates):
+    """A text without advertisements gives the same bytes as without the rule, also its lines with an address."""
+    rows = [
+        f"第{n}篇，<b>{SENTENCE[n % 9 :]}</b>{n * n}"
+        + (f"\n见 http://{chr(97 + n)}.example.cn\n字&amp;" if n % 3 else "")
+        for n in range(26)
+    ]
+    (raw / "a.jsonl").write_text("".join(json.dumps({"text": text * 2}) + "\n" for text in rows), "utf-8")
+    settings = {"max_length": 60, "near_duplicates": near_duplicates}
+    expected = bytes_of(build(raw, rules="-repeated lines", **settings))
+    assert bytes_of(build(raw, **settings)) == expected
+
+
+def test_a_build_that_stopped_uses_what_it_held_back(raw, monkeypatch):
+    for n in range(4):
+        (raw / f"{n}.txt").write_text(f"第{n}篇\n{SENTENCE}\n{AD}\n", "utf-8")
+    expected = bytes_of(build(raw))
+    with monkeypatch.context() as patch:
+        patch.setattr(partition, "read_held", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            build(raw)
+    monkeypatch.setattr(partition, "_clean_batch", lambda *_: 1 / 0)  # all parts are there
+    assert bytes_of(build(raw)) == expected
