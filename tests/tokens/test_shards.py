@@ -10,7 +10,7 @@ import pytest
 
 from helpers import paths
 from helpers.tokens import shards
-from helpers.tokens.shards import dtype_for, encode_documents, write_shards
+from helpers.tokens.shards import dtype_for, write_shards
 from helpers.tokens.windows import TokenStream
 from helpers.vocab import tokenizer
 
@@ -100,8 +100,8 @@ def test_nothing_is_left_of_the_work_but_shards(run):
 SLOWLY = """
 import time
 from helpers.tokens import shards
-shards._PART_BYTES, quick = 1000, shards.encode_documents
-shards.encode_documents = lambda *given: (time.sleep(0.1), quick(*given))[1]
+shards._PART_BYTES, quick = 1000, shards.encode_joined
+shards.encode_joined = lambda *given: (time.sleep(0.1), quick(*given))[1]
 shards.write_shards("t", 3, workers=1)
 """
 
@@ -121,9 +121,9 @@ def test_a_killed_run_goes_on_with_its_finished_parts(run, texts, monkeypatch, c
     if changed:
         shard = paths.shards(run, "corpus", "train", ".jsonl")[0]
         shard.write_bytes(shard.read_bytes().replace("很".encode(), "真".encode()))
-    encoded, documents = [], encode_documents
+    encoded, joined = [], shards.encode_joined
     monkeypatch.setattr(shards, "_PART_BYTES", 1000)
-    monkeypatch.setattr(shards, "encode_documents", lambda *given: encoded.extend(given[1]) or documents(*given))
+    monkeypatch.setattr(shards, "encode_joined", lambda *given: encoded.extend(given[1]) or joined(*given))
     written = []
     for _ in range(2):
         write_shards(run, 3, workers=1)
