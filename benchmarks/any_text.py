@@ -29,7 +29,7 @@ from transformers import PreTrainedTokenizerFast
 from benchmarks.machine import describe_machine, describe_text, mean_and_spread, report
 from helpers import parallel
 from helpers.corpus.shards import read_texts
-from helpers.device import matmul_rate, pick_device, pick_precision
+from helpers.device import pick_device, pick_precision
 from helpers.manifest import open_room
 from helpers.tokens import ngrams
 from helpers.tokens.windows import Stream, Windows, choose_n_ctx, encode_texts
@@ -108,15 +108,9 @@ def ours(text: Text, seconds: float, seed: int, device: torch.device, given: dic
     precision = pick_precision("auto", device)
     same = dict(max_minutes=seconds / 60, seed=seed, device=str(device), precision=precision)
     asked = TrainSettings(**(same | given))
-
-    def flops_and_size(n_embd: int, n_layer: int) -> tuple[float, int]:
-        shape = replace(asked, n_embd=n_embd, n_layer=n_layer, n_head=1)
-        sizes = model_sizes(config_from_settings(shape, text.tokenizer, n_ctx), n_ctx)
-        return sizes["flops_per_token"], sizes["parameters"]
-
     sizes = rules.Text(len(text.train), len(train))  # the built-in corpus too, as if it were anyone's
-    rate = rules.UTILISATION * matmul_rate(precision, device)
-    settings = rules.choose(asked, sizes, rate, flops_and_size).settings
+    rate, costs = rules.training_rate(precision, device), rules.costs(asked, text.tokenizer, n_ctx)
+    settings = rules.choose(asked, sizes, rate, costs).settings
     # 2. the run
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:

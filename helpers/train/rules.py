@@ -12,6 +12,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import torch
+from transformers import PreTrainedTokenizerFast
+
 from helpers import paths
 from helpers.device import describe_device, matmul_rate, pick_device, pick_precision
 from helpers.files import fingerprint, write_text
@@ -36,7 +39,6 @@ UPDATES = 500  # that a run should have: fewer learn too little, more are too sm
 LARGEST_UPDATE = 2**17  # tokens
 RATES = {"muon": 1e-2, "adamw": 3e-3}
 GENTLE = 0.1  # of these rates, for a model that is trained already
-_BATCH = ("batch_size", "gradient_accumulation")
 # of the rate of a matrix product that training reaches, about; narrow models half of it, up to this width
 UTILISATION, NARROW = 0.4, 64
 BORDER = 0.6  # part of the time: what is forecast to take longer than this ends by the clock, for no forecast is exact
@@ -79,7 +81,8 @@ def choose(
     if text.built_in:
         numbers = FIXED | _head_and_rate(settings, FIXED)
         if settings.batch_size:  # as many windows per update, in other batches
-            numbers["gradient_accumulation"] = max(1, math.prod(FIXED[name] for name in _BATCH) // settings.batch_size)
+            windows = FIXED["batch_size"] * FIXED["gradient_accumulation"]
+            numbers["gradient_accumulation"] = max(1, windows // settings.batch_size)
         return Choice(
             replace(settings, **{name: numbers[name] for name in undecided}),
             [f"the built-in corpus has fixed numbers: {_list(numbers, undecided)}"],
@@ -146,6 +149,24 @@ def _list(numbers: dict[str, Any], names: list[str]) -> str:
     return ", ".join(f"{name} {numbers[name]:g}" for name in names)
 
 
+def costs(
+    settings: TrainSettings, tokenizer: PreTrainedTokenizerFast, n_ctx: int
+) -> Callable[[int, int], tuple[float, int]]:
+    """Return the function that gives a shape's (n_embd, n_layer) operations per token and its parameters."""
+
+    def flops_and_size(n_embd: int, n_layer: int) -> tuple[float, int]:
+        shape = replace(settings, n_embd=n_embd, n_layer=n_layer, n_head=settings.n_head or 1)
+        sizes = model_sizes(config_from_settings(shape, tokenizer, n_ctx), n_ctx)
+        return sizes["flops_per_token"], sizes["parameters"]
+
+    return flops_and_size
+
+
+def training_rate(precision: str, device: torch.device) -> float:
+    """Return the rate of training to expect here, in operations per second, from a measured matrix product."""
+    return UTILISATION * matmul_rate(pick_precision(precision, device), device)
+
+
 def decide(settings: TrainSettings) -> Choice:
     """Open the run's rooms, measure the machine, and `choose`.
 
@@ -165,14 +186,8 @@ def decide(settings: TrainSettings) -> Choice:
     if file.is_file() and (kept := json.loads(file.read_text("utf-8")))["key"] == key:
         return Choice(replace(settings, **kept["chosen"]), kept["reasons"])
     # 3. measure and choose
-    rate = 1.0 if text.built_in else UTILISATION * matmul_rate(pick_precision(settings.precision, device), device)
-
-    def flops_and_size(n_embd: int, n_layer: int) -> tuple[float, int]:
-        shape = replace(settings, n_embd=n_embd, n_layer=n_layer, n_head=settings.n_head or 1)
-        sizes = model_sizes(config_from_settings(shape, tokenizer, result["n_ctx"]), result["n_ctx"])
-        return sizes["flops_per_token"], sizes["parameters"]
-
-    choice = choose(settings, text, rate, flops_and_size)
+    rate = 1.0 if text.built_in else training_rate(settings.precision, device)
+    choice = choose(settings, text, rate, costs(settings, tokenizer, result["n_ctx"]))
     before = asdict(settings)
     chosen = {name: value for name, value in asdict(choice.settings).items() if value != before[name]}
     kept = {"key": key, "chosen": chosen, "reasons": choice.reasons}

@@ -86,7 +86,7 @@ class TrainSettings:
     def undecided(self) -> list[str]:
         """Return the names whose 0 a rule has to replace; a pretrained model brings its own shape."""
         names = ("n_embd", "n_layer", "n_head", "epochs", "batch_size", "gradient_accumulation", "lr")
-        return [name for name in names if not getattr(self, name) and not (self.pretrained_model and "n_" in name)]
+        return [name for name in names if not getattr(self, name) and not (self.pretrained_model and name[:2] == "n_")]
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that decide what is computed: a run may be resumed only where these are the same."""
