@@ -24,6 +24,7 @@ import importlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import statistics
@@ -493,7 +494,7 @@ def processes(bench: Bench, figures: dict) -> None:
             figures[name][kind]["losses_differ_by"] = round(max(abs(a / b - 1) for a, b in pairs), 6)
 
 
-def launch(bench: Bench, size: int, backend: str, kinds: str, seconds: float) -> dict:
+def launch(bench: Bench, size: int, backend: str, kinds: str, seconds: float, again: bool = True) -> dict:
     """Start workers and return what the first printed for each kind; what they did not come to has an error."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -505,7 +506,7 @@ def launch(bench: Bench, size: int, backend: str, kinds: str, seconds: float) ->
     if bench.scale is REHEARSAL:
         command.append("--rehearse")
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size), "LOCAL_RANK": "0"}
-    started, outputs = [], []
+    started, outputs, end = [], [], time.perf_counter() + seconds
     try:
         for rank in range(size):
             out, err = (open(folder / f"{rank}.{kind}", "w+", encoding="utf-8") for kind in ("out", "err"))
@@ -514,10 +515,9 @@ def launch(bench: Bench, size: int, backend: str, kinds: str, seconds: float) ->
             started.append(
                 subprocess.Popen(command, stdout=out, stderr=err, env=environment, cwd=paths.repo_root(), text=True)
             )
-        end = time.perf_counter() + seconds
-        for each in started:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                each.wait(max(0.1, end - time.perf_counter()))
+        # one that fails leaves the others waiting for it
+        while time.perf_counter() < end and None in (codes := [each.poll() for each in started]) and not any(codes):
+            time.sleep(0.1)
     finally:
         codes = [each.poll() for each in started]  # None: it had to be ended
         for each in started:
@@ -539,6 +539,9 @@ def launch(bench: Bench, size: int, backend: str, kinds: str, seconds: float) ->
         if kind not in found:
             why = "it took too long" if None in codes else f"exit codes {codes}"
             found[kind] = {"error": f"{why}; {' | '.join(text for text in texts if text)}"}
+    if again and any("EADDRINUSE" in text for text in texts):  # the free port was taken in the meantime
+        shutil.rmtree(folder)
+        return launch(bench, size, backend, kinds, max(STARTING, end - time.perf_counter()), again=False)
     return found
 
 
@@ -631,9 +634,9 @@ class StaticDecoder:
         self.sequences, self.tokens, self.length = sequences, tokens, len(prompt) + tokens
         self.cache = self.decoder.cache()  # of the prompt
         like = self.decoder.embedding.weight
-        shape = (sequences, self.decoder.n_kv_head, self.length, self.decoder.head_size)
+        shape = (2, sequences, self.decoder.n_kv_head, self.length, self.decoder.head_size)  # keys and values
         with torch.inference_mode():
-            self.keys, self.values = ([like.new_zeros(shape) for _ in self.cache.keys] for _ in range(2))
+            self.layers = [like.new_zeros(shape) for _ in self.cache.layers]
             self.ids = torch.zeros(sequences, dtype=torch.long, device=device)
             self.at = torch.zeros(1, dtype=torch.long, device=device)  # of the id that is read next
             self.places = torch.arange(self.length, device=device)
@@ -654,9 +657,8 @@ class StaticDecoder:
         cache, n = self.cache, len(self.prompt)
         ids = torch.tensor([self.prompt], device=self.ids.device)
         logits = self.decoder.read(ids, [n], cache, [(0, 0)])
-        for mine, read in ((self.keys, cache.keys), (self.values, cache.values)):
-            for layer, source in zip(mine, read, strict=True):
-                layer[:, :, :n] = source[:1, :, :n]
+        for layer, source in zip(self.layers, cache.layers, strict=True):
+            layer[:, :, :, :n] = source[:, :1, :, :n]
         self.at.fill_(n)
         self.choose(logits.expand(self.sequences, -1))
 
@@ -665,15 +667,16 @@ class StaticDecoder:
         """Read the newest ids and choose the next ones."""
         seen = self.places <= self.at  # (length,)
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-            keys, values = self.keys[layer].index_copy_(2, self.at, k), self.values[layer].index_copy_(2, self.at, v)
-            shared = q.reshape(self.sequences, self.decoder.n_kv_head, -1, self.decoder.head_size)
+        def attend(layer: int, qkv: Tensor, scale: float) -> Tensor:  # (B, heads + 2 kv heads, head size)
+            n_head, shape = decoder.n_head, (self.sequences, -1, decoder.n_kv_head, decoder.head_size)
+            new = qkv[:, n_head:].view(shape).transpose(0, 1)  # (2, B, kv heads, head size)
+            keys, values = self.layers[layer].index_copy_(3, self.at, new.unsqueeze(3))
+            shared = qkv[:, :n_head].view(shape).transpose(1, 2)  # (B, kv heads, heads per key, head size)
             out = F.scaled_dot_product_attention(shared, keys, values, attn_mask=seen.expand(1, -1), scale=scale)
-            return out.reshape(q.shape)
+            return out.reshape(self.sequences, -1)
 
         decoder = self.decoder
-        x = decoder._forward_layers(self.ids[:, None], self.at.expand(self.sequences)[:, None], attend)
-        self.logits = decoder._head(decoder._norm(x[:, -1])).float()
+        self.logits = decoder._head(decoder._forward_layers(self.ids, self.at.expand(self.sequences), attend)).float()
         self.at.add_(1)
         self.choose(self.logits)
 

@@ -140,7 +140,7 @@ class DecodeBatch:
         self._decoder = inference.of(model)
         self._cache = self._decoder.cache()
         self.n_ctx = self._decoder.n_ctx
-        self._banned = banned(model, tokenizer)  # (V,)
+        self._banned = banned(model, tokenizer).nonzero()[:, 0]  # ids
 
     @property
     def ids(self) -> Tensor:
@@ -209,7 +209,7 @@ class DecodeBatch:
         return self._masked(self._decoder.read(ids, lengths, self._cache, pairs))[texts]
 
     def _masked(self, logits: Tensor) -> Tensor:
-        return logits.masked_fill_(self._banned, -torch.inf)
+        return logits.index_fill_(1, self._banned, -torch.inf)
 
     def _choose(self) -> Tensor:
         """Return the next token of every row (B,), by its own settings and its own stream of random numbers."""
@@ -224,7 +224,7 @@ class DecodeBatch:
             logits = sampling.filtered(logits, ids, written, allowed=allowed, **self._filters)
         if self._all_greedy:
             return logits.argmax(-1)
-        noise = np.ones(tuple(logits.shape))  # (B, V); a greedy row has one token left and needs no random numbers
+        noise = np.ones(tuple(logits.shape))  # (B, V), fp64; a greedy row has one token left and needs none
         for row, own in zip(self.rows, noise, strict=True):
             if not row.settings.greedy:
                 row.random.standard_exponential(out=own)

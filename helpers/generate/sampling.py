@@ -5,6 +5,7 @@ setting is one number, or a tensor (B,) with one number per row, so that rows wi
 Filters have the names of their settings. Ids (B, T) may be padded on the left with -1, which is not a token.
 """
 
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -166,8 +167,8 @@ def choose(logits: Tensor, noise: Tensor) -> Tensor:
     # Drawing a point on a line of cumulated probabilities would be simpler. But a change in the last digits of a few
     # logits moves all borders behind them, thousands in a large vocabulary; here only two tokens that arrive together
     # can change places.
-    best, tokens = (logits - noise.log()).max(-1)  # (B,) each; float64
-    if not bool(best.isfinite().all()):
+    best, tokens = (logits.double() - noise.log()).max(-1)  # (B,) each
+    if not math.isfinite(best.sum()):
         raise ValueError("the logits are not numbers (NaN), or every token was removed: is the model well trained?")
     return tokens
 

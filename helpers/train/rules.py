@@ -79,10 +79,12 @@ def choose(
         return Choice(settings, ["all numbers were given"])
     # 1. the built-in corpus
     if text.built_in:
-        numbers = FIXED | _head_and_rate(settings, FIXED)
-        if settings.batch_size:  # as many windows per update, in other batches
-            windows = FIXED["batch_size"] * FIXED["gradient_accumulation"]
+        numbers, windows = FIXED | _head_and_rate(settings, FIXED), FIXED["batch_size"] * FIXED["gradient_accumulation"]
+        # what is given of the two has as many windows per update, in other batches
+        if settings.batch_size:
             numbers["gradient_accumulation"] = max(1, windows // settings.batch_size)
+        elif settings.gradient_accumulation:
+            numbers["batch_size"] = max(1, windows // settings.gradient_accumulation)
         return Choice(
             replace(settings, **{name: numbers[name] for name in undecided}),
             [f"the built-in corpus has fixed numbers: {_list(numbers, undecided)}"],
@@ -126,11 +128,12 @@ def choose(
     total = 2 ** max(2, round(math.log2(max(1, windows))))
     while total > 1 and text.windows * most / total / settings.devices < 5 * settings.warmup_steps:  # a page or two
         total //= 2
-    batch = settings.batch_size or min(total, 16)
+    given = settings.gradient_accumulation
+    batch = settings.batch_size or (max(1, total // given) if given else min(total, 16))
     chosen |= dict(batch_size=batch, gradient_accumulation=max(1, total // batch))
     chosen |= _head_and_rate(settings, chosen)
     reasons.append(
-        f"{batch * (settings.gradient_accumulation or chosen['gradient_accumulation']) * settings.devices} windows per "
+        f"{batch * (given or chosen['gradient_accumulation']) * settings.devices} windows per "
         f"update, so that there are about {UPDATES} updates; lr {chosen['lr']:g}"
     )
     names = [*undecided, *(["max_minutes"] if "max_minutes" in chosen else [])]

@@ -50,6 +50,7 @@ def test_a_given_number_of_the_built_in_corpus_moves_those_that_hang_on_it():
     assert numbers(text, n_embd=256).n_head == 4
     assert numbers(text, n_embd=100).n_head == 1
     assert numbers(text, batch_size=64).gradient_accumulation == 1
+    assert numbers(text, gradient_accumulation=8).batch_size == 8
     assert numbers(text, optimizer="adamw").lr == 3e-3
 
 
@@ -106,6 +107,7 @@ def test_the_updates_are_neither_few_nor_small():
         updates = tokens / (per_update(found) * text.tokens / text.windows)
         assert rules.UPDATES / 1.5 < updates < rules.UPDATES * 1.5
     assert per_update(numbers(NOVEL, devices=4, epochs=3)) % 4 == 0
+    assert {per_update(numbers(NOVEL, gradient_accumulation=n)) for n in (1, 2, 4)} == {per_update(numbers(NOVEL))}
 
 
 def test_a_text_of_a_page_has_more_updates_than_the_warm_up():
