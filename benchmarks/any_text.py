@@ -8,7 +8,8 @@ It is GPT-2 of `transformers` here, and gets its schedule fitted to the time.
 
     python -m helpers.run corpus --run NAME --corpus TEXT
     python -m benchmarks.any_text --run NAME [--seconds 30 120] [--kinds auto characters] [--seeds 1] [--keep NAME]
-                                  [--set n_embd=128 batch_size=32] [--min-character-count 10] [--aim 0.1]
+                                  [--set n_embd=128 batch_size=32] [--min-character-count 10] [--vocab-size 2000]
+                                  [--aim 0.1]
 
 All are scored on the same validation documents, every character once, in bits per character. Time is that of the wall:
 nothing else should run. Without arguments: the built-in corpus, 30 seconds, "auto" and nanoGPT.
@@ -73,13 +74,13 @@ class Corpus:
             self.words_of_val = count_words(self.texts["val"], pool, "", segment, cache)
         self.characters = count_characters(self.words)
 
-    def tokenize(self, kind: str, min_character_count: int = 0) -> Text:
+    def tokenize(self, kind: str, min_character_count: int = 0, vocab_size: int = 0) -> Text:
         """Return the text as notebook 02 with this kind, and notebook 03, would leave it."""
         built_in = "floor_bits_per_char" in self.facts
-        vocab_size, fewest = choose_sizes(0, min_character_count, self.facts["characters"], built_in)
+        vocab_size, fewest = choose_sizes(vocab_size, min_character_count, self.facts["characters"], built_in)
         frequent = {letter: n for letter, n in self.characters.items() if n >= fewest}
         listed = choose_words(self.words, vocab_size, MIN_COUNT, LONGEST_WORD)
-        kind = choose_kind(kind, coverage(self.words_of_val, listed))
+        kind = choose_kind(kind, coverage(self.words_of_val, listed), self.facts["characters"])
         match kind:
             case "words":
                 tokenizer = build_words(listed, frequent)
@@ -186,6 +187,7 @@ def main() -> None:
         "--set", nargs="+", default=[], metavar="NAME=VALUE", help="numbers of notebook 04 that are given"
     )
     parser.add_argument("--min-character-count", type=int, default=0, help="as in notebook 02; 0: by rule")
+    parser.add_argument("--vocab-size", type=int, default=0, help="as in notebook 02; 0: by rule")
     parser.add_argument("--aim", type=float, default=0.2, help="fewer bits than nanoGPT: 0.2 on prose, 0.1 on verse")
     parser.add_argument("--no-rival", action="store_true", help="leave nanoGPT out")
     parser.add_argument("--segmenter", default="thulac")
@@ -197,7 +199,7 @@ def main() -> None:
     # 1. the text, and the models that count
     given = {name: yaml.safe_load(value) for name, value in (each.split("=") for each in options.set)}
     device, corpus = pick_device("auto"), Corpus(options.run, options.segmenter)
-    texts = {kind: corpus.tokenize(kind, options.min_character_count) for kind in options.kinds}
+    texts = {kind: corpus.tokenize(kind, options.min_character_count, options.vocab_size) for kind in options.kinds}
     plain = corpus.all_characters()
     figures: dict[str, Any] = {"kind by rule": corpus.tokenize("auto").kind}
     for name, text in {"words": corpus.tokenize("words"), "characters": plain}.items():

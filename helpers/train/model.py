@@ -22,6 +22,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from helpers.train.convert import with_safetensors
 from helpers.train.settings import TrainSettings
 
 ARCHITECTURES = ("gpt2", "llama", "moe")
@@ -163,7 +164,7 @@ def load_pretrained(name: str, tokenizer: PreTrainedTokenizerFast, n_ctx: int) -
     """Return the model of a local folder or of a Hub name, in fp32, to be trained further.
 
     `tokenizer` must be that model's own (`vocab.tokenizer`), `n_ctx` no longer than its context. Weights are read
-    from safetensors only. Raises ValueError that says what to do.
+    from safetensors; a pickle is converted first (`convert`). Raises ValueError that says what to do.
     """
     config = _pretrained_config(name)
     if config.model_type not in _PRETRAINED:
@@ -179,17 +180,19 @@ def load_pretrained(name: str, tokenizer: PreTrainedTokenizerFast, n_ctx: int) -
             f"n_ctx is {n_ctx}, but the model '{name}' has {config.max_position_embeddings} positions: "
             f"run notebook 03 again with n_ctx = {config.max_position_embeddings} or less"
         )
+    folder = with_safetensors(name)
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            name, use_safetensors=True, trust_remote_code=False, dtype=torch.float32, **_experts(config)
+            folder,
+            use_safetensors=True,
+            trust_remote_code=False,
+            dtype=torch.float32,
+            **_experts(config),
         )
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, ValueError) as error:
         raise ValueError(
-            f"pretrained_model '{name}': no weights as model.safetensors were found ({shorten(str(error), 200)}). A "
-            "file pytorch_model.bin is a pickle: it may run any program when it is opened, so this course never opens "
-            "one. Convert it once, in a container or a machine without anything to lose: "
-            f"AutoModelForCausalLM.from_pretrained({name!r}, use_safetensors=False).save_pretrained('converted'); "
-            "then give that folder, with the tokenizer's files copied into it"
+            f"pretrained_model '{name}': its weights, model.safetensors or pytorch_model.bin, could not be read "
+            f"({shorten(str(error), 300)})"
         ) from None
     # the special ids are the tokenizer's: many old folders carry those of another vocabulary
     for special in ("bos_token_id", "eos_token_id", "pad_token_id"):

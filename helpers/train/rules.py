@@ -34,7 +34,7 @@ SHAPES = (  # (n_embd, n_layer)
     (64, 2), (128, 2), (128, 3), (192, 3), (256, 4), (384, 6), (512, 8), (640, 10), (768, 12),
 )  # fmt: skip
 HEAD = 64  # width of an attention head
-TOKENS_PER_PARAMETER = 1.2  # that a shape must be able to read in the time, or it is too large
+TOKENS_PER_PARAMETER = 2.0  # of its blocks, that a shape must be able to read in the time, or it is too large
 UPDATES = 500  # that a run should have: fewer learn too little, more are too small
 LARGEST_UPDATE = 2**17  # tokens
 RATES = {"muon": 1e-2, "adamw": 3e-3}
@@ -72,7 +72,7 @@ def choose(
     """Replace every 0 that means "by rule".
 
     `rate` is that of training on this machine, in operations per second; `flops_and_size(n_embd, n_layer)` gives a
-    shape's operations per token and its parameters. The same arguments give the same choice.
+    shape's operations per token and the parameters of its blocks. The same arguments give the same choice.
     """
     undecided = settings.undecided()
     if not undecided:
@@ -109,7 +109,7 @@ def choose(
         n_embd, n_layer = fit[-1] if fit else shapes[0]
         size = flops_and_size(n_embd, n_layer)[1]
         reasons.append(
-            f"n_embd {n_embd}, n_layer {n_layer}: {size:,} parameters, the largest shape that can read "
+            f"n_embd {n_embd}, n_layer {n_layer}: {size:,} parameters in its blocks, the largest shape that can read "
             f"{TOKENS_PER_PARAMETER:g} tokens for each of them, or the smallest there is"
         )
     # 4. how long
@@ -155,12 +155,15 @@ def _list(numbers: dict[str, Any], names: list[str]) -> str:
 def costs(
     settings: TrainSettings, tokenizer: PreTrainedTokenizerFast, n_ctx: int
 ) -> Callable[[int, int], tuple[float, int]]:
-    """Return the function that gives a shape's (n_embd, n_layer) operations per token and its parameters."""
+    """Return the function that gives a shape's operations per token and the parameters of its blocks.
+
+    A shape is (n_embd, n_layer). Embeddings are not counted: of a large vocabulary each token meets a few rows.
+    """
 
     def flops_and_size(n_embd: int, n_layer: int) -> tuple[float, int]:
         shape = replace(settings, n_embd=n_embd, n_layer=n_layer, n_head=settings.n_head or 1)
         sizes = model_sizes(config_from_settings(shape, tokenizer, n_ctx), n_ctx)
-        return sizes["flops_per_token"], sizes["parameters"]
+        return sizes["flops_per_token"], sizes["parameters"] - sizes["embedding_parameters"]
 
     return flops_and_size
 

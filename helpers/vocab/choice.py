@@ -7,7 +7,9 @@ and nothing of its text.
 
 from helpers.vocab.tokenizer import KINDS
 
-ENOUGH = 0.85  # share of new text that a word list must cover, or the model would mostly read single characters anyway
+# of a long text that a word list must cover, or the model would mostly read single characters anyway; in a text of so
+# many characters at most, only frequent words are in the list, and are worth their rows
+ENOUGH, SHORT = 0.85, 500_000
 # up to so many characters of text: tokens at most, and how often a character must occur to be one
 SIZES = ((50_000, 8000, 2), (200_000, 8000, 3), (500_000, 8000, 5), (5_000_000, 8000, 10), (50_000_000, 16_000, 20))
 LARGEST = (32_000, 50)
@@ -22,13 +24,13 @@ def choose_sizes(vocab_size: int, min_character_count: int, characters: int, bui
     return vocab_size or by_rule[0], min_character_count or (1 if built_in else by_rule[1])
 
 
-def choose_kind(kind: str, covered: float) -> str:
-    """Return the kind; for "auto" words if the word list covers enough of new text, else characters.
+def choose_kind(kind: str, covered: float, characters: int) -> str:
+    """Return the kind; for "auto" words if their list covers enough of new text or the text is short, else characters.
 
-    `covered` is that share. Raises ValueError for a kind that is none of KINDS.
+    `covered` is that share, `characters` is the length of the text. Raises ValueError for a kind that is none of KINDS.
     """
     if kind == "auto":
-        return "words" if covered >= ENOUGH else "characters"
+        return "words" if covered >= ENOUGH or characters <= SHORT else "characters"
     if kind not in KINDS:
         raise ValueError(f"kind is '{kind}': choose one of {', '.join(KINDS)}, or auto")
     return kind

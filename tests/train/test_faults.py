@@ -731,6 +731,6 @@ def test_a_pickle_for_pretrained_weights_is_refused_and_never_runs(tmp_path, nam
     checkpoint.export(folder, faults.model_of(), models.TOK)
     (folder / "model.safetensors").unlink()
     torch.save({"lm_head.weight": torch.zeros(3), "state": Payload(marker)}, folder / name)
-    with pytest.raises((ValueError, OSError, RuntimeError), match="safetensors"):
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin, could not be read|more than weights"):
         load_pretrained(str(folder), models.TOK, 8)
     assert not marker.exists()

@@ -2,7 +2,6 @@
 
 import json
 import math
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -267,24 +266,3 @@ def test_a_model_that_is_not_there_is_refused_in_words(name, tmp_path, monkeypat
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ValueError, match="pretrained_model: .*(model.safetensors|holds no model config)"):
         load_pretrained(name.format(here=tmp_path), TOK, n_ctx=16)
-
-
-class Payload:
-    """What a malicious pickle holds: when it is opened, it makes a file."""
-
-    def __init__(self, mark: Path):
-        self.mark = mark
-
-    def __reduce__(self):
-        return Path.touch, (self.mark,)
-
-
-def test_a_pickle_is_refused_and_its_payload_never_runs(tmp_path):
-    THEIRS["gpt2"].save_pretrained(tmp_path)
-    mark = tmp_path / "the payload ran"
-    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(Payload(mark)))
-    with pytest.raises(ValueError, match="is a pickle: .*use_safetensors=False"):
-        load_pretrained(str(tmp_path), TOK, n_ctx=16)
-    assert not mark.exists()
-    pickle.loads((tmp_path / "pytorch_model.bin").read_bytes())
-    assert mark.exists(), "the payload is a real one"

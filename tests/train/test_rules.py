@@ -20,8 +20,8 @@ LAPTOP, CARD = 1e11, 2e14  # operations per second in training
 
 
 def flops_and_size(n_embd, n_layer):
-    size = V * n_embd + 12 * n_layer * n_embd**2
-    return 6.0 * size, size
+    blocks = 12 * n_layer * n_embd**2
+    return 6.0 * (V * n_embd + blocks), blocks
 
 
 def numbers(text=NOVEL, rate=LAPTOP, **changes):

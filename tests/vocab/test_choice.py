@@ -10,15 +10,18 @@ from helpers.vocab.tokenizer import KINDS
 
 def test_words_where_the_list_covers_new_text_else_characters():
     """Figures of benchmarks/reports: prose is covered to nine tenths, verse to three quarters."""
-    assert [choose_kind("auto", share) for share in (1.0, 0.89, ENOUGH, 0.77, 0.0)] == [
+    assert [choose_kind("auto", share, 1_800_000) for share in (1.0, 0.89, ENOUGH, 0.77, 0.0)] == [
         "words", "words", "words", "characters", "characters",
     ]  # fmt: skip
-    assert [choose_kind(kind, 0.0) for kind in KINDS] == list(KINDS)
+    assert [choose_kind("auto", 0.5, characters) for characters in (9_767, 300_046, 718_916)] == [
+        "words", "words", "characters",
+    ]  # fmt: skip
+    assert [choose_kind(kind, 0.0, 1) for kind in KINDS] == list(KINDS)
 
 
 def test_an_unknown_kind_is_refused():
     with pytest.raises(ValueError, match="kind is 'morphemes': choose one of words"):
-        choose_kind("morphemes", 0.5)
+        choose_kind("morphemes", 0.5, 1)
 
 
 @pytest.mark.parametrize("characters", [20_000, 1_600_000])
