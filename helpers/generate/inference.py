@@ -133,7 +133,7 @@ class Decoder:
         else:
             llama = cast("LlamaForCausalLM", model).model
             self._layers = [self._llama_layer(i, layer) for i, layer in enumerate(llama.layers)]
-            self._head = self._normed(llama.norm, _weight(head), _bias(head))
+            self._head = self._normed(llama.norm, _weight(head), head.bias)
             # 3. rotary positions: a pair of numbers is one complex number, and turned by a product with another
             positions = torch.arange(self.n_ctx, device=model.device)
             cos, sin = llama.rotary_emb(torch.zeros(1, device=model.device), positions[None])  # (1, n_ctx, head size)
@@ -302,10 +302,6 @@ class Decoder:
 
 def _weight(module: nn.Linear | Conv1D) -> Tensor:
     return module.weight.T if isinstance(module, Conv1D) else module.weight  # (out, in)
-
-
-def _bias(module: nn.Linear | Conv1D) -> Tensor | None:
-    return module.bias
 
 
 def _linear(module: nn.Linear | Conv1D) -> Linear:
