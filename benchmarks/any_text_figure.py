@@ -70,7 +70,7 @@ def draw(reports: list[dict[str, Any]]) -> None:
         axis.set_xticks(times, [f"{time:g} s" for time in times])
     axes[0, 0].set_ylabel("bits per character")
     axes[1, 0].set_ylabel("bits per character")
-    axes[0, 0].legend(fontsize=8)
+    axes[0, 1].legend(fontsize=8)
     figure.savefig(REPORTS / "any-text.svg", metadata={"Date": None})
 
 
