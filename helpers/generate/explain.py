@@ -74,7 +74,7 @@ def explain(
     texts = [whole.text[start:end] for start, end in pairwise([*whole.starts, len(whole.text)])]  # as it was streamed
     allowed, filters = _allowed(model, tokenizer, tokens, settings), active_filters([settings], model.device)
     steps = []
-    for places, logits in _read(model, ids, len(begun), n_ctx):
+    for places, logits in read_logits(model, ids, len(begun), n_ctx):
         # 1. what the filters did at these places
         logits = logits.float().masked_fill(never, -torch.inf)  # (N, V)
         start = window_start(places[0], n_ctx)  # the same for all of them
@@ -117,7 +117,7 @@ def token_name(tokenizer: PreTrainedTokenizerFast, token: int) -> str:
     return text if text and "\ufffd" not in text else tokenizer.convert_ids_to_tokens([token])[0]
 
 
-def _read(model: PreTrainedModel, ids: list[int], begun: int, n_ctx: int) -> Iterator[tuple[list[int], Tensor]]:
+def read_logits(model: PreTrainedModel, ids: list[int], begun: int, n_ctx: int) -> Iterator[tuple[list[int], Tensor]]:
     """Yield places of ids from `begun` on, at most ROWS, and the logits (N, V) that the model had before each.
 
     Places that share a window share a forward pass.

@@ -1,0 +1,152 @@
+"""Write in a terminal: `python -m helpers.generate --run NAME` continues texts, or scores those of a file.
+
+A prompt comes from the command line, from a pipe, or is typed, line after line. Ctrl-C ends the text that is being
+written; at an empty prompt it ends the program. Knows nothing of HTTP: that is room 06.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from helpers.generate import generate
+from helpers.generate.score import Score, score
+from helpers.generate.settings import RANGES, Settings
+from helpers.manifest import RoomError
+
+DOCUMENTS = ("block", "line", "file")
+SHOWN = 24  # characters of a document that stand beside its score
+INTERRUPTED = 130  # the exit status of a program that Ctrl-C ended
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command's options; each sampling setting is one, with the range of `settings`."""
+    found = argparse.ArgumentParser(prog="python -m helpers.generate", description=(__doc__ or "").splitlines()[0])
+    found.add_argument("prompt", nargs="?", help="how the text begins; without it: a pipe, or what you type")
+    found.add_argument("--run", required=True, help="a run that has passed notebook 04")
+    found.add_argument("--line", action="store_true", help="a line break follows the prompt, as after a question")
+    found.add_argument("-n", "--samples", type=int, default=1, help="texts from one prompt (default: 1)")
+    found.add_argument("--max-new-tokens", type=int, default=200, help="the longest continuation (default: 200)")
+    found.add_argument("--seed", type=int, help="the same seed writes the same text")
+    found.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before it; may be repeated")
+    for name, values in RANGES.items():
+        option = f"--{name.replace('_', '-')}"
+        found.add_argument(option, type=type(values.off), default=values.off, help=str(values).replace("%", "%%"))
+    found.add_argument("--score", type=Path, metavar="FILE", help="write nothing: bits per character of a text file")
+    found.add_argument("--document", choices=DOCUMENTS, default="block", help="of that file (default: block)")
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit status."""
+    options = parser().parse_args(arguments)
+    for stream in (sys.stdin, sys.stdout):  # a console of Windows may have another encoding
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding="utf-8", errors="replace")
+    try:
+        wanted = Settings(
+            max_new_tokens=options.max_new_tokens, seed=options.seed, stop=tuple(options.stop),
+            **{name: getattr(options, name) for name in RANGES},
+        )  # fmt: skip
+        if options.samples < 1:
+            raise ValueError(f"--samples is {options.samples}: ask for 1 or more")
+        texts = documents(options.score, options.document) if options.score else []
+        model, tokenizer = generate.load(options.run)
+        if options.score:
+            return show_scores(texts, list(score(model, tokenizer, texts)))
+        return write_all(model, tokenizer, options, wanted)
+    except (RoomError, ValueError, OSError) as error:
+        if isinstance(error, BrokenPipeError):  # the reader has seen enough: `| head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        print(error, file=sys.stderr)
+        return 1
+
+
+# ---- writing ----
+
+
+def write_all(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, options: argparse.Namespace, wanted: Settings
+) -> int:
+    """Continue each prompt; return the exit status."""
+    for prompt in prompts(options):
+        for sample in range(options.samples):
+            if sample:
+                print()
+            seed = None if wanted.seed is None else wanted.seed + sample
+            if not write(model, tokenizer, prompt + "\n" * options.line, replace(wanted, seed=seed)):
+                if options.prompt is not None or not sys.stdin.isatty():
+                    return INTERRUPTED
+                break
+    return 0
+
+
+def prompts(options: argparse.Namespace) -> Iterator[str]:
+    """Yield the prompt of the command line, or all that a pipe holds, or lines as they are typed."""
+    if options.prompt is not None:
+        yield options.prompt
+    elif not sys.stdin.isatty():
+        yield sys.stdin.read().removesuffix("\n")
+    else:
+        print("Type how a text begins; Ctrl-C stops a text, Ctrl-D ends.", file=sys.stderr)
+        while True:
+            try:
+                yield input("› ")
+            except (EOFError, KeyboardInterrupt):
+                print()
+                return
+
+
+def write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompt: str, wanted: Settings) -> bool:
+    """Print a continuation as it is written; return False if Ctrl-C ended it."""
+    stop = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda *_: stop.set())
+    try:
+        for text in generate.stream(model, tokenizer, prompt, wanted, stop):
+            print(text, end="", flush=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    print(flush=True)
+    return not stop.is_set()
+
+
+# ---- scores ----
+
+
+def documents(file: Path, kind: str) -> list[str]:
+    """Return the documents of a UTF-8 file: blocks between blank lines, lines, or the whole; ValueError without any."""
+    try:
+        text = file.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not UTF-8 (byte {error.start:,}): notebook 01 reads other encodings") from None
+    parts = [text] if kind == "file" else text.split("\n") if kind == "line" else _blocks(text)
+    if not (found := [part.strip("\n") for part in parts if part.strip()]):
+        raise ValueError(f"{file} holds no text to score")
+    return found
+
+
+def _blocks(text: str) -> list[str]:
+    blocks: list[list[str]] = [[]]
+    for line in text.split("\n"):
+        if line.strip():
+            blocks[-1].append(line)
+        elif blocks[-1]:
+            blocks.append([])
+    return ["\n".join(block) for block in blocks]
+
+
+def show_scores(texts: Sequence[str], scores: Sequence[Score]) -> int:
+    """Print a line per document, tab-separated, and one for all of them."""
+    print("bits per character\tcharacters\tbeginning")
+    for text, each in zip(texts, scores, strict=True):
+        print(f"{each.per_character:.3f}\t{each.characters}\t{' '.join(text[:SHOWN].split())}")
+    whole = sum(scores[1:], scores[0])
+    print(f"{whole.per_character:.3f}\t{whole.characters}\tall {len(texts)} documents")
+    return 0

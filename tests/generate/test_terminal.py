@@ -1,0 +1,193 @@
+"""Room 05 in a terminal: prompts from the command line, a pipe or the keyboard; Ctrl-C; scores of a file."""
+
+import io
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from helpers import paths
+from helpers.generate import generate, terminal
+from helpers.generate.score import score
+from helpers.generate.settings import RANGES, Settings
+
+# a child with a tiny model, which writes on and on; its arguments are those of the command
+CHILD = """
+import sys, models
+from helpers.generate import generate, terminal
+tok = models.plants_tokenizer()
+net = models.plants_model("llama", tok)
+real = generate.stream
+def slow(*arguments):
+    import time
+    for text in real(*arguments):
+        time.sleep(0.02)
+        yield text
+generate.load, generate.stream = lambda run: (net, tok), slow
+sys.exit(terminal.main(["--run", "any", *sys.argv[1:]]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def loaded(monkeypatch, small, tok):
+    monkeypatch.setattr(generate, "load", lambda run: (small, tok))
+
+
+def typed(monkeypatch, text, terminal=False):
+    stream = io.StringIO(text)
+    stream.isatty = lambda: terminal
+    monkeypatch.setattr(sys, "stdin", stream)
+
+
+def expected(small, tok, prompt, **settings):
+    sample = generate.generate(small, tok, prompt, Settings(**settings))[0]
+    return sample.text[len(prompt) :]
+
+
+def test_a_prompt_of_the_command_line_is_continued_as_generate_does(capsys, small, tok):
+    status = terminal.main(["--run", "any", "绿萝", "--seed", "3", "--max-new-tokens", "9", "--temperature", "0.5"])
+    wanted = expected(small, tok, "绿萝", seed=3, max_new_tokens=9, temperature=0.5)
+    assert status == 0 and capsys.readouterr().out == wanted + "\n"
+
+
+def test_several_samples_have_seeds_of_their_own_and_a_space_between_them(capsys, small, tok):
+    assert terminal.main(["--run", "any", "绿萝", "--seed", "3", "--max-new-tokens", "9", "-n", "2"]) == 0
+    wanted = [expected(small, tok, "绿萝", seed=seed, max_new_tokens=9) for seed in (3, 4)]
+    assert capsys.readouterr().out == f"{wanted[0]}\n\n{wanted[1]}\n" and wanted[0] != wanted[1]
+
+
+@pytest.mark.parametrize(("line", "prompt"), [(True, "绿萝\n"), (False, "绿萝")])
+def test_a_pipe_is_the_prompt(capsys, monkeypatch, small, tok, line, prompt):
+    typed(monkeypatch, "绿萝\n")
+    assert terminal.main(["--run", "any", "--temperature", "0", "--max-new-tokens", "9", *["--line"] * line]) == 0
+    assert capsys.readouterr().out == expected(small, tok, prompt, temperature=0, max_new_tokens=9) + "\n"
+
+
+def test_each_sampling_setting_is_an_option(capsys):
+    with pytest.raises(SystemExit):
+        terminal.main(["--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert all(f"--{name.replace('_', '-')}" in said for name in RANGES)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--temperature", "200"], "temperature is 200.0: it must be between 0"),
+        (["-n", "0"], "--samples is 0: ask for 1 or more"),
+        (["--seed", "-1"], "seed is -1: it must be None"),
+        (["--score", "{here}/none.txt"], "No such file"),
+        (["--score", "{here}/empty.txt"], "holds no text to score"),
+        (["--score", "{here}/gbk.txt"], "is not UTF-8 (byte 0): notebook 01 reads other encodings"),
+    ],
+)
+def test_what_cannot_be_done_is_said(capsys, tmp_path, arguments, message):
+    (tmp_path / "empty.txt").write_text(" \n\n", "utf-8")
+    (tmp_path / "gbk.txt").write_bytes("浇水".encode("gb18030"))
+    assert terminal.main(["--run", "any", "看", *(each.format(here=tmp_path) for each in arguments)]) == 1
+    found = capsys.readouterr()
+    assert message in found.err and found.out == "" and "Traceback" not in found.err
+
+
+def test_a_run_without_a_model_is_an_error_in_words(monkeypatch, capsys):
+    monkeypatch.undo()
+    assert terminal.main(["--run", "nothing-here", "看"]) == 1
+    assert "notebook 04" in capsys.readouterr().err
+
+
+TEXT = "\ufeff绿萝怎么浇水？\n看土。\r\n\n\n 冬天少浇水。\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [
+        ("block", ["绿萝怎么浇水？\n看土。", " 冬天少浇水。"]),
+        ("line", ["绿萝怎么浇水？", "看土。", " 冬天少浇水。"]),
+        ("file", ["绿萝怎么浇水？\n看土。\n\n\n 冬天少浇水。"]),
+    ],
+)
+def test_documents_of_a_file(tmp_path, kind, wanted):
+    (tmp_path / "text.txt").write_bytes(TEXT.encode())
+    assert terminal.documents(tmp_path / "text.txt", kind) == wanted
+
+
+def test_a_score_for_each_document_and_one_for_all(tmp_path, capsys, small, tok):
+    (tmp_path / "text.txt").write_text("绿萝怎么浇水？\n\n冬天少浇水。", "utf-8")
+    assert terminal.main(["--run", "any", "--score", str(tmp_path / "text.txt")]) == 0
+    head, *rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    one, other = score(small, tok, ["绿萝怎么浇水？", "冬天少浇水。"])
+    assert head == ["bits per character", "characters", "beginning"]
+    assert rows == [
+        [f"{one.per_character:.3f}", "7", "绿萝怎么浇水？"],
+        [f"{other.per_character:.3f}", "6", "冬天少浇水。"],
+        [f"{(one + other).per_character:.3f}", "13", "all 2 documents"],
+    ]
+
+
+# ---- in a process of its own ----
+
+
+def child(*arguments, **pipes):
+    here = [str(paths.repo_root()), str(paths.repo_root() / "tests")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(here), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-c", CHILD, *arguments], env=environment, **pipes)
+
+
+@pytest.mark.slow
+def test_a_reader_that_has_seen_enough_is_no_error():
+    process = child(
+        "绿萝", "-n", "50", "--seed", "1", "--max-new-tokens", "40", stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout.read(4)
+    process.stdout.close()
+    assert process.wait(60) == 0 and b"Traceback" not in process.stderr.read()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="signals as Unix has them")
+def test_ctrl_c_ends_the_text_of_a_pipe():
+    process = child(
+        "绿萝", "--max-new-tokens", "5000", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == terminal.INTERRUPTED
+    assert process.stdout.read().endswith(b"\n") and b"Traceback" not in process.stderr.read()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="a pseudo-terminal")
+def test_ctrl_c_ends_the_text_and_not_the_program(tmp_path):
+    import pty
+
+    ours, theirs = pty.openpty()
+    process = child("--max-new-tokens", "5000", stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    os.close(theirs)
+    seen = ""
+
+    def wait_for(pattern):
+        nonlocal seen
+        end = time.monotonic() + 60
+        while not re.search(pattern, seen):
+            assert time.monotonic() < end and process.poll() is None, seen
+            if select.select([ours], [], [], 0.2)[0]:
+                seen += os.read(ours, 4096).decode("utf-8", "replace")
+        seen = ""
+
+    try:
+        for prompt in ("绿萝", "冬天"):  # the second one shows that the program goes on
+            wait_for("› ")
+            os.write(ours, f"{prompt}\n".encode())
+            wait_for(f"{prompt}\r\n.+")
+            process.send_signal(signal.SIGINT)
+        wait_for("› ")
+        os.write(ours, b"\x04")  # Ctrl-D
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        os.close(ours)
