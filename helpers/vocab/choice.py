@@ -7,9 +7,8 @@ and nothing of its text.
 
 from helpers.vocab.tokenizer import KINDS
 
-# of a long text that a word list must cover, or the model would mostly read single characters anyway; in a text of so
-# many characters at most, only frequent words are in the list, and are worth their rows
-ENOUGH, SHORT = 0.85, 500_000
+ENOUGH = 0.85  # share of new text that a word list must cover, or the model would mostly read single characters anyway
+SHORT = 500_000  # characters of a text; up to here the list holds frequent words only, and these are worth their rows
 # up to so many characters of text: tokens at most, and how often a character must occur to be one
 SIZES = ((50_000, 8000, 2), (200_000, 8000, 3), (500_000, 8000, 5), (5_000_000, 8000, 10), (50_000_000, 16_000, 20))
 LARGEST = (32_000, 50)
