@@ -2,20 +2,21 @@
 
 In the order in which a text passes through them:
 
-    download    download a public corpus, an address or a data set of the Hub; resume a broken download
-    inputs      which files and members of archives there are, and which kinds are read
-    archives    zip, tar, gz, zst as streams, with limits against zip bombs
-    find        the files that a corpus is made from
-    encodings   charset detection and strict decoding
-    mojibake    text that was decoded with the wrong charset: its signs, and its repair
-    formats     txt, JSON, JSONL, CSV, parquet become raw documents
-    cleaning    the cleaning rules, each with a name
-    repeats     which advertisements and page numbers repeat across the corpus
-    dedup       near duplicates by MinHash
-    partition   the map step: slices of files become cleaned parts, in parallel
-    split       the reduce step: deduplication, train/validation split, shards
-    report      what happened to each file and to the whole corpus
-    build       all of it in one call
-    shards      reading the finished corpus
-    built_in    the course's own corpus, drawn from a grammar with a known entropy
+    download       download a public corpus, an address or a data set of the Hub; resume a broken download
+    inputs         which files and members of archives there are, and which kinds are read
+    archives       zip, tar, gz, zst as streams, with limits against zip bombs
+    find           the files that a corpus is made from
+    encodings      charset detection and strict decoding
+    mojibake       text that was decoded with the wrong charset: its signs, and its repair
+    conversations  questions and answers in turn, in all their forms; documents that know who said what
+    formats        txt, JSON, JSONL, CSV, parquet become raw documents
+    cleaning       the cleaning rules, each with a name
+    repeats        which advertisements and page numbers repeat across the corpus
+    dedup          near duplicates by MinHash
+    partition      the map step: slices of files become cleaned parts, in parallel
+    split          the reduce step: deduplication, train/validation split, shards
+    report         what happened to each file and to the whole corpus
+    build          all of it in one call
+    shards         reading the finished corpus
+    built_in       the course's own corpus, drawn from a grammar with a known entropy
 """

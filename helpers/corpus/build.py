@@ -11,6 +11,7 @@ from pathlib import Path
 
 from helpers import parallel, paths
 from helpers.corpus import built_in, cleaning, download, partition, split
+from helpers.corpus.conversations import Conversation
 from helpers.corpus.find import BUILT_IN, find_corpus
 from helpers.corpus.formats import ReadOptions
 from helpers.corpus.inputs import Input, NoDocuments
@@ -133,7 +134,7 @@ def _build_built_in(parts: Path, folder: Path, wanted: Split, seed: int) -> Repo
     items = built_in.documents(wanted.max_documents or built_in.DEFAULT, seed)
     bits = {item.text: item.bits for item in items}
     with PartWriter(parts / BUILT_IN, seed, near=wanted.near_duplicates > 0) as part:
-        part.write(list(bits), [0] * len(bits), [BUILT_IN])
+        part.write([Conversation.of_lines(text) for text in bits], [0] * len(bits), [BUILT_IN])
         part.finish(PartReport([]))
     report = Report(BUILT_IN, [FileReport(BUILT_IN, encoding="-", mode="grammar")])
     report.inputs = sorted(file for file in (paths.repo_root() / "data").iterdir() if file.is_file())

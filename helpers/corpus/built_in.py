@@ -28,6 +28,8 @@ DEFAULT = 26_000  # documents in the default corpus
 SHARES = {"story": 0.70, "plain": 0.20, "unknown plant": 0.05, "unknown matter": 0.05}
 SECOND = 0.40  # share of documents with a second question; an unknown plant's have none
 HELD_OUT = 0.32  # share of (plant, topic) pairs that lose one of their situations: 8 % of the combinations
+# how many exchanges a conversation has; with an unknown plant always one
+EXCHANGES = {1: 0.5, 2: 0.3, 3: 0.2}
 WITNESSES = 3  # other plants of the same value that must still show what a held-out situation leads to
 
 
@@ -48,6 +50,16 @@ class Question:
     topic: str  # of a plain question also one of `plain_topics`, or a matter that the grammar doesn't know
     situation: str  # "" in a plain question, which has none
     kind: str  # "seen" or "held out", what its combination is in the corpus, or "plain"
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A question and its answer, one of the exchanges of a conversation."""
+
+    question: str
+    answer: str
+    bits: float  # -log2 of the answer's probability under the grammar, given all that was said before
+    about: Question  # the same question as one of the examination, so that another answer can be marked
 
 
 class Combination(NamedTuple):
@@ -237,6 +249,7 @@ class _Drawing:
         self.rng, self.plant = rng, plant
         self.parts: list[str] = []
         self.choices: list[Choice] = []
+        self.answer_at = 0  # how many choices had been made when the last answer began
 
     def weigh(self, slot: str, options: Sequence[tuple[float, str]]) -> int:
         """Choose one of [(probability, text)], and return its index."""
@@ -259,10 +272,17 @@ class _Drawing:
     def write(self, slot: _Slot) -> None:
         """Say one of the slot's wordings."""
         for part in slot[self.weigh(slot.name, slot.options)][1]:
-            if isinstance(part, str):
+            if part == "\n":
+                self.begin_answer()
+            elif isinstance(part, str):
                 self.parts.append(part.replace("{plant}", self.plant))
             else:
                 self.write(part)
+
+    def begin_answer(self) -> None:
+        """End the question's line."""
+        self.parts.append("\n")
+        self.answer_at = len(self.choices)
 
     def text(self) -> str:
         """Return what has been said so far."""
@@ -321,28 +341,46 @@ def _ask(drawing: _Drawing, topic: str) -> None:
 
 # ---- documents ----
 
+# kind of a document -> the slot of its first answer
+_ANSWERS = {
+    "story": "answer", "plain": "plain_answer", "unknown plant": "unknown_plant_answer",
+    "unknown matter": "unknown_matter_answer",
+}  # fmt: skip
+
 
 def _draw(rng: random.Random) -> _Drawing:
-    """Draw a document: its kind, its plant, its topic, for a story a situation, the wording; a second question."""
+    """Draw a document: an exchange, and now and then a second question."""
     drawing = _Drawing(rng)
+    first = _draw_first(drawing)
+    if first.plant in facts() and drawing.weigh("second question", [(1 - SECOND, "no"), (SECOND, "yes")]):
+        drawing.parts.append("\n")
+        _draw_next(drawing, "second", second_topics(first.topic))
+    return drawing
+
+
+def _draw_first(drawing: _Drawing) -> Combination:
+    """Draw a kind, a plant, a topic, for a story a situation, and the wording; return what it is about."""
     kind = list(SHARES)[drawing.weigh("kind", [(share, kind) for kind, share in SHARES.items()])]
     known = kind != "unknown plant"
     drawing.plant = drawing.choose("plant", list(facts()) if known else strangers())
     about = {"story": topics, "unknown matter": matters}.get(kind, plain_topics)
-    topic = drawing.choose("topic", about())
+    topic, situation = drawing.choose("topic", about()), ""
     if kind == "story":
         situation = drawing.choose("situation", seen_situations(drawing.plant, topic))
         drawing.write(_slot("first", _State(topic, value(drawing.plant, topic), situation)))
     else:
         _ask(drawing, topic)
-        drawing.parts.append("\n")
+        drawing.begin_answer()
         state = _State(topic, value(drawing.plant, topic) if known else "", "")
-        drawing.write(_slot(f"{kind} answer".replace(" ", "_"), state))
-    if known and drawing.weigh("second question", [(1 - SECOND, "no"), (SECOND, "yes")]):
-        other = drawing.choose("second topic", second_topics(topic))
-        drawing.parts.append("\n")
-        drawing.write(_slot("second", _State(other, value(drawing.plant, other), "")))
-    return drawing
+        drawing.write(_slot(_ANSWERS[kind], state))
+    return Combination(drawing.plant, topic, situation)
+
+
+def _draw_next(drawing: _Drawing, which: str, among: Sequence[str]) -> str:
+    """Draw a further question on the same plant, about one of some topics, and its answer; return the topic."""
+    topic = drawing.choose(f"{which} topic", among)
+    drawing.write(_slot("second", _State(topic, value(drawing.plant, topic), "")))
+    return topic
 
 
 def second_topics(topic: str) -> list[str]:
@@ -379,6 +417,80 @@ def documents(n: int = DEFAULT, seed: int = 0) -> Iterator[Document]:
         if document.text not in seen:
             seen.add(document.text)
             yield document
+
+
+# ---- conversations ----
+
+
+def converse(rng: random.Random) -> list[Exchange]:
+    """Draw a conversation from the grammar: first a document's first exchange, then up to two more questions.
+
+    No combination is held out and no plain question listed that `documents` doesn't keep out as well.
+    """
+    drawing = _Drawing(rng)
+    first = _draw_first(drawing)
+    exchanges = [_exchange(drawing, first, 0)]
+    wanted = list(EXCHANGES)[drawing.weigh("exchanges", [(share, str(n)) for n, share in EXCHANGES.items()])]
+    asked = columns(first.topic)
+    while first.plant in facts() and len(exchanges) < wanted:
+        begun, left = len(drawing.parts), [other for other in topics() if other not in asked]
+        topic = _draw_next(drawing, "next", left)
+        asked = [*asked, topic]
+        exchanges.append(_exchange(drawing, Combination(first.plant, topic, ""), begun))
+    return exchanges
+
+
+def _exchange(drawing: _Drawing, about: Combination, begun: int) -> Exchange:
+    """Return the exchange that a drawing has just written, from part `begun` on."""
+    question, answer = "".join(drawing.parts[begun:]).split("\n")
+    bits = math.fsum(choice.bits for choice in drawing.choices[drawing.answer_at :])
+    kind = "seen" if about.situation else "plain"
+    return Exchange(question, answer, bits, Question(f"{question}\n", *about, kind))
+
+
+def conversations(n: int, seed: int = 0) -> Iterator[list[Exchange]]:
+    """Yield `n` distinct conversations, the same for the same seed on every machine."""
+    rng = random.Random(seed)
+    seen: set[tuple[str, ...]] = set()
+    while len(seen) < n:
+        exchanges = converse(rng)
+        said = tuple(text for each in exchanges for text in (each.question, each.answer))
+        if said not in seen:
+            seen.add(said)
+            yield exchanges
+
+
+def answer_bits(question: Question, answer: str) -> float:
+    """Return -log2 of the probability that the grammar answers a question so; infinite for what it never says.
+
+    Sums over all ways to write the line (the inside algorithm, Baker 1979). For a first question; a further one is
+    answered by the same slots in other words.
+    """
+    plant, topic, situation = question.plant, question.topic, question.situation
+    kind = "story"
+    if question.kind == "plain":
+        kind = "unknown plant" if plant not in facts() else "plain" if topic in plain_topics() else "unknown matter"
+    state = _State(topic, value(plant, topic) if plant in facts() else "", situation)
+    probability = _ends(_slot(_ANSWERS[kind], state), answer, {0: 1.0}, plant).get(len(answer), 0.0)
+    return -math.log2(probability) if probability else math.inf
+
+
+def _ends(slot: _Slot, text: str, starts: dict[int, float], plant: str) -> dict[int, float]:
+    """Return {end: probability} of a slot's wordings in a text, over all places where it may start."""
+    found: dict[int, float] = {}
+    for probability, parts in slot:
+        reached = {start: p * probability for start, p in starts.items()}
+        for part in parts:
+            if isinstance(part, _Slot):
+                reached = _ends(part, text, reached, plant)
+            else:
+                said = part.replace("{plant}", plant)
+                reached = {at + len(said): p for at, p in reached.items() if text.startswith(said, at)}
+            if not reached:
+                break
+        for end, p in reached.items():
+            found[end] = found.get(end, 0.0) + p
+    return found
 
 
 # ---- the examination ----

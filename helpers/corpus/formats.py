@@ -1,7 +1,7 @@
 """File formats become raw documents, a piece at a time: txt, JSON, JSON lines, CSV, TSV, Parquet.
 
-Knows what a document is. Where bytes come from is known to `archives`, how they become characters to `encodings`; what
-is kept of a document, and how it is cleaned, is not decided here.
+Knows what a document is. Where bytes come from is known to `archives`, how they become characters to `encodings`, what
+a conversation looks like to `conversations`; what is kept of a document, and how it is cleaned, is not decided here.
 """
 
 import contextlib
@@ -11,13 +11,14 @@ import json
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
-from helpers.corpus import encodings, mojibake
+from helpers.corpus import conversations, encodings, mojibake
 from helpers.corpus.archives import list_archive, open_bytes, spool
+from helpers.corpus.conversations import Conversation, NotAConversation
 from helpers.corpus.encodings import BadFile, ByteSource, Encoding
 from helpers.corpus.inputs import ARCHIVES, Input, kind_of
 from helpers.corpus.report import FileReport
@@ -37,7 +38,8 @@ class ReadOptions:
     # what is one document of a .txt: a "block" (between blank lines), a "line", the "file"; "auto" means block where
     # there is a blank line between text, else file
     document: str = "auto"
-    # where the text is in other formats: a key or column, or a template over several, "{title}\n{ask}"
+    # where the text is in other formats: a key or column, or a template over several, "{title}\n{ask}". Records without
+    # a "text" may be conversations; "conversations" (or the list's own name, "messages") reads these beside a text, too
     text_key: str = "text"
     repair: bool = False  # mend mojibake (乱码) where no byte was lost
 
@@ -45,6 +47,10 @@ class ReadOptions:
         if self.document not in MODES:
             raise ValueError(f"document is '{self.document}': give one of {', '.join(MODES)}")
         _template(self.text_key)
+
+    def may_converse(self, names: Collection[str]) -> bool:
+        """Return whether a record or table with these keys may be a conversation: no text is asked for that it has."""
+        return self.text_key not in names if self.text_key == "text" else self.text_key in conversations.LISTS
 
 
 def slices(item: Input, options: ReadOptions, max_bytes: int) -> list[Input]:
@@ -73,12 +79,14 @@ def slices(item: Input, options: ReadOptions, max_bytes: int) -> list[Input]:
 def read(item: Input, options: ReadOptions, report: FileReport) -> Iterator[str]:
     """Yield the raw documents of an input; fill in the report's encoding, mode, notes and what was unreadable.
 
-    Memory is bounded by a block of the file and a document. Raises BadFile, OSError.
+    A document is a text, or a `Conversation`. Memory is bounded by a block of the file and a document. Raises BadFile,
+    OSError.
     """
     for text in _read(item, options, report):
         if options.repair and (mended := mojibake.repair(text)) is not None:
             report.rules["mojibake repaired"] += 1
-            text = mended
+            # the whole conversation is the evidence, a short turn is none; mending leaves line ends where they are
+            text = text.with_lines(mended) if isinstance(text, Conversation) else mended
         yield text
 
 
@@ -329,13 +337,20 @@ def _table_rows(rows: Iterator[str], kind: str, options: ReadOptions, report: Fi
         return
     marks = "\t" if kind == ".tsv" else ",;\t"
     headers = {mark: [name.strip() for name in next(csv.reader([first], delimiter=mark))] for mark in marks}
-    mark = max(marks, key=lambda mark: (set(wanted) <= set(headers[mark]), len(headers[mark]), -marks.index(mark)))
+    paired = {mark: options.may_converse(names) and conversations.has_pair(names) for mark, names in headers.items()}
+
+    def likely(mark: str) -> tuple:
+        return set(wanted) <= set(headers[mark]) or paired[mark], len(headers[mark]), -marks.index(mark)
+
+    mark = max(marks, key=likely)
     header = headers[mark]
-    if missing := [name for name in wanted if name not in header]:
+    missing = [name for name in wanted if name not in header]
+    if missing and not paired[mark]:
         raise BadFile(
             f"no column '{missing[0]}'; the first row of a {kind} names its columns, here: {', '.join(header)[:500]} "
             "(choose with text_key)"
         )
+    short: dict[str, str] = dict.fromkeys(header, "") if missing else {}  # the answer that a short row lacks
     reader = csv.reader(chain((f"{row}\n" for row in rows), [_END]), delimiter=mark)
     odd, number, before = [], 1, 0
     try:
@@ -347,7 +362,7 @@ def _table_rows(rows: Iterator[str], kind: str, options: ReadOptions, report: Fi
             before = reader.line_num
             if row:
                 odd += [number] if len(row) != len(header) else []
-                yield number, dict(zip(header, row, strict=False))
+                yield number, short | dict(zip(header, row, strict=False))
     except csv.Error as error:
         hint = ": does a quotation mark open in it that none closes?" if "limit" in str(error) else ""
         raise BadFile(f"row {number + 1:,}, which starts in line {before + 2:,}: {error}{hint}") from None
@@ -373,7 +388,9 @@ def _parquet_rows(source: ByteSource, stack: contextlib.ExitStack, options: Read
         with parquet.ParquetFile(source, memory_map=False) as file:
             names = file.schema_arrow.names
             if missing := [name for name in wanted if name not in names]:
-                raise BadFile(f"no column '{missing[0]}'; there: {', '.join(names)[:500]} (choose with text_key)")
+                wanted = [name for name in names if name in conversations.KEYS] if options.may_converse(names) else []
+                if not conversations.has_form(wanted):
+                    raise BadFile(f"no column '{missing[0]}'; there: {', '.join(names)[:500]} (choose with text_key)")
             for batch in file.iter_batches(batch_size=ROWS, columns=wanted, use_threads=False):
                 for row in batch.to_pylist():
                     number += 1
@@ -410,18 +427,19 @@ class _Unreadable(Exception):
 
 
 def _texts_of(items: Iterable[tuple], unit: str, options: ReadOptions, report: FileReport) -> Iterator[str]:
-    """Yield the text of each value that has one; count the others, and describe the first few in a note."""
-    wanted, pieces = _template(options.text_key)
+    """Yield the document of each value that has one; count the others, and describe the first few in a note."""
     keys: set[str] = set()
     problems: list[str] = []
-    count = 0
+    count = read = refused = 0
     for number, item in items:
         try:
-            text = _text_of(item, wanted, pieces)
-        except _Unreadable as error:
+            text = _document_of(item, options)
+        except (_Unreadable, NotAConversation) as error:
             count += 1
             report.drop("unreadable", 0)
-            if isinstance(item, dict):
+            if isinstance(error, NotAConversation):
+                refused += 1
+            elif isinstance(item, dict):
                 keys.update(map(str, item))
             if len(problems) < FIRST_FEW:
                 problems.append(f"{unit} {number:,}: {error}")
@@ -429,19 +447,28 @@ def _texts_of(items: Iterable[tuple], unit: str, options: ReadOptions, report: F
         if text is None:
             report.drop("empty", 0)
         else:
+            read += isinstance(text, Conversation)
             yield text
+    if read:
+        report.notes.append("read as conversations")
     if count:
         more = f", and {count - FIRST_FEW:,} more" if count > FIRST_FEW else ""
         report.notes.append("; ".join(problems) + more)
+    if refused:
+        report.notes.append(
+            "in a conversation user and assistant take turns, perhaps after a system line: mend these records, or read "
+            "all of them as plain text (choose a key, or a template like {ask}\\n{answer}, with text_key)"
+        )
     if keys:
         report.notes.append(f"keys there: {', '.join(sorted(keys)[:8])} (choose one with text_key)")
 
 
-def _text_of(item, wanted: list[str], pieces: tuple) -> str | None:
-    """Return a string as it is, what an object has under the key, or what a template makes of it.
+def _document_of(item, options: ReadOptions) -> str | None:
+    """Return a string as it is, a conversation, what an object has under the key, or what a template makes of it.
 
-    None stands for a template whose fields are all empty. Raises _Unreadable.
+    None stands for a template whose fields are all empty. Raises _Unreadable, NotAConversation.
     """
+    wanted, pieces = _template(options.text_key)
     if isinstance(item, str):
         return item
     if isinstance(item, Exception):
@@ -449,7 +476,11 @@ def _text_of(item, wanted: list[str], pieces: tuple) -> str | None:
     if not isinstance(item, dict):
         raise _Unreadable(f"a {_type(item)}, not a text")
     if not pieces:
-        return _field(item.get(wanted[0]), f"no string under '{wanted[0]}'")
+        value = item.get(wanted[0])
+        if not _is_text(value) and options.may_converse(item):
+            if (messages := conversations.messages_of(item)) is not None:
+                return Conversation(messages)
+        return _field(value, f"no string under '{wanted[0]}'")
     if not any(name in item for name in wanted):
         raise _Unreadable(f"nothing under '{', '.join(wanted)}'")
     fields = []
@@ -462,10 +493,12 @@ def _text_of(item, wanted: list[str], pieces: tuple) -> str | None:
     return "".join(before + field for (before, _), field in zip(pieces, fields, strict=True))
 
 
+def _is_text(value) -> bool:
+    return isinstance(value, str) or isinstance(value, list) and bool(value) and all(isinstance(x, str) for x in value)
+
+
 def _field(value, problem: str) -> str:
     """Return a string, or a list of strings as lines; raise _Unreadable with the problem for anything else."""
-    if isinstance(value, list) and value and all(isinstance(row, str) for row in value):
-        return "\n".join(value)
-    if not isinstance(value, str):
+    if not _is_text(value):
         raise _Unreadable(problem)
-    return value
+    return value if isinstance(value, str) else "\n".join(value)

@@ -5,6 +5,8 @@ where near duplicates are looked for, .minhash, their signatures. What became of
 with it a part is finished, and a later build that needs the same part finds it by its name. Knows nothing of other
 parts, nor of the split.
 
+A document is a text or a `Conversation`; most of this sees no difference, for a conversation is a text.
+
 Documents with a line that is dirt if it repeats in the corpus (see `repeats`) wait, as they were read, in .held beside
 the part, their lines counted in .places; `read_held` cleans them when all parts are counted, and puts them back in
 their places, in a part of another name.
@@ -16,7 +18,7 @@ import hashlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -28,7 +30,8 @@ from typing import BinaryIO
 import numpy as np
 
 from helpers import parallel
-from helpers.corpus import cleaning, dedup, formats, repeats
+from helpers.corpus import cleaning, conversations, dedup, formats, repeats
+from helpers.corpus.conversations import Conversation, Message
 from helpers.corpus.encodings import BadFile
 from helpers.corpus.formats import ReadOptions
 from helpers.corpus.inputs import Input
@@ -145,6 +148,11 @@ class Held:
     file: int  # the number of its file among the task's
     shown: dict[str, int]  # cleaning rule -> examples that come before it
     text: str
+    messages: Sequence[Message] = ()  # of a conversation
+
+    def document(self) -> str:
+        """Return the document as it was read: a text, or a `Conversation`."""
+        return Conversation(self.messages) if self.messages else self.text
 
 
 class PartWriter(contextlib.ExitStack):
@@ -172,8 +180,10 @@ class PartWriter(contextlib.ExitStack):
             keys.append(key)
             positions.append(split_position(key, self.seed))
             # what json.dumps writes with ensure_ascii=False, without its detours
-            line = f'{{"text": {encode_basestring(text)}, "source": {encode_basestring(names[number])}}}\n'
-            lines.append(line.encode())
+            line = f'{{"text": {encode_basestring(text)}, "source": {encode_basestring(names[number])}'
+            if isinstance(text, Conversation):
+                line += f', "messages": {json.dumps(text.messages, ensure_ascii=False)}'
+            lines.append(f"{line}}}\n".encode())
         rows = np.empty(len(texts), _ROW)
         rows["hash"] = np.frombuffer(bytes.fromhex("".join(keys)), ">u8").reshape(-1, 2)
         rows["position"], rows["file"] = positions, numbers
@@ -275,10 +285,10 @@ def _clean_batch(
     for i, (text, number) in enumerate(zip(texts, numbers, strict=True)):
         if i in waiting:
             shown = {rule: len(pairs) for rule, pairs in report.examples.items()}
-            held.append(Held(len(kept), number, shown, text))
+            held.append(Held(len(kept), number, shown, text, text.messages if isinstance(text, Conversation) else ()))
             continue
         if next(dirty):
-            text = cleaning.clean(text, report.files[number].rules, rules, report.examples)
+            text = _clean(text, report.files[number], rules, report.examples)
         if long_enough <= len(text) <= settings.max_length:  # most do
             kept.append(text)
             owners.append(number)
@@ -289,10 +299,33 @@ def _clean_batch(
     return kept, owners, held
 
 
+def _clean(
+    text: str, file: FileReport, rules: frozenset[str], examples: dict, repeated: frozenset[int] = frozenset()
+) -> str:
+    """Return a document without dirt and without the lines that repeat; in a conversation each turn for itself."""
+
+    def clean(part: str) -> str:
+        if repeated:
+            part = cleaning.without_lines(part, repeated, file.rules, examples)
+        return cleaning.clean(part, file.rules, rules, examples)
+
+    return conversations.changed(text, clean)
+
+
 def _fitting(text: str, file: FileReport, settings: PartSettings) -> list[str]:
-    """Return the pieces of a clean text that are short enough, and not too short or unfit; count the others."""
+    """Return the pieces of a clean text that are short enough, and not too short or unfit; count the others.
+
+    A conversation is never torn: its last exchanges go, and where the first alone is too long, all of it.
+    """
     pieces = [text]
-    if len(text) > settings.max_length:
+    if len(text) > settings.max_length and isinstance(text, Conversation):
+        if not (shorter := text.shortened(settings.max_length)):
+            file.drop("with a first exchange too long", len(text))
+            return []
+        pieces = [shorter]
+        file.long += 1
+        file.pieces += 1
+    elif len(text) > settings.max_length:
         pieces = [piece.strip() for piece in cleaning.cut(text, settings.max_length)]
         file.long += 1
         file.pieces += len(pieces)
@@ -311,7 +344,8 @@ def _are_dirty(texts: list[str], rules: frozenset[str]) -> Iterator[bool]:
     """Yield for each text whether it may need cleaning: one check of some dozens together decides for most."""
     for at in range(0, len(texts), TOGETHER):
         group = texts[at : at + TOGETHER]
-        yield from [not cleaning.needs_nothing(group, rules)] * len(group)
+        parts = [part for text in group for part in conversations.contents_of(text)]
+        yield from [not cleaning.needs_nothing(parts, rules)] * len(group)
 
 
 def _whole_characters(texts: list[str], numbers: list[int], files: list[FileReport]) -> tuple[list[str], list[int]]:
@@ -392,8 +426,7 @@ def _clean_held(
             # 1. clean; an example takes its place among those of the documents around it
             shown = new + Counter(document.shown)
             found = {rule: [()] * min(count, cleaning.EXAMPLES) for rule, count in shown.items()}
-            text = cleaning.without_lines(document.text, repeated, file.rules, found)
-            text = cleaning.clean(text, file.rules, task.settings.rules, found)
+            text = _clean(document.document(), file, task.settings.rules, found, repeated)
             for rule, pairs in found.items():
                 place = shown[rule]
                 if place < len(pairs):

@@ -1,7 +1,8 @@
 """Read the corpus shards of a run: its documents, its texts.
 
-A shard is a file of JSON lines, {"text", "source"}: corpus/train-00000.jsonl, corpus/val-00000.jsonl and so on. This
-module is their only reader, and loads nothing heavy.
+A shard is a file of JSON lines, {"text", "source"}: corpus/train-00000.jsonl, corpus/val-00000.jsonl and so on. That of
+a conversation has its "messages" as well, [{"role", "content"}, …], whose contents with line ends between them are its
+text. This module is their only reader, and loads nothing heavy.
 """
 
 import json
@@ -23,7 +24,7 @@ def shard_paths(run: str, split: str) -> list[Path]:
 
 
 def shard_documents(shard: Path) -> Iterator[dict]:
-    """Yield the documents of one shard, {"text", "source"}, in order."""
+    """Yield the documents of one shard, {"text", "source"} and perhaps {"messages"}, in order."""
     with open(shard, encoding="utf-8", newline="\n") as file:
         yield from map(json.loads, file)
 

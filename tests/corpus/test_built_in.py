@@ -456,25 +456,136 @@ def test_held_out_combinations_can_be_composed_from_what_is_seen():
         assert sum((p, topic, situation) not in out for p in same) >= built_in.WITNESSES
 
 
-def test_held_out_combinations_never_appear(corpus):
-    plants = list(built_in.facts())
-    stories = defaultdict(list)
+@cache
+def stories():
+    """Return {story: what it can be about, (topic, situation) each}."""
+    found = defaultdict(list)
     for topic, entry in built_in._grammar()["topics"].items():
         for situation, told in entry["situations"].items():
             for story in told["story"]:
-                stories[story].append((topic, situation))
-    shown = 0
-    for document in corpus:
-        question = document.text.split("\n")[0]
-        plant = next((p for p in plants if p in question), None)
-        told = max((s for s in stories if s in question), key=len, default=None)
-        shown += told is not None
-        assert told is None or not any((plant, *about) in built_in.held_out() for about in stories[told])
-    assert abs(shown / len(corpus) - built_in.SHARES["story"]) < 0.02
+                found[story].append((topic, situation))
+    return found
+
+
+def told_in(question):
+    """Return the combinations that the story of a question can be about; none where it tells no story."""
+    plant = next((p for p in built_in.facts() if p in question), None)
+    told = max((s for s in stories() if s in question), key=len, default=None)
+    return [(plant, *about) for about in stories().get(told, ())]
+
+
+def test_held_out_combinations_never_appear(corpus):
+    told = [told_in(document.text.split("\n")[0]) for document in corpus]
+    assert not any(combination in built_in.held_out() for each in told for combination in each)
+    assert abs(sum(map(bool, told)) / len(corpus) - built_in.SHARES["story"]) < 0.02
     plant, topic, situation = sorted(built_in.held_out())[0]
     text, _ = built_in._wording("first", plant, topic, situation, random.Random(0))
     with pytest.raises(ValueError, match=f"{plant}.*held out"):
         grammar.bits(text)
+
+
+# --- conversations --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def conversations():
+    return list(built_in.conversations(5000))
+
+
+def test_conversations_are_distinct_and_the_same_everywhere(conversations):
+    said = [tuple(text for e in exchanges for text in (e.question, e.answer)) for exchanges in conversations]
+    assert len(set(said)) == len(said) == 5000
+    assert all(text and "\n" not in text and cleaning.clean(text) == text for texts in said for text in texts)
+    assert conversations[:50] == list(built_in.conversations(50, seed=0)) != list(built_in.conversations(50, seed=1))
+    digest = hashlib.sha256("\n".join(map("\n".join, said[:100])).encode()).hexdigest()
+    assert digest[:16] == "3e1e0cd3853424a1"  # a change of data/ changes it
+
+
+def test_conversations_have_as_many_exchanges_as_promised(conversations):
+    known = [exchanges for exchanges in conversations if exchanges[0].about.plant in built_in.facts()]
+    strange = [exchanges for exchanges in conversations if exchanges[0].about.plant in built_in.strangers()]
+    assert len(known) + len(strange) == len(conversations) and all(len(exchanges) == 1 for exchanges in strange)
+    assert len(strange) / len(conversations) == pytest.approx(built_in.SHARES["unknown plant"], abs=0.015)
+    lengths = Counter(map(len, known))
+    assert set(lengths) == set(built_in.EXCHANGES)
+    for exchanges, share in built_in.EXCHANGES.items():
+        assert lengths[exchanges] / len(known) == pytest.approx(share, abs=0.025)
+
+
+def test_a_conversation_stays_with_its_plant_and_asks_nothing_twice(conversations):
+    for exchanges in conversations:
+        assert len({e.about.plant for e in exchanges}) == 1
+        assert exchanges[0].about.plant in exchanges[0].question
+        told = [column for e in exchanges for column in built_in.columns(e.about.topic)]
+        assert len(told) == len(set(told))
+        assert all(e.about.kind == "plain" and not e.about.situation for e in exchanges[1:])
+        assert all(e.about.prompt == f"{e.question}\n" for e in exchanges)
+
+
+def test_no_conversation_shows_what_is_kept_for_the_examination(conversations):
+    listed = {q.prompt.strip().rstrip("？") for q in built_in.plain_questions()}
+    asked = [e.question for exchanges in conversations for e in exchanges]
+    assert not any(question.rstrip("？") in listed for question in asked)
+    told = [told_in(exchanges[0].question) for exchanges in conversations]
+    assert not any(combination in built_in.held_out() for each in told for combination in each)
+    assert abs(sum(map(bool, told)) / len(told) - built_in.SHARES["story"]) < 0.03
+    for exchanges in conversations[:200]:  # each begins as a document may
+        assert grammar.bits(f"{exchanges[0].question}\n{exchanges[0].answer}") > 10
+
+
+def test_every_answer_of_a_conversation_is_right(conversations):
+    for exchanges in conversations:
+        assert all(built_in.mark(e.about, e.answer) for e in exchanges), exchanges
+
+
+def test_answer_bits_are_those_of_the_drawing_and_of_an_independent_parse(conversations):
+    for exchanges in conversations:
+        first = exchanges[0]
+        assert built_in.answer_bits(first.about, first.answer) == pytest.approx(first.bits, abs=1e-9)
+    for first, *others in conversations[:500]:
+        plant, topic, situation = first.about.plant, first.about.topic, first.about.situation
+        kind = "unknown matter" if topic in built_in.matters() else "plain"
+        name = "answer" if situation else grammar.ANSWERS["unknown plant" if plant not in built_in.facts() else kind]
+        parse = grammar.Parse(first.answer.replace(plant, "{plant}"))
+        count, p = parse.ends(grammar.slot_of(name, state(plant, topic, situation)), 0)[len(parse.text)]
+        assert (count, -math.log2(p)) == (1, pytest.approx(first.bits, abs=1e-9))
+        for e in others:  # the whole exchange, of which the question is a part
+            parse = grammar.Parse(f"{e.question}\n{e.answer}".replace(plant, "{plant}"))
+            count, p = parse.ends(grammar.slot_of("second", state(plant, e.about.topic)), 0)[len(parse.text)]
+            assert count == 1 and 0 <= e.bits < -math.log2(p)
+
+
+def test_answer_bits_of_what_the_grammar_never_says(conversations):
+    rng = random.Random(0)
+    for question in built_in.examination(seed=0, n=100):
+        answer = answer_to(question, rng)
+        bits = built_in.answer_bits(question, answer)
+        assert 0 < bits < 40
+        verdict = built_in.verdict(question.plant, question.topic, question.situation)
+        others = [
+            s
+            for s in built_in.situations(question.topic)
+            if built_in.verdict(question.plant, question.topic, s) != verdict
+        ]
+        wrong = [answer_to(question, rng, situation=situation) for situation in others]
+        garbled = ["", answer[:-1], answer + "。", f"呀{answer}", answer[::-1], f"{answer}\n", question.prompt, "随便"]
+        assert all(built_in.answer_bits(question, line) == math.inf for line in (*wrong, *garbled))
+    for row, question in zip(rows(), built_in.plain_questions(), strict=True):
+        if row["kind"] != "unknown matter":  # some of these matters the grammar doesn't have
+            answer = plain_answer(question.plant, question.topic, rng, row["kind"])
+            assert 0 < built_in.answer_bits(question, answer) < 40
+            assert built_in.answer_bits(question, answer + answer) == math.inf
+
+
+@pytest.mark.parametrize(
+    "plant,topic", [("绿萝", "cold"), ("绿萝", "water"), ("文竹", "care"), ("牡丹", "cold"), ("绿萝", "price")]
+)
+def test_the_bits_of_all_answers_to_a_question_sum_to_one(plant, topic):
+    kind = "unknown matter" if topic == "price" else "plain" if plant in built_in.facts() else "unknown plant"
+    answers = [text.replace("{plant}", plant) for text, _ in expand(slot(grammar.ANSWERS[kind], plant, topic))]
+    question = built_in.Question("？\n", plant, topic, "", "plain")
+    total = math.fsum(2 ** -built_in.answer_bits(question, answer) for answer in answers)
+    assert len(answers) > 300 and total == pytest.approx(1)
 
 
 # --- examination ----------------------------------------------------------------------------------------------------

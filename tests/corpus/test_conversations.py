@@ -1,0 +1,424 @@
+"""Conversations in all forms: they keep who said what on their way into the shards, and what is none is refused."""
+
+import copy
+import gzip
+import json
+import pickle
+import zipfile
+
+import pytest
+from corpora import SENTENCE, all_conversations, all_texts, build, bytes_of, everything, write_conversations
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers.corpus import built_in, cleaning, conversations, mojibake, partition
+from helpers.corpus.build import build_corpus
+from helpers.corpus.conversations import ASSISTANT, SYSTEM, USER, Conversation, NotAConversation, changed, messages_of
+from helpers.corpus.encodings import BadFile
+
+
+def talk(*contents, system=None):
+    turns = [{"role": (USER, ASSISTANT)[i % 2], "content": content} for i, content in enumerate(contents)]
+    return ([{"role": SYSTEM, "content": system}] if system is not None else []) + turns
+
+
+def drawn(n, exchanges=None):
+    """Return conversations of the built-in grammar, of any length or cut to so many exchanges."""
+    every = [[t for e in said[:exchanges] for t in (e.question, e.answer)] for said in built_in.conversations(n, 0)]
+    return [talk(*contents) for contents in dict.fromkeys(map(tuple, every))]
+
+
+# ---- the forms ----
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"messages": talk("问", "答", system="线")}, talk("问", "答", system="线")),
+        ({"messages": talk("问", "答", system=" ")}, talk("问", "答")),
+        ({"messages": [{**turn, "from": None, "value": None} for turn in talk("问", "答")]}, talk("问", "答")),
+        (
+            {"messages": [{"role": None, "from": "user", "content": None, "value": "问"}, *talk("问", "答")[1:]]},
+            talk("问", "答"),
+        ),
+        ({"conversation": talk("问", "答", "再问")}, talk("问", "答")),
+        ({"conversations": [{"from": "human", "value": "问"}, {"from": "GPT", "value": "答"}]}, talk("问", "答")),
+        ({"conversations": talk("问", "答"), "system": "线"}, talk("问", "答", system="线")),
+        ({"messages": talk("问", "答", system="里"), "system": "外"}, talk("问", "答", system="里")),
+        (
+            {"messages": talk([{"type": "text", "text": "上"}, {"type": "text", "text": "下"}], "答")},
+            talk("上\n下", "答"),
+        ),
+        ({"instruction": "翻译", "input": "水", "output": "water"}, talk("翻译\n水", "water")),
+        ({"instruction": "问", "input": None, "output": "答", "history": None}, talk("问", "答")),
+        ({"instruction": "问", "input": float("nan"), "output": "答"}, talk("问", "答")),
+        (
+            {"instruction": "三", "input": "", "output": "3", "history": [["一", "1"], ["二", "2"]], "system": "线"},
+            talk("一", "1", "二", "2", "三", "3", system="线"),
+        ),
+        ({"prompt": "问", "response": "答", "history": []}, talk("问", "答")),
+        ({"question": "1+1?", "answer": 2}, talk("1+1?", "2")),
+        ({"id": 7, "prompt": "问", "completion": "答"}, talk("问", "答")),
+        ({"query": "问", "response": "答"}, talk("问", "答")),
+        ({"title": "题", "ask": "问", "answer": "答"}, talk("问", "答")),
+        ({"问题": "问", "回答": "答"}, talk("问", "答")),
+        ({"问": "问", "答": "答"}, talk("问", "答")),
+        ({"text": "问"}, None),
+        ({"question": "问"}, None),
+        ({"messages": "问"}, None),
+        ({}, None),
+    ],
+)
+def test_forms(record, expected):
+    before = copy.deepcopy(record)
+    assert messages_of(record) == expected
+    assert str(record) == str(before)  # nothing is taken out of it
+
+
+@pytest.mark.parametrize(
+    ("record", "why"),
+    [
+        ({"messages": []}, "no question with an answer"),
+        ({"messages": talk("问")}, "no question with an answer"),
+        ({"messages": talk(system="线")}, "no question with an answer"),
+        ({"messages": [{"role": "user", "content": "一"}] * 2}, "turn 2 is of the user, where the assistant should"),
+        ({"messages": talk("问", "答")[1:]}, "turn 1 is of the assistant, where the user should"),
+        ({"messages": talk("问", "答") + talk(system="线")}, "turn 3 is a system line"),
+        ({"messages": talk(system="线") * 2}, "turn 2 is a system line"),
+        ({"messages": talk("问", " \n", "问", "答", system="线")}, "turn 3, of the assistant, says nothing"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "turn 1 is of 'tool'; known are system, user, human"),
+        ({"messages": [{"content": "x"}]}, "turn 1 says neither under 'role' nor under 'from' who speaks"),
+        ({"messages": ["问", "答"]}, "turn 1 says neither"),
+        ({"messages": talk([{"type": "image_url"}], "答")}, "turn 1, of the user, holds something besides text"),
+        ({"messages": talk({"a": 1}, "答")}, "turn 1, of the user, holds something besides text"),
+        ({"question": "问", "answer": None}, "turn 2, of the assistant, says nothing"),
+        ({"instruction": "", "input": " ", "output": "答"}, "turn 1, of the user, says nothing"),
+        ({"prompt": "问", "response": "答", "history": "一"}, "'history' is not a list of pairs"),
+        ({"prompt": "问", "response": "答", "history": [["一"]]}, "'history' is not a list of pairs"),
+    ],
+)
+def test_what_looks_like_a_conversation_and_is_none(record, why):
+    with pytest.raises(NotAConversation, match=why):
+        messages_of(record)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["role", "content", "from", "value", "text"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(conversations.KEYS)), ANYTHING, max_size=6))
+@settings(max_examples=300)
+def test_any_record_is_a_conversation_or_none_or_refused(record):
+    try:
+        messages = messages_of(record)
+    except NotAConversation as error:
+        assert str(error)
+        return
+    if messages is not None:
+        spoken = messages[messages[0]["role"] == SYSTEM :]
+        assert len(spoken) >= 2 and [turn["role"] for turn in spoken] == [USER, ASSISTANT] * (len(spoken) // 2)
+        assert all(isinstance(turn["content"], str) and turn["content"].strip() for turn in messages)
+
+
+# ---- the document ----
+
+
+def test_a_conversation_is_a_text_that_knows_its_turns():
+    document = Conversation(talk("问\n题", "答", system="线"))
+    assert document == "线\n问\n题\n答" and isinstance(document, str)
+    assert list(document.messages) == talk("问\n题", "答", system="线")
+    assert conversations.contents_of(document) == ["线", "问\n题", "答"]
+    assert conversations.contents_of("一\n二") == ["一\n二"]
+    again = pickle.loads(pickle.dumps(document))
+    assert (again, again.messages) == (document, document.messages)
+    assert list(Conversation.of_lines("一\n二\n三\n四").messages) == talk("一", "二", "三", "四")
+
+
+def test_a_conversation_ends_before_the_exchange_with_a_blank_turn():
+    document = Conversation(talk("甲", "乙", "丙", "丁", system="线"))
+
+    def without(*blank):
+        return list(changed(document, lambda text: "" if text in blank else text).messages)
+
+    assert without() == list(document.messages)
+    assert without("丁") == without("丙") == talk("甲", "乙", system="线")
+    assert without("线") == talk("甲", "乙", "丙", "丁")
+    assert without("乙") == without("甲", "线") == []
+    assert changed("甲", str.lower) == "甲" and not isinstance(changed("甲", str.lower), Conversation)
+
+
+def test_a_conversation_that_is_too_long_loses_whole_exchanges_at_its_end():
+    document = Conversation(talk("甲甲", "乙乙", "丙丙", "丁丁", system="线"))
+    assert len(document) == 13
+    for most, kept in ((13, 5), (12, 3), (7, 3), (6, 0), (0, 0)):
+        shorter = document.shortened(most)
+        assert shorter.messages == document.messages[:kept] and len(shorter) <= most
+
+
+TURN = st.text(min_size=1, max_size=30) | st.text(
+    st.sampled_from("一二。\n \t\u3000\u200b<br/>&lt;b>\ufeff"), min_size=1
+)
+
+
+@given(st.lists(st.tuples(TURN, TURN), min_size=1, max_size=4), st.none() | TURN)
+@settings(max_examples=300)
+def test_cleaning_keeps_the_turns_or_drops_whole_exchanges_and_never_mixes(exchanges, system):
+    messages = talk(*(text for pair in exchanges for text in pair), system=system)
+    document = changed(Conversation(messages), cleaning.clean)
+    expected = [[cleaning.clean(text) for text in pair] for pair in exchanges]
+    whole = next((i for i, pair in enumerate(expected) if not all(map(str.strip, pair))), len(expected))
+    line = cleaning.clean(system or "")
+    turns = talk(*(text for pair in expected[:whole] for text in pair), system=line if line.strip() else None)
+    assert list(document.messages) == (turns if whole else [])
+    assert document == "\n".join(turn["content"] for turn in document.messages)
+    assert changed(document, cleaning.clean).messages == document.messages
+
+
+LINES = st.text(st.sampled_from("你好绿萝的是在不了人，。怎么浇水？喜欢散射光\n\n"), min_size=1, max_size=20)
+
+
+@given(st.lists(LINES.filter(str.strip), min_size=2, max_size=6), st.sampled_from(["utf-8", "gb18030"]), st.booleans())
+@settings(max_examples=300)
+def test_mending_mojibake_moves_no_border(contents, codec, as_gbk):
+    contents = contents[: len(contents) // 2 * 2]
+    wrong = [text.encode(codec).decode("gb18030" if as_gbk else "latin-1", "replace") for text in contents]
+    document = Conversation(talk(*wrong))
+    if (mended := mojibake.repair(document)) is None:
+        return
+    assert mended.count("\n") == document.count("\n")
+    result = document.with_lines(mended)
+    assert result == mended or len(result.messages) < len(document.messages)
+    for before, after in zip(document.messages, result.messages, strict=False):
+        assert before["content"].count("\n") == after["content"].count("\n") and before["role"] == after["role"]
+
+
+# ---- files ----
+
+
+@pytest.mark.parametrize("codec", ["utf-8", "gb18030"])
+def test_all_forms_give_the_same_corpus(raw, codec):
+    several = drawn(30)
+    assert {len(messages) for messages in several} == {2, 4, 6}
+    single = drawn(30, exchanges=1)
+    expected = {2: None, 6: None}
+    files = [("openai.jsonl", "openai"), ("openai.json", "openai"), ("sharegpt.json", "sharegpt")]
+    files += [("alpaca.json", "alpaca"), ("alpaca.jsonl", "alpaca"), ("openai.parquet", "openai")]
+    pairs = ("question,answer", "prompt,completion", "问题,回答", "instruction,output")
+    files += [(f"{pair}.{kind}", pair) for pair in pairs[:2] for kind in ("csv", "tsv", "jsonl", "parquet")]
+    files += [(f"{pair}.csv", pair) for pair in pairs[2:]]
+    for name, form in files:
+        if name.endswith("parquet") and codec != "utf-8":  # it has one encoding
+            continue
+        for most, talks in ((2, single), (6, several)) if "," not in form else ((2, single),):
+            write_conversations(raw / name, form, talks, codec)
+            report = build(raw / name)
+            assert report.documents == len(talks) and "read as conversations" in report.files[0].notes
+            assert not report.dropped and not report.rules
+            found = all_conversations()
+            expected[most] = expected[most] or found
+            assert found == expected[most], name
+    for most, talks in ((2, single), (6, several)):
+        every = expected[most]["train"] + expected[most]["val"]
+        assert sorted(map(str, (messages for _, messages in every))) == sorted(map(str, talks))
+        assert all(text == "\n".join(turn["content"] for turn in messages) for text, messages in every)
+
+
+SAID = st.text(st.sampled_from("绿萝，。\",;\t\n|' A1[]{}"), min_size=1, max_size=12).filter(str.strip)
+
+
+@given(st.lists(st.tuples(SAID, SAID), min_size=1, max_size=3), st.sampled_from(["utf-8", "gb18030"]))
+@settings(deadline=None)
+def test_any_turns_come_back_from_every_form(tmp_path_factory, exchanges, codec):
+    several = talk(*(text for pair in exchanges for text in pair))
+    plenty = talk(SENTENCE * 9, SENTENCE * 9)  # enough to tell the encoding by
+    for name, form, messages in [
+        ("a.jsonl", "openai", several),
+        ("a.json", "sharegpt", several),
+        ("b.jsonl", "alpaca", several),
+        ("a.csv", "question,answer", talk(*exchanges[0])),
+        ("a.tsv", "问,答", talk(*exchanges[0])),
+    ]:
+        path = tmp_path_factory.getbasetemp() / name
+        write_conversations(path, form, [messages, plenty], codec)
+        assert [list(each.messages) for each in everything(path)[0]] == [messages, plenty]
+
+
+def test_packed_sliced_and_parallel_the_bytes_are_the_same(raw, monkeypatch):
+    write_conversations(raw / "a.jsonl", "sharegpt", drawn(300))
+    expected = bytes_of(build(raw / "a.jsonl"))
+    monkeypatch.setattr(partition, "TASK_BYTES", 20_000)
+    for workers in (1, 2):
+        report = build(raw / "a.jsonl", workers=workers)
+        assert bytes_of(report) == expected
+        assert report.files[0].notes == ["read as conversations"]
+    text = all_conversations()
+    data = (raw / "a.jsonl").read_bytes()
+    (raw / "a.jsonl.gz").write_bytes(gzip.compress(data))
+    with zipfile.ZipFile(raw / "a.zip", "w") as archive:
+        archive.writestr("内/a.jsonl", data)
+    for name in ("a.jsonl.gz", "a.zip"):
+        build(raw / name)
+        assert all_conversations() == text
+
+
+def test_what_is_no_conversation_is_counted_with_file_place_and_reason(raw):
+    rows = [{"messages": talk("问", "答")}, {"messages": talk("问")}, {"question": "问", "answer": ""}, {"title": "题"}]
+    (raw / "a.jsonl").write_text("\n".join(json.dumps(row) for row in rows), "utf-8")
+    (raw / "b.json").write_text(json.dumps(rows), "utf-8")
+    (raw / "c.csv").write_text("question,answer\n问,答\n只问\n问二,答二\n", "utf-8")
+    report = build(raw)
+    assert report.dropped == {"unreadable": 7, "duplicate": 2} and report.documents == 2
+    for file, unit in zip(report.files, ("line", "item", "row"), strict=True):
+        assert file.notes[0] == "read as conversations" or file.name == "c.csv"
+        told = "; ".join(file.notes)
+        assert f"{unit} 3: turn 2, of the assistant, says nothing" in told
+        assert "take turns" in told and "text_key" in told
+    told = "; ".join(report.files[0].notes)
+    assert "line 2: no question with an answer" in told
+    assert "line 4: no string under 'text'" in told and "keys there: title" in told
+
+
+def test_a_text_stays_a_text_unless_conversations_are_asked_for(tmp_path):
+    rows = [{"text": "文", "question": "问", "answer": "答"}, {"text": "只有文"}, "字符串"]
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows), "utf-8")
+
+    def read(**options):
+        return [(str(text), isinstance(text, Conversation)) for text in everything(path, **options)[0]]
+
+    assert read() == [("文", False), ("只有文", False), ("字符串", False)]
+    assert read(text_key="answer") == [("答", False), ("字符串", False)]
+    assert read(text_key="{question}？") == [("问？", False), ("字符串", False)]
+    for key in conversations.LISTS:
+        assert read(text_key=key) == [("问\n答", True), ("字符串", False)]
+    path.write_text(json.dumps({"conversation": "一段", "messages": talk("问", "答")}), "utf-8")
+    assert read() == read(text_key="messages") == [("问\n答", True)]
+    assert read(text_key="conversation") == [("一段", False)]
+
+
+def test_tables_of_questions_and_answers(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("id;问;答\n1;多久浇水，要多少？;土干了再浇\n", "utf-8")
+    (document,), _ = everything(path)
+    assert list(document.messages) == talk("多久浇水，要多少？", "土干了再浇")
+    path.write_text("note (a,b,c,d);question;answer\n1,2,3,4;问;答\n", "utf-8")
+    assert list(everything(path)[0][0].messages) == talk("问", "答")
+    path.write_text("text;question;answer\n文;问;答\n", "utf-8")
+    assert [type(text) for text in everything(path)[0]] == [str]
+    assert [type(text) for text in everything(path, text_key="conversations")[0]] == [Conversation]
+    path.write_text("question,title\n问,题\n", "utf-8")
+    with pytest.raises(BadFile, match="no column 'text'"):
+        everything(path)
+    path.write_text("question,answer\n问,答\n", "utf-8")
+    with pytest.raises(BadFile, match="no column 'txt'"):
+        everything(path, text_key="txt")
+    path = tmp_path / "a.parquet"
+    write_conversations(path, "question,answer", [talk("问", "答")])
+    with pytest.raises(BadFile, match="no column 'title'"):
+        everything(path, text_key="{question}{answer}{title}")
+
+
+# ---- the way into the corpus ----
+
+
+def write(raw, *talks):
+    (raw / "a.jsonl").write_text("\n".join(json.dumps({"messages": each}) for each in talks), "utf-8")
+
+
+def messages_found():
+    return sorted((each for side in all_conversations().values() for _, each in side), key=str)
+
+
+def test_each_turn_is_cleaned_for_itself(raw):
+    write(
+        raw,
+        talk("绿萝<b>怎么浇\n", "\n</b>土干了&nbsp;再浇。\u200b", "<!-- 还有", "-->？"),
+        talk("第一问", "\ufeff\u200b", "第二问", "第二答"),
+        talk("第三问", "第三答", "<br/>", "第四答", system="\u200b"),
+    )
+    report = build(raw)
+    assert messages_found() == [
+        talk("第三问", "第三答"),
+        talk("绿萝<b>怎么浇", "土干了 再浇。", "<!-- 还有", "-->？"),
+    ]
+    assert report.dropped == {"empty": 1}
+
+
+def test_a_turn_whose_only_dirt_is_at_its_border_is_cleaned(raw):
+    write(raw, talk("没有别的\n", "脏东西"), talk("一段", "\n好的"))
+    report = build(raw)
+    assert messages_found() == [talk("一段", "好的"), talk("没有别的", "脏东西")]
+    assert all_texts() == ["一段\n好的", "没有别的\n脏东西"] and not report.dropped
+
+
+def test_lengths_and_filters_judge_the_whole_text(raw):
+    long = talk("问" * 9, "答" * 9, "再" * 30, "回" * 60, system="系统")
+    write(raw, long, talk("长" * 50, "长" * 60), talk("短", "短"), talk("english", "only"), talk("好吗？", "好的。"))
+    report = build(raw, max_length=100, min_length=5, min_chinese=0.5)
+    assert messages_found() == [talk("问" * 9, "答" * 9, system="系统"), talk("好吗？", "好的。")]
+    assert report.dropped == {"with a first exchange too long": 1, "too short": 1, "too little Chinese": 1}
+    assert report.lost["with a first exchange too long"] == 111
+    assert "1 longer than 100 characters, cut into 1 documents" in report.files[0].notes
+
+
+def test_copies_and_near_copies_are_found_by_the_whole_text(raw):
+    first = talk(SENTENCE * 3, "好的" * 9)
+    near = talk(SENTENCE * 3, "好的" * 9 + "。")
+    write(raw, first, first, near, talk(SENTENCE * 3, "不"), talk("别的", "一段"))
+    report = build(raw, near_duplicates=0.9)
+    assert report.dropped == {"duplicate": 1, "near duplicate": 1}
+    assert messages_found() == sorted([first, talk(SENTENCE * 3, "不"), talk("别的", "一段")], key=str)
+
+
+def test_repeated_lines_go_from_each_turn(raw, monkeypatch):
+    ad = "更多好书请访问 www.example.com"
+    talks = [talk(f"第{n}问", f"第{n}答\n{ad}", f"<b>再{n}</b>", ad if n % 2 else "好的") for n in range(8)]
+    write(raw, *talks, talk("干净", "的"), talk(ad, "只有广告"))
+    (raw / "b.txt").write_text(f"文字\n{ad}", "utf-8")
+    report = build(raw)
+    expected = [talk(f"第{n}问", f"第{n}答", *([] if n % 2 else [f"再{n}", "好的"])) for n in range(8)]
+    found = all_conversations()
+    every = found["train"] + found["val"]
+    assert sorted(str(messages) for _, messages in every) == sorted(map(str, [*expected, talk("干净", "的"), None]))
+    assert ("文字", None) in every
+    assert report.dropped == {"empty": 1}
+    expected_bytes = bytes_of(report)
+    monkeypatch.setattr(partition, "TASK_BYTES", 300)
+    assert bytes_of(build(raw, workers=2)) == expected_bytes
+
+
+def test_mojibake_is_mended_in_short_turns_too(raw):
+    """Of so few characters nobody can say that they are mojibake; the turns around them tell."""
+    said = talk("你好", "你好，绿萝喜欢散射光", "谢谢", "绿萝怎么浇水\n土干了再浇水")
+    wrong = [{**turn, "content": turn["content"].encode().decode("gb18030")} for turn in said]
+    assert mojibake.repair(wrong[2]["content"]) is None
+    write(raw, wrong, talk("别的", "一段"))
+    report = build(raw, repair=True)
+    assert messages_found() == sorted([said, talk("别的", "一段")], key=str)
+    assert report.rules == {"mojibake repaired": 1}
+
+
+def test_converted_characters_keep_their_turns(raw):
+    pytest.importorskip("opencc")
+    write(raw, talk("綠蘿怎麼澆水", "土乾了再澆"), talk("別的", "一段"))
+    build(raw, rules="+traditional to simplified")
+    assert messages_found() == sorted([talk("绿萝怎么浇水", "土干了再浇"), talk("别的", "一段")], key=str)
+
+
+def test_half_characters_in_one_turn_drop_the_conversation(raw):
+    write(raw, talk("问", "坏\ud800"), talk("问二", "答二"), talk("问三", "答三"))
+    report = build(raw)
+    assert all_texts() == ["问三\n答三", "问二\n答二"] and report.dropped == {"with half characters": 1}
+
+
+def test_the_documents_of_the_built_in_corpus_are_conversations():
+    build_corpus("test", "sample", max_documents=300, workers=1)
+    found = all_conversations()
+    for text, messages in found["train"] + found["val"]:
+        assert messages == talk(*text.split("\n")) and len(messages) in (2, 4)
