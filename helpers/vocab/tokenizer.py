@@ -204,6 +204,7 @@ def load_pretrained(name: str) -> PreTrainedTokenizerFast:
         join = [decoders.WordPiece(prefix="##", cleanup=True), decoders.Fuse(), decoders.Replace(Regex(spaces), "")]
         backend.decoder = decoders.Sequence(join)
     tokenizer = _wrap(backend, names, [token for token in others if token not in names.values()])
+    tokenizer.chat_template = original.chat_template
     # 4. typed by a user, the name of a special token must stay text
     for token in {start, end}:
         if tokenizer.convert_tokens_to_ids(token) in encode(tokenizer, token):
