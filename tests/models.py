@@ -15,6 +15,7 @@ from helpers.train.model import build_model, make_config
 from helpers.train.settings import TrainSettings
 from helpers.train.trainer import Trainer
 from helpers.vocab import tokenizer
+from helpers.vocab.chat import add_template
 
 PLANTS = "绿萝怎么浇水？看土，干透了再浇。龟背竹喜欢散射光，冬天少浇水。"  # a text that `plants_tokenizer` can write
 N_CTX = 24  # positions of `plants_model`
@@ -106,6 +107,13 @@ def weights(run: str) -> dict:
 
 def plants_tokenizer():
     return tokenizer.build_words({"绿萝": 5, "浇水": 4, "怎么": 3, "龟背竹": 2, "散射光": 2}, set(PLANTS))
+
+
+def plants_chat_tokenizer():
+    """Return the same one with our chat template."""
+    made = plants_tokenizer()
+    add_template(made)
+    return made
 
 
 def plants_model(architecture: str, tok):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 import json
 import threading
 import time
@@ -13,6 +14,7 @@ import aiohttp
 import aiohttp.web
 import torch
 from models import PLANTS
+from transformers import PreTrainedTokenizerFast
 
 from helpers import paths
 from helpers.generate.settings import Chunk, Sample, TokenLogprob
@@ -23,6 +25,7 @@ from helpers.serve.engine import Engine, QueueFull
 from helpers.serve.limits import Limits
 from helpers.train.model import build_model, make_config
 from helpers.vocab import tokenizer
+from helpers.vocab.chat import add_template
 
 JSON = {"Content-Type": "application/json"}
 
@@ -45,30 +48,47 @@ def tiny_model():
     return net.eval().requires_grad_(False)
 
 
+@cache
+def chat_tokenizer():
+    """Return the same tokenizer with our chat template."""
+    made = copy.deepcopy(tiny_tokenizer())
+    add_template(made)
+    return made
+
+
 @contextlib.contextmanager
-def tiny_engine(**limits):
-    engine = Engine(tiny_model(), tiny_tokenizer(), Limits(**limits)).start()
+def tiny_engine(tokenizer=None, **limits):
+    engine = Engine(tiny_model(), tokenizer or tiny_tokenizer(), Limits(**limits)).start()
     try:
         yield engine
     finally:
         engine.close(cancel=True)
 
 
-def make_run() -> str:
-    """Make a run in RUNS_DIR that has this model, as room 04 leaves it; return its name."""
-    folder = paths.room("tiny", "train") / "final_model"
+def make_run(stage: str = "train") -> str:
+    """Make a run in RUNS_DIR that has this model, as room 04 or a side door leaves it; return its name."""
+    folder = paths.room("tiny", stage) / "final_model"
     tiny_model().save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    write_manifest("tiny", "train", parameters={}, inputs=[], outputs=folder.iterdir(), result={})
+    (tiny_tokenizer() if stage == "train" else chat_tokenizer()).save_pretrained(folder)
+    write_manifest("tiny", stage, parameters={}, inputs=[], outputs=folder.iterdir(), result={})
     return "tiny"
 
 
 class FakeEngine:
     """Stands in for the engine: answers at once, or (held) when `release` is called; remembers what it was asked."""
 
-    def __init__(self, held: bool = False, room: int = 1000, max_rows: int = 16, error: Exception | None = None):
+    n_ctx = 64
+
+    def __init__(
+        self,
+        held: bool = False,
+        room: int = 1000,
+        max_rows: int = 16,
+        error: Exception | None = None,
+        tokenizer: PreTrainedTokenizerFast | None = None,
+    ):
         self.held, self.room, self.max_rows, self.error = held, room, max_rows, error
-        self.tokenizer, self.on_first_token, self.alive = tiny_tokenizer(), None, True
+        self.tokenizer, self.on_first_token, self.alive = tokenizer or tiny_tokenizer(), None, True
         self.tokens = 0
         self.asked, self.encoded, self.futures, self.listeners = [], [], [], []
 

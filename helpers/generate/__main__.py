@@ -1,4 +1,4 @@
-"""`python -m helpers.generate --run NAME`: continue texts in a terminal, or score those of a file."""
+"""`python -m helpers.generate --run NAME`: continue texts in a terminal, converse, or score a file."""
 
 import sys
 

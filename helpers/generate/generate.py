@@ -13,31 +13,38 @@ from helpers import paths
 from helpers.generate import sampling
 from helpers.generate.batch import DecodeBatch, Row, active_filters, prompt_ids
 from helpers.generate.settings import DEFAULT, Chunk, Sample, Settings
-from helpers.manifest import RoomError, open_room
+from helpers.manifest import MANIFEST, RoomError, open_room
 from helpers.vocab.tokenizer import load_tokenizer
 
 MAX_ROWS = 64  # rows that generate_batch decodes at once
 transformers_logging.disable_progress_bar()  # a bar for each loaded file would fill the notebook
 
 
-def load(run: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+def latest_model(run: str) -> str:
+    """Return the name, in `paths.MODELS`, of the last model that a run has: chat or base."""
+    made = [name for name, stage in paths.MODELS.items() if (paths.room(run, stage) / MANIFEST).is_file()]
+    return made[-1] if made else "base"
+
+
+def load(run: str | Path, model: str = "base") -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """Return (model in eval mode, tokenizer) of a run given by name, or of a folder given as a Path.
 
-    On the GPU where there is one. The files of a run are checked first; raises RoomError with the notebook to run.
+    `model` is one of `paths.MODELS`. On the GPU where there is one. The files of a run are checked first; raises
+    RoomError with the notebook to run.
     """
     if isinstance(run, Path):
         folder = run
         if not (folder / "config.json").is_file():
             raise RoomError(f"{folder} holds no model: there is no config.json in it")
     else:
-        open_room(run, "train")
-        folder = paths.room(run, "train") / "final_model"
-    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
-    model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]  # the library hides its signature
-    return model.eval().requires_grad_(False), load_tokenizer(folder)
+        open_room(run, paths.MODELS[model])
+        folder = paths.room(run, paths.MODELS[model]) / "final_model"
+    loaded = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    loaded.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]  # its signature is hidden
+    return loaded.eval().requires_grad_(False), load_tokenizer(folder)
 
 
-def _run(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, rows: list[Row], max_rows: int) -> None:
+def write_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, rows: list[Row], max_rows: int) -> None:
     """Write all rows to their end, at most max_rows at a time; others join once half of the places are free."""
     batch = DecodeBatch(model, tokenizer)
     waiting = [row for row in reversed(rows) if not row.done]
@@ -63,7 +70,7 @@ def generate(
         raise ValueError(f"samples is {samples}: ask for 1 or more")
     ids = prompt_ids(tokenizer, prompt)
     rows = [Row(ids, settings, number) for number in range(samples)]
-    _run(model, tokenizer, rows, max_rows=samples)
+    write_rows(model, tokenizer, rows, max_rows=samples)
     return [row.result(tokenizer, prompt) for row in rows]
 
 
@@ -77,22 +84,23 @@ def generate_batch(
     if not prompts:
         raise ValueError("there is no prompt: give at least one (it may be empty)")
     rows = [Row(prompt_ids(tokenizer, prompt), settings) for prompt in prompts]
-    _run(model, tokenizer, rows, MAX_ROWS)
+    write_rows(model, tokenizer, rows, MAX_ROWS)
     return [row.result(tokenizer, prompt) for prompt, row in zip(prompts, rows, strict=True)]
 
 
 def stream_chunks(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
-    prompt: str,
+    prompt: str | Sequence[int],
     settings: Settings = DEFAULT,
     stop: threading.Event | None = None,
 ) -> Iterator[Chunk]:
-    """Yield the continuation (without the prompt) in chunks; setting `stop` ends it within one token.
+    """Yield the continuation of a text, or of ids, in chunks and without it; setting `stop` ends it within one token.
 
     The texts add up to what `generate` returns: half characters and what may begin a stop string are held back.
     """
-    batch, row = DecodeBatch(model, tokenizer), Row(prompt_ids(tokenizer, prompt), settings, streamed=True)
+    ids = prompt_ids(tokenizer, prompt) if isinstance(prompt, str) else prompt
+    batch, row = DecodeBatch(model, tokenizer), Row(ids, settings, streamed=True)
     if not row.done:
         batch.add([row])
     while batch.rows and not (stop and stop.is_set()):
@@ -104,7 +112,7 @@ def stream_chunks(
 def stream(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
-    prompt: str,
+    prompt: str | Sequence[int],
     settings: Settings = DEFAULT,
     stop: threading.Event | None = None,
 ) -> Iterator[str]:

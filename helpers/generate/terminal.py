@@ -1,7 +1,7 @@
-"""Write in a terminal: `python -m helpers.generate --run NAME` continues texts, or scores those of a file.
+"""Write in a terminal: `python -m helpers.generate --run NAME` continues texts, holds a conversation, or scores a file.
 
-A prompt comes from the command line, from a pipe, or is typed, line after line. Ctrl-C ends the text that is being
-written; at an empty prompt it ends the program. Knows nothing of HTTP: that is room 06.
+A prompt comes from the command line, from a pipe, or is typed, line after line; with --chat it is a question. Ctrl-C
+ends the text that is being written; at an empty prompt it ends the program. Knows nothing of HTTP: that is room 06.
 """
 
 import argparse
@@ -9,19 +9,23 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from helpers.generate import generate
+from helpers.generate.dialogue import Dialogue
 from helpers.generate.score import Score, score
 from helpers.generate.settings import RANGES, Settings
 from helpers.manifest import RoomError
+from helpers.vocab.chat import ChatError
 
 DOCUMENTS = ("block", "line", "file")
 SHOWN = 24  # characters of a document that stand beside its score
+NEW = "/new"  # typed as a question: the conversation starts again
 INTERRUPTED = 130  # the exit status of a program that Ctrl-C ended
 
 
@@ -30,6 +34,8 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(prog="python -m helpers.generate", description=(__doc__ or "").splitlines()[0])
     found.add_argument("prompt", nargs="?", help="how the text begins; without it: a pipe, or what you type")
     found.add_argument("--run", required=True, help="a run that has passed notebook 04")
+    found.add_argument("--chat", action="store_true", help="answer questions, as one conversation; the prompt is one")
+    found.add_argument("--system", default="", metavar="TEXT", help="what the assistant is told before it")
     found.add_argument("--line", action="store_true", help="a line break follows the prompt, as after a question")
     found.add_argument("-n", "--samples", type=int, default=1, help="texts from one prompt (default: 1)")
     found.add_argument("--max-new-tokens", type=int, default=200, help="the longest continuation (default: 200)")
@@ -56,6 +62,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )  # fmt: skip
         if options.samples < 1:
             raise ValueError(f"--samples is {options.samples}: ask for 1 or more")
+        if options.chat and (options.score or options.line or options.samples > 1):
+            raise ValueError("--chat gives one answer to each question: leave out --score, --line and --samples")
+        if options.system and not options.chat:
+            raise ValueError("--system is for a conversation: add --chat")
+        if options.chat:
+            return converse(options, wanted)
         texts = documents(options.score, options.document) if options.score else []
         model, tokenizer = generate.load(options.run)
         if options.score:
@@ -72,6 +84,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 # ---- writing ----
 
 
+def is_typed(options: argparse.Namespace) -> bool:
+    """Return whether prompts come from a keyboard."""
+    return options.prompt is None and sys.stdin.isatty()
+
+
 def write_all(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, options: argparse.Namespace, wanted: Settings
 ) -> int:
@@ -81,8 +98,9 @@ def write_all(
             if sample:
                 print()
             seed = None if wanted.seed is None else wanted.seed + sample
-            if not write(model, tokenizer, prompt + "\n" * options.line, replace(wanted, seed=seed)):
-                if options.prompt is not None or not sys.stdin.isatty():
+            beginning, settings = prompt + "\n" * options.line, replace(wanted, seed=seed)
+            if not write(partial(generate.stream, model, tokenizer, beginning, settings)):
+                if not is_typed(options):
                     return INTERRUPTED
                 break
     return 0
@@ -92,29 +110,69 @@ def prompts(options: argparse.Namespace) -> Iterator[str]:
     """Yield the prompt of the command line, or all that a pipe holds, or lines as they are typed."""
     if options.prompt is not None:
         yield options.prompt
-    elif not sys.stdin.isatty():
-        yield sys.stdin.read().removesuffix("\n")
+    elif is_typed(options):
+        yield from typed("Type how a text begins; Ctrl-C stops a text, Ctrl-D ends.")
     else:
-        print("Type how a text begins; Ctrl-C stops a text, Ctrl-D ends.", file=sys.stderr)
-        while True:
-            try:
-                yield input("› ")
-            except (EOFError, KeyboardInterrupt):
-                print()
-                return
+        yield sys.stdin.read().removesuffix("\n")
 
 
-def write(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompt: str, wanted: Settings) -> bool:
-    """Print a continuation as it is written; return False if Ctrl-C ended it."""
+def typed(greeting: str) -> Iterator[str]:
+    """Yield lines as they are typed, after a word on how that is done."""
+    print(greeting, file=sys.stderr)
+    while True:
+        try:
+            yield input("› ")
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return
+
+
+def write(texts: Callable[[threading.Event], Iterator[str]]) -> bool:
+    """Print texts as they come; return False if Ctrl-C ended them, by setting the event that they are given."""
     stop = threading.Event()
     before = signal.signal(signal.SIGINT, lambda *_: stop.set())
     try:
-        for text in generate.stream(model, tokenizer, prompt, wanted, stop):
+        for text in texts(stop):
             print(text, end="", flush=True)
     finally:
         signal.signal(signal.SIGINT, before)
     print(flush=True)
     return not stop.is_set()
+
+
+# ---- a conversation ----
+
+
+def converse(options: argparse.Namespace, wanted: Settings) -> int:
+    """Answer each question in one conversation; return the exit status."""
+    model, tokenizer = generate.load(options.run, generate.latest_model(options.run))
+    talk = Dialogue(model, tokenizer, options.system)
+    for question in filter(str.strip, questions(options)):
+        if question.strip() == NEW:
+            talk = Dialogue(model, tokenizer, options.system)
+            continue
+        try:
+            whole = write(partial(talk.ask, question, wanted))
+        except ChatError as error:
+            if not is_typed(options):
+                raise
+            print(error, file=sys.stderr)
+            continue
+        if talk.left_out:
+            print(f"(the context is full: written without the oldest {talk.left_out} messages)", file=sys.stderr)
+        if not whole and not is_typed(options):
+            return INTERRUPTED
+    return 0
+
+
+def questions(options: argparse.Namespace) -> Iterator[str]:
+    """Yield the question of the command line, or the lines of a pipe, or lines as they are typed."""
+    if options.prompt is not None:
+        yield options.prompt
+    elif is_typed(options):
+        yield from typed(f"Ask; Ctrl-C stops an answer, {NEW} starts again, Ctrl-D ends.")
+    else:
+        yield from (line.removesuffix("\n") for line in sys.stdin)
 
 
 # ---- scores ----

@@ -1,7 +1,10 @@
 """Room 06: a trained model becomes an HTTP service.
 
 engine          continuous batching in a thread of its own
-schema          requests and answers: validation, OpenAPI, OpenAI's forms
+schema          what a request may be: validation, limits
+answers         what an answer looks like, whole or streamed, in OpenAI's forms
+openapi         the description of both for programs
+streams         server-sent events: from the engine's thread to the event loop
 auth            API key, CORS, allowed hosts, rate limit
 connections     the listener: connection limits and timeouts
 limits          every limit of a server, each also a command-line option

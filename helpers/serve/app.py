@@ -1,7 +1,7 @@
 """The application: its routes, and how each asks the engine for text, waits for it, and streams it.
 
-A stream is sent as server-sent events, as OpenAI's API has it. This module knows routes and streams only: `auth` says
-who may call, `schema` what a request may say, `engine` writes the text, `server` opens the port.
+A stream is sent as server-sent events, as OpenAI's API has it. This module knows routes only: `auth` says who may call,
+`schema` what a request may say, `answers` what it is told, `engine` writes the text, `server` opens the port.
 """
 
 import asyncio
@@ -10,7 +10,6 @@ import json
 import logging
 import time
 import traceback
-from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -22,14 +21,18 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 from pydantic import BaseModel
 
+from helpers.generate import dialogue
 from helpers.generate.batch import prompt_ids
-from helpers.generate.settings import RANGES, Chunk, Sample
+from helpers.generate.settings import RANGES, Sample, Settings
 from helpers.generate.surprisal import LEVELS
-from helpers.serve import auth, connections, schema
+from helpers.serve import answers, auth, connections, openapi, schema
+from helpers.serve.answers import ChatWriter, CompletionWriter, Writer
 from helpers.serve.auth import Refusal
 from helpers.serve.engine import Engine, QueueFull
 from helpers.serve.limits import DEFAULT_LIMITS, Limits
 from helpers.serve.metrics import Metrics
+from helpers.serve.streams import ChunkQueue, event, events
+from helpers.vocab.chat import ChatError, TooLong
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +50,8 @@ class AppState:
 
     name: str  # of the model
     limits: Limits
-    generate_request: type[schema.GenerateRequest]  # the model of a body, within these limits
-    completion_request: type[schema.CompletionRequest]
+    requests: schema.RequestModels
+    no_chat: str | None = None  # why the model holds no conversation, and what to do; None: it does
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False  # the server is stopping: new requests are refused
     deadlines: set[asyncio.Timeout] = field(default_factory=set)  # of the requests under way
@@ -121,7 +124,7 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
         refusal = to_refusal(error, request)
         status = refusal.status
         app[METRICS].refused(refusal.code)
-        body = schema.refusal(request.path, status, refusal.message, refusal.code, refusal.key)
+        body = answers.refusal(request.path, status, refusal.message, refusal.code, refusal.key)
         response = answer(body, status, **refusal.headers)
         if status in (408, 503):  # the client cannot go on
             response.force_close()
@@ -162,18 +165,25 @@ def encode_prompts(app: web.Application, prompts: list[str]) -> list[list[int]]:
     return ids
 
 
-def submit(
-    app: web.Application, wanted: schema.TextRequest, ids: list[list[int]], chunks: "ChunkQueue | None" = None
-) -> list[Future]:
+@dataclass
+class Job:
+    """Texts to write: how each begins, how it goes on, and how many there are of each."""
+
+    prompts: list[str]  # a sample's text starts with its prompt
+    ids: list[list[int]]  # what the model reads of each prompt
+    settings: Settings
+    samples: int
+
+
+def submit(app: web.Application, job: Job, chunks: ChunkQueue | None = None) -> list[Future]:
     """Hand every prompt to the engine and return the futures, all or none; `chunks` receives the texts as they grow."""
     engine, futures = app[ENGINE], []
     if not engine.alive:
         raise Refusal(503, "the server does not write at the moment: try again later", "not_ready")
-    settings = wanted.settings()
     try:
-        for number, prompt in enumerate(wanted.prompts):
+        for number, (prompt, ids) in enumerate(zip(job.prompts, job.ids, strict=True)):
             listener = None if chunks is None else partial(chunks.put, number)
-            futures.append(engine.submit(prompt, settings, wanted.samples, ids=ids[number], listener=listener))
+            futures.append(engine.submit(prompt, job.settings, job.samples, ids=ids, listener=listener))
     except BaseException:
         cancel(futures)
         raise
@@ -201,86 +211,67 @@ async def post_generate(request: web.Request) -> web.Response:
     cancels this coroutine, which cancels the future, which removes the rows from the engine's batch.
     """
     app = request.app
-    wanted = await read(request, app[STATE].generate_request)
-    ids = encode_prompts(app, wanted.prompts)
+    wanted = await read(request, app[STATE].requests.generate)
+    job = Job(wanted.prompts, encode_prompts(app, wanted.prompts), wanted.settings(), wanted.samples)
     with app[GUARD].track_request(request):
         async with deadline(app):
-            (samples,) = await results(submit(app, wanted, ids))
+            (samples,) = await results(submit(app, job))
             return answer([sample.text for sample in samples])
 
 
 async def post_completions(request: web.Request) -> web.StreamResponse:
     """Answer as OpenAI's /v1/completions does, whole or as a stream of server-sent events."""
     app = request.app
-    wanted = await read(request, app[STATE].completion_request)
+    wanted = await read(request, app[STATE].requests.completion)
+    check_model(app, wanted.model)
+    job = Job(wanted.prompts, encode_prompts(app, wanted.prompts), wanted.settings(), wanted.samples)
+    return await write(request, CompletionWriter(app[STATE].name, wanted, sum(map(len, job.ids))), job)
+
+
+async def post_chat(request: web.Request) -> web.StreamResponse:
+    """Answer as OpenAI's /v1/chat/completions does; the oldest messages are left out where the context is full."""
+    app = request.app
+    wanted = await read(request, app[STATE].requests.chat)
+    check_model(app, wanted.model)
+    opening = open_answer(app, wanted)
+    settings = replace(wanted.settings(), max_new_tokens=opening.max_new_tokens)
+    writer = ChatWriter(app[STATE].name, wanted, len(opening.ids), opening.left_out)
+    return await write(request, writer, Job([""], [opening.ids], settings, wanted.samples))
+
+
+def check_model(app: web.Application, model: str | None) -> None:
+    """Raise Refusal if a request names another model than this server has."""
     name = app[STATE].name
-    if wanted.model not in (None, name):
+    if model not in (None, name):
         raise Refusal(404, f"this server has no such model: its model is '{name}'", "model_not_found", "model")
-    ids = encode_prompts(app, wanted.prompts)
-    writer = schema.CompletionWriter(name, wanted, sum(map(len, ids)))
+
+
+def open_answer(app: web.Application, wanted: schema.ChatRequest) -> dialogue.Opening:
+    """Return what the model reads of a conversation; raises Refusal if it cannot answer it."""
+    state, engine = app[STATE], app[ENGINE]
+    if state.no_chat:
+        raise Refusal(400, state.no_chat, "no_chat")
+    try:
+        return dialogue.open_answer(
+            engine.tokenizer, wanted.conversation, engine.n_ctx, wanted.longest, state.limits.max_prompt_tokens
+        )
+    except TooLong as error:
+        raise Refusal(400, str(error), "context_length_exceeded", "messages") from None
+    except ChatError as error:
+        raise Refusal(400, str(error), "invalid", "messages") from None
+
+
+async def write(request: web.Request, writer: Writer, job: Job) -> web.StreamResponse:
+    """Let the engine write, and answer whole or as a stream, as the request has it."""
+    app = request.app
     with app[GUARD].track_request(request):
-        if wanted.stream:
-            return await stream(request, writer, ids)
+        if writer.request.stream:
+            return await stream(request, writer, job)
         async with deadline(app):
-            return answer(writer.whole(await results(submit(app, wanted, ids))))
+            return answer(writer.whole(await results(submit(app, job))))
 
 
-class ChunkQueue:
-    """Chunks on their way from the engine's thread to the event loop; all that are waiting are taken at once."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._waiting: deque[tuple[int, Chunk | None]] = deque()
-        self._ready = asyncio.Event()
-        self._called = False  # the loop is on its way: one call wakes it for everything that arrives until it looks
-
-    def put(self, number: int, chunk: Chunk | None) -> None:
-        """Add a chunk of prompt `number`, or None when this prompt is done; callable in any thread, returns at once."""
-        self._waiting.append((number, chunk))
-        if not self._called:
-            self._called = True
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the reader
-                self._loop.call_soon_threadsafe(self._ready.set)
-
-    async def take(self) -> list[tuple[int, Chunk | None]]:
-        """Wait until there is something, and return all of it."""
-        await self._ready.wait()
-        self._ready.clear()
-        self._called = False  # before looking: what arrives from now on calls again
-        return [self._waiting.popleft() for _ in range(len(self._waiting))]
-
-
-async def events(writer: schema.CompletionWriter, chunks: ChunkQueue, futures: list[Future]) -> AsyncIterator[bytes]:
-    """Yield events as the texts grow, several at once if they grow faster than events are sent."""
-    for number, future in enumerate(futures):
-        future.add_done_callback(partial(lambda number, _: chunks.put(number, None), number))
-    unfinished = len(futures)
-    while unfinished:
-        # 1. take all that is new, by text
-        new: dict[int, list[Chunk]] = defaultdict(list)
-        for number, chunk in await chunks.take():
-            if chunk is None:
-                unfinished -= 1
-            else:
-                new[number * writer.request.samples + chunk.sample].append(chunk)
-        # 2. one event per text
-        lines = []
-        for index, parts in new.items():
-            tokens = [token for part in parts for token in part.logprobs]
-            lines.append(writer.event(index, "".join(part.text for part in parts), tokens, parts[-1].reason))
-        if lines:
-            yield b"".join(map(event, lines))
-    ending = writer.ending([future.result() for future in futures])  # raises the error of a failed request
-    if ending:
-        yield event(ending)
-
-
-def event(data: str) -> bytes:
-    """Return a server-sent event; JSON text has no line break of its own."""
-    return f"data: {data}\n\n".encode()
-
-
-async def stream(request: web.Request, writer: schema.CompletionWriter, ids: list[list[int]]) -> web.StreamResponse:
+async def stream(request: web.Request, writer: Writer, job: Job) -> web.StreamResponse:
     """Send the text as it is written; an error is sent as an event, and the last event is always [DONE].
 
     The answer begins with the first chunk: until then a refusal is an ordinary response.
@@ -290,7 +281,7 @@ async def stream(request: web.Request, writer: schema.CompletionWriter, ids: lis
     response = web.StreamResponse(headers={"X-Accel-Buffering": "no"})
     response.content_type = "text/event-stream"
     response.charset = "utf-8"
-    futures = submit(request.app, writer.request, ids, chunks)
+    futures = submit(request.app, job, chunks)
     try:
         async with deadline(request.app):
             async for data in events(writer, chunks, futures):
@@ -306,7 +297,7 @@ async def stream(request: web.Request, writer: schema.CompletionWriter, ids: lis
             raise
         refusal = to_refusal(error, request)
         request.app[METRICS].refused(refusal.code)
-        body = schema.refusal(request.path, refusal.status, refusal.message, refusal.code)
+        body = answers.refusal(request.path, refusal.status, refusal.message, refusal.code)
         await response.write(event(body.model_dump_json()))
     finally:
         cancel(futures)
@@ -346,20 +337,20 @@ async def get_page(request: web.Request) -> web.Response:
 async def get_models(request: web.Request) -> web.Response:
     """Name the model, as OpenAI's /v1/models does."""
     state = request.app[STATE]
-    card = schema.ModelCard(id=state.name, created=state.created, owned_by="chinese-gpt")
-    return answer(schema.ModelList(data=[card]))
+    card = answers.ModelCard(id=state.name, created=state.created, owned_by="chinese-gpt")
+    return answer(answers.ModelList(data=[card]))
 
 
 async def get_healthz(request: web.Request) -> web.Response:
     """Report that the event loop is alive."""
-    return answer(schema.Status(status="ok"))
+    return answer(answers.Status(status="ok"))
 
 
 async def get_readyz(request: web.Request) -> web.Response:
     """Report whether a request would be accepted."""
     if not request.app[ENGINE].alive:
         raise Refusal(503, "the engine does not run", "not_ready")
-    return answer(schema.Status(status="ready"))
+    return answer(answers.Status(status="ready"))
 
 
 async def get_metrics(request: web.Request) -> web.Response:
@@ -373,14 +364,24 @@ async def get_openapi(request: web.Request) -> web.Response:
     return answer(request.app[OPENAPI])
 
 
+def why_no_chat(engine: Engine) -> str | None:
+    """Return why the engine's model cannot hold a conversation and what to do; None if it can."""
+    try:
+        dialogue.check_tokenizer(engine.tokenizer)
+    except ChatError as error:
+        return str(error)
+    return None
+
+
 def add_routes(app: web.Application) -> None:
     """Connect each address with its handler."""
     app.router.add_post("/generate", post_generate)
     app.router.add_post("/v1/completions", post_completions)
+    app.router.add_post("/v1/chat/completions", post_chat)
     gets = {"/v1/models": get_models, "/healthz": get_healthz, "/readyz": get_readyz, "/metrics": get_metrics}
     for path, get in (gets | {"/openapi.json": get_openapi} | dict.fromkeys(PAGE, get_page)).items():
         app.router.add_get(path, get)
-    for path in ("/generate", "/v1/completions", "/v1/models"):
+    for path in ("/generate", "/v1/completions", "/v1/chat/completions", "/v1/models"):
         app.router.add_route("OPTIONS", path, app[GUARD].allow_origin)
 
 
@@ -408,7 +409,7 @@ def make_app(
         engine.on_first_token = metrics.first_token
 
     def refuse_broken(path: str, status: int, message: str) -> web.Response:
-        return answer(schema.refusal(path, status, message, "bad_http"), status)
+        return answer(answers.refusal(path, status, message, "bad_http"), status)
 
     def on_broken(status: int, error: BaseException | None) -> None:
         metrics.refused("bad_http" if error else "too_many_connections")
@@ -416,12 +417,12 @@ def make_app(
             log.error("a connection failed: %s", type(error).__name__)
 
     guard = auth.Guard(api_key, hosts, origins, proxies, limits)
-    models = schema.request_models(limits)
+    requests = schema.request_models(limits)
     app = web.Application(middlewares=[error_middleware])
     app[ENGINE], app[METRICS], app[GUARD] = engine, metrics, guard
-    app[STATE] = AppState(name, limits, *models)
+    app[STATE] = AppState(name, limits, requests, why_no_chat(engine))
     app[LISTENER] = connections.Listener(refuse_broken, on_broken, limits)
-    app[OPENAPI] = json.dumps(schema.openapi(*models, has_key=guard.has_key), ensure_ascii=False)
+    app[OPENAPI] = json.dumps(openapi.describe(requests, guard.has_key), ensure_ascii=False)
     app.on_response_prepare.append(guard.add_headers)
     add_routes(app)
     return app

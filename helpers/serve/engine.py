@@ -82,6 +82,11 @@ class Engine:
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
 
     @property
+    def n_ctx(self) -> int:
+        """How many tokens the model sees at once."""
+        return self._batch.n_ctx
+
+    @property
     def alive(self) -> bool:
         """Return whether a request can be submitted."""
         return self._thread.is_alive() and not self._closing

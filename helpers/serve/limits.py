@@ -18,7 +18,8 @@ class Limits:
 
     # one request
     max_body_bytes: int = _limit(64 * 1024, "bytes of a request's body")
-    max_context: int = _limit(2000, "characters of a request's prompts together")
+    max_context: int = _limit(2000, "characters of a request's prompts together, or of one message")
+    max_messages: int = _limit(200, "messages of a conversation")
     max_prompt_tokens: int = _limit(4096, "tokens of a request's prompts together")
     max_length: int = _limit(500, "new tokens per text")
     max_samples: int = _limit(10, "texts per request; never more than max_rows")

@@ -1,27 +1,32 @@
-"""What a request may be, and what an answer looks like: the book's /generate and OpenAI's /v1/completions.
+"""What a request may be: the book's /generate, OpenAI's /v1/completions and /v1/chat/completions.
 
-Pydantic models check the requests, form the answers and write /openapi.json, so the three cannot disagree. Knows no
-server, no engine and no model: bytes come in, `Settings` go out; samples come in, JSON goes out.
+Pydantic models check the requests, and write /openapi.json together with those of `answers`, so that none of them can
+disagree. Knows no server, no engine and no model: bytes come in, `Settings` go out.
 """
 
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
-from secrets import token_hex
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, create_model, model_validator
-from pydantic.json_schema import models_json_schema
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    create_model,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from helpers.generate.settings import RANGES, Range, Sample, Settings, TokenLogprob
+from helpers.generate.settings import RANGES, Range, Settings
 from helpers.serve.limits import DEFAULT_LIMITS, Limits
+from helpers.vocab import chat
 
-LOWEST = -9999.0  # in place of a log probability of minus infinity, which JSON cannot write
-MAX_LOGPROBS = 5  # alternatives per token
-FinishReason = Literal["stop", "length"]
-FINISH: dict[str | None, FinishReason | None] = {"end": "stop", "stop": "stop", "length": "length", None: None}
+MAX_LOGPROBS = 5  # alternatives per token, as OpenAI has it for completions
+MAX_TOP_LOGPROBS = 20  # and for conversations
+MAX_PARTS = 16  # of a message
 
 
 class Invalid(ValueError):
@@ -81,9 +86,13 @@ class StreamOptions(_Body):
     include_usage: bool = False
 
 
-def _one_or_many(one: Any, most: int, what: str) -> Any:
-    """Return the type of one value, or of a list of at most `most`; a fault is reported for the form that was sent."""
-    many = Annotated[list[one], Field(min_length=1, max_length=most)]
+def _one_or_many(one: Any, most: int, what: str, each: Any = None) -> Any:
+    """Return the type of one value, or of a list of at most `most`; a fault is reported for the form that was sent.
+
+    each: the type of what is in the list, if it is another one.
+    """
+    item: Any = each or one
+    many = Annotated[list[item], Field(min_length=1, max_length=most)]
     return Annotated[
         Annotated[one, Tag("one")] | Annotated[many, Tag("many")],
         Discriminator(lambda value: "many" if isinstance(value, list) else "one"),
@@ -91,54 +100,150 @@ def _one_or_many(one: Any, most: int, what: str) -> Any:
     ]
 
 
-class CompletionRequest(_Body):
-    """A body for /v1/completions; `request_models` adds the sampling settings and the limits."""
+class OpenAIRequest(_Body):
+    """What the bodies of OpenAI's two routes share."""
 
     limits: ClassVar[Limits] = DEFAULT_LIMITS
 
     model: Annotated[str, Field(max_length=200, description="as /v1/models names it")] | None = None
-    prompt: str | list[str]
-    max_tokens: int
     n: int
     stop: str | list[str] | None = None
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS, description="alternatives told of each token")] | None = None
-    echo: Annotated[bool, Field(description="whether a text starts with its prompt")] = False
     stream: Annotated[bool, Field(description="send the text as it is written")] = False
     stream_options: StreamOptions | None = None
     user: Annotated[str, Field(max_length=200, description="taken, and not looked at")] | None = None
 
     @model_validator(mode="after")
-    def agree(self) -> Self:
-        """Check what concerns several keys."""
-        if len(self.prompts) * self.n > self.limits.max_samples:
-            texts = f"{len(self.prompts)} prompts of {self.n} texts each"
-            raise PydanticCustomError("rule", f"{texts} are too many: a request writes {self.limits.max_samples}")
-        if sum(map(len, self.prompts)) > self.limits.max_context:
-            raise PydanticCustomError("rule", f"'prompt': at most {self.limits.max_context} characters in all")
-        if self.echo and self.logprobs is not None:
-            raise PydanticCustomError("rule", "'echo' and 'logprobs' do not go together: leave one of them out")
+    def stream_options_need_a_stream(self) -> Self:
+        """Refuse options of a stream that was not asked for."""
         if self.stream_options and not self.stream:
-            raise PydanticCustomError("rule", "'stream_options' needs 'stream': true")
+            raise _fault("'stream_options' needs 'stream': true")
         return self
-
-    @property
-    def prompts(self) -> list[str]:
-        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
 
     @property
     def samples(self) -> int:
         return self.n
 
     @property
+    def stream_has_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+class CompletionRequest(OpenAIRequest):
+    """A body for /v1/completions; `request_models` adds the sampling settings and the limits."""
+
+    prompt: str | list[str]
+    max_tokens: int
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS, description="alternatives told of each token")] | None = None
+    echo: Annotated[bool, Field(description="whether a text starts with its prompt")] = False
+
+    @model_validator(mode="after")
+    def agree(self) -> Self:
+        """Check what concerns several keys."""
+        if len(self.prompts) * self.n > self.limits.max_samples:
+            texts = f"{len(self.prompts)} prompts of {self.n} texts each"
+            raise _fault(f"{texts} are too many: a request writes {self.limits.max_samples}")
+        if sum(map(len, self.prompts)) > self.limits.max_context:
+            raise _fault(f"'prompt': at most {self.limits.max_context} characters in all")
+        if self.echo and self.logprobs is not None:
+            raise _fault("'echo' and 'logprobs' do not go together: leave one of them out")
+        return self
+
+    @property
+    def prompts(self) -> list[str]:
+        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
 
     def settings(self) -> Settings:
         return Settings(max_new_tokens=self.max_tokens, stop=self.stops, logprobs=self.logprobs, **_sampling(self))
 
 
-TextRequest = GenerateRequest | CompletionRequest  # both have prompts, samples (per prompt), settings()
+class TextPart(_Body):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(_Body):
+    """What one side said."""
+
+    limits: ClassVar[Limits] = DEFAULT_LIMITS
+
+    role: Literal["system", "user", "assistant"]
+    content: str | list[TextPart]
+    name: Annotated[str, Field(max_length=200, description="taken, and not looked at")] | None = None
+
+    @model_validator(mode="after")
+    def has_text(self) -> Self:
+        """Check the text of all parts together; only an assistant may have said nothing."""
+        if not self.text and self.role != "assistant":
+            raise _fault("'content' is empty: give at least one character")
+        if len(self.text) > self.limits.max_context:
+            raise _fault(f"'content': at most {self.limits.max_context} characters in all")
+        return self
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+    @property
+    def plain(self) -> chat.Message:
+        return {"role": self.role, "content": self.text}
+
+
+class ChatRequest(OpenAIRequest):
+    """A body for /v1/chat/completions; `request_models` adds the sampling settings and the limits."""
+
+    messages: list[ChatMessage]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: Annotated[bool, Field(description="tell the probability of each token")] = False
+    top_logprobs: (
+        Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS, description="alternatives told of each token")] | None
+    ) = None
+
+    @field_validator("messages")
+    @classmethod
+    def take_turns(cls, messages: list[ChatMessage]) -> list[ChatMessage]:
+        """Check that the sides take turns, and that the user has asked."""
+        try:
+            chat.check_messages([message.plain for message in messages])
+        except chat.ChatError as error:
+            raise _fault(str(error)) from None
+        return messages
+
+    @model_validator(mode="after")
+    def agree(self) -> Self:
+        """Check what concerns several keys."""
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise _fault("'max_tokens' and 'max_completion_tokens' are one thing: give one of them")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise _fault("'top_logprobs' needs 'logprobs': true")
+        return self
+
+    @property
+    def conversation(self) -> list[chat.Message]:
+        return [message.plain for message in self.messages]
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that an answer may have."""
+        return self.max_tokens or self.max_completion_tokens or self.limits.max_length
+
+    def settings(self) -> Settings:
+        logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        return Settings(max_new_tokens=self.longest, stop=self.stops, logprobs=logprobs, **_sampling(self))
+
+
 Body = TypeVar("Body", bound=_Body)
+
+
+def _fault(message: str) -> PydanticCustomError:
+    """Return what a validator raises; `_reason` passes its words on."""
+    return PydanticCustomError("rule", "{message}", {"message": message})
 
 
 def _text(most: int, what: str | None = None) -> Any:
@@ -154,8 +259,17 @@ def _complete(body: type[Body], **fields: Any) -> type[Body]:
     return cast(type[Body], create_model(body.__name__, __base__=(body, Sampling), **fields))
 
 
-def request_models(limits: Limits) -> tuple[type[GenerateRequest], type[CompletionRequest]]:
-    """Return the models of a body for /generate and for /v1/completions, every number within its limits."""
+@dataclass(frozen=True)
+class RequestModels:
+    """The models of the bodies, every number within its limits."""
+
+    generate: type[GenerateRequest]
+    completion: type[CompletionRequest]
+    chat: type[ChatRequest]
+
+
+def request_models(limits: Limits) -> RequestModels:
+    """Return the models of the bodies for a server with these limits."""
     length = _count(limits.max_length)
     generate = _complete(
         GenerateRequest,
@@ -164,15 +278,31 @@ def request_models(limits: Limits) -> tuple[type[GenerateRequest], type[Completi
         samples=(_count(limits.max_samples), min(5, limits.max_samples)),
     )
     beginnings = "the beginning of a text, or a list of beginnings"
+    shared = {
+        "n": (_count(limits.max_samples, "texts of each prompt"), 1),
+        "stop": (_one_or_many(_text(64), 4, "a text ends before the first of these") | None, None),
+    }
     completion = _complete(
         CompletionRequest,
         prompt=_one_or_many(_text(limits.max_context), limits.max_samples, beginnings),
         max_tokens=(length, min(16, limits.max_length)),
-        n=(_count(limits.max_samples, "texts of each prompt"), 1),
-        stop=(_one_or_many(_text(64), 4, "a text ends before the first of these") | None, None),
+        **shared,
     )
-    completion.limits = limits
-    return generate, completion
+    said = Annotated[str, Field(max_length=limits.max_context)]
+    part = create_model("TextPart", __base__=TextPart, text=said)
+    message: Any = create_model(
+        "ChatMessage", __base__=ChatMessage, content=_one_or_many(said, MAX_PARTS, "a text", part)
+    )
+    turns = "a system line perhaps, then user and assistant in turns; the last one is the user's"
+    chat_ = _complete(
+        ChatRequest,
+        messages=Annotated[list[message], Field(min_length=1, max_length=limits.max_messages, description=turns)],
+        max_tokens=(length | None, None),
+        max_completion_tokens=(length | None, None),
+        **shared,
+    )
+    message.limits = completion.limits = chat_.limits = limits
+    return RequestModels(generate, completion, chat_)
 
 
 def read(model: type[Body], body: bytes) -> Body:
@@ -198,6 +328,8 @@ def _reason(faults: list[ErrorDetails], model: type[_Body]) -> str:
                 sentences.append(f'the body must be a JSON object, such as {{"{required}": "你好"}}')
             case "missing":
                 sentences.append(f"{key} is missing")
+            case "extra_forbidden" if len(path) > 1:
+                sentences.append(f"{key} is not known")
             case "extra_forbidden":
                 # the keys that only this kind of request has come first
                 keys = sorted(model.model_fields, key=lambda name: name in Sampling.model_fields)
@@ -205,199 +337,7 @@ def _reason(faults: list[ErrorDetails], model: type[_Body]) -> str:
             case "string_too_short":
                 sentences.append(f"{key} is empty: give at least one character")
             case "rule":
-                sentences.append(fault["msg"])
+                sentences.append(f"{key}: {fault['msg']}" if path else fault["msg"])
             case _:
                 sentences.append(f"{key}: {fault['msg'][0].lower()}{fault['msg'][1:]}")
     return "; ".join(sentences)
-
-
-class Usage(BaseModel):
-    """Tokens read and written."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-
-class Logprobs(BaseModel):
-    """Per new token: its text, its natural log probability, the likeliest tokens with theirs, its start in `text`."""
-
-    tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
-    text_offset: list[int]
-
-
-class CompletionChoice(BaseModel):
-    """A text, or in a stream a part of it; finish_reason is null until its last part."""
-
-    index: int
-    text: str
-    finish_reason: FinishReason | None
-    logprobs: Logprobs | None
-
-
-class Completion(BaseModel):
-    """The answer of /v1/completions, or one event of its stream."""
-
-    id: str
-    object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    usage: Usage | None = None
-
-
-class ModelCard(BaseModel):
-    """A model that this server has."""
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str
-
-
-class ModelList(BaseModel):
-    """The answer of /v1/models."""
-
-    object: Literal["list"] = "list"
-    data: list[ModelCard]
-
-
-class Status(BaseModel):
-    """The answer of /healthz and /readyz."""
-
-    status: str
-
-
-class Error(BaseModel):
-    """A refusal, outside of /v1: the reason in words."""
-
-    error: str
-
-
-class ErrorDetail(BaseModel):
-    """What was wrong, in OpenAI's terms."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class OpenAIError(BaseModel):
-    """A refusal, under /v1."""
-
-    error: ErrorDetail
-
-
-def refusal(path: str, status: int, message: str, code: str | None = None, key: str | None = None) -> BaseModel:
-    """Return the error body in the format of its route: OpenAI's under /v1, the plain one elsewhere."""
-    if not path.startswith("/v1/"):
-        return Error(error=message)
-    kind = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}.get(status)
-    kind = kind or ("server_error" if status >= 500 else "invalid_request_error")
-    return OpenAIError(error=ErrorDetail(message=message, type=kind, param=key, code=code))
-
-
-@dataclass
-class CompletionWriter:
-    """Writes the JSON of one completion, whole or in events; all events have one id and one date."""
-
-    model: str
-    request: CompletionRequest
-    prompt_tokens: int
-    id: str = field(default_factory=lambda: f"cmpl-{token_hex(12)}")
-    created: int = field(default_factory=lambda: int(time.time()))
-    _offsets: dict[int, int] = field(default_factory=dict)  # per text that has begun: where its next token begins
-
-    def whole(self, results: Sequence[Sequence[Sample]]) -> str:
-        """Return the JSON of the whole answer; `results` are the samples of each prompt."""
-        choices: list[CompletionChoice] = []
-        for prompt, samples in zip(self.request.prompts, results, strict=True):
-            for sample in samples:
-                text = sample.text if self.request.echo else sample.text[len(prompt) :]
-                choices.append(self._choice(len(choices), text, sample.logprobs, sample.reason))
-        return self._json(choices, self._usage(results))
-
-    def event(self, index: int, text: str, tokens: Sequence[TokenLogprob], reason: str | None) -> str:
-        """Return the JSON of an event: new characters of text `index`, their tokens, and in its last one the reason."""
-        if self.request.echo and index not in self._offsets:
-            text = self.request.prompts[index // self.request.n] + text
-        return self._json([self._choice(index, text, tokens, reason)])
-
-    def ending(self, results: Sequence[Sequence[Sample]]) -> str | None:
-        """Return the JSON of the last event, which holds the usage; None if it was not asked for."""
-        return self._json([], self._usage(results)) if self._stream_has_usage else None
-
-    @property
-    def _stream_has_usage(self) -> bool:
-        return bool(self.request.stream_options and self.request.stream_options.include_usage)
-
-    def _json(self, choices: list[CompletionChoice], usage: Usage | None = None) -> str:
-        answer = Completion(id=self.id, created=self.created, model=self.model, choices=choices, usage=usage)
-        return answer.model_dump_json(exclude=None if usage or self._stream_has_usage else {"usage"})
-
-    def _usage(self, results: Sequence[Sequence[Sample]]) -> Usage:
-        read, written = self.prompt_tokens, sum(len(sample.tokens) for samples in results for sample in samples)
-        return Usage(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
-
-    def _choice(self, index: int, text: str, tokens: Sequence[TokenLogprob], reason: str | None) -> CompletionChoice:
-        *starts, self._offsets[index] = accumulate(
-            (len(token.text) for token in tokens), initial=self._offsets.get(index, 0)
-        )
-        logprobs = None
-        if self.request.logprobs is not None:
-            logprobs = Logprobs(
-                tokens=[token.text for token in tokens],
-                token_logprobs=[max(token.logprob, LOWEST) for token in tokens],
-                # as OpenAI does it: the token itself is in the list, also when it is not one of the likeliest
-                top_logprobs=[
-                    {text: max(logprob, LOWEST) for text, logprob in (*token.alternatives, (token.text, token.logprob))}
-                    for token in tokens
-                ],
-                text_offset=starts,
-            )
-        return CompletionChoice(index=index, text=text, finish_reason=FINISH[reason], logprobs=logprobs)
-
-
-def _content(schema: dict, kind: str = "application/json") -> dict:
-    return {"content": {kind: {"schema": schema}}}
-
-
-def _reference(model: type[BaseModel]) -> dict:
-    return {"$ref": f"#/components/schemas/{model.__name__}"}
-
-
-def _operation(summary: str, schema: dict, error: type[BaseModel], body: type[BaseModel] | None = None) -> dict:
-    # all refusals have one form, so they are described once
-    refused = {"description": "refused, in words"} | _content(_reference(error))
-    answers = {"200": {"description": "the answer"} | _content(schema), "4XX": refused, "5XX": refused}
-    asked = {"requestBody": {"required": True} | _content(_reference(body))} if body else {}
-    return {"summary": summary, "responses": answers} | asked
-
-
-def openapi(generate_request: type[BaseModel], completion_request: type[BaseModel], has_key: bool) -> dict:
-    """Return the OpenAPI 3.1 description of the service; has_key: whether requests must carry an API key."""
-    models = (generate_request, completion_request, Completion, ModelList, Status, Error, OpenAIError)
-    _, schemas = models_json_schema(
-        [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
-    )
-    texts, completion = {"type": "array", "items": {"type": "string"}}, _reference(Completion)
-    complete = _operation("continue texts, as OpenAI does", completion, OpenAIError, completion_request)
-    stream = {"description": "events of Completion, each as `data: {…}`; the last one is `data: [DONE]`"}
-    complete["responses"]["200"]["content"] |= _content(stream, "text/event-stream")["content"]
-    paths: dict[str, dict[str, dict]] = {
-        "/generate": {"post": _operation("continue a text, as the book does", texts, Error, generate_request)},
-        "/v1/completions": {"post": complete},
-        "/v1/models": {"get": _operation("the model that is served", _reference(ModelList), OpenAIError)},
-        "/healthz": {"get": _operation("is the process alive?", _reference(Status), Error)},
-        "/readyz": {"get": _operation("does it take requests?", _reference(Status), Error)},
-    }
-    description = {"openapi": "3.1.0", "info": {"title": "Chinese GPT", "version": "1"}, "paths": paths}
-    if not has_key:
-        return description | {"components": {"schemas": schemas["$defs"]}}
-    paths["/healthz"]["get"]["security"] = []
-    schemes = {scheme: {"type": "http", "scheme": scheme} for scheme in ("bearer", "basic")}
-    components = {"schemas": schemas["$defs"], "securitySchemes": schemes}
-    return description | {"components": components, "security": [{scheme: []} for scheme in schemes]}

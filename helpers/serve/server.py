@@ -18,7 +18,8 @@ from pathlib import Path
 import torch
 from aiohttp import web
 
-from helpers.generate import generate
+from helpers import paths
+from helpers.generate import dialogue, generate
 from helpers.manifest import RoomError
 from helpers.serve import auth, connections
 from helpers.serve.app import GUARD, LISTENER, STATE, make_app
@@ -83,13 +84,21 @@ def read_key(file: str | None) -> str | None:
         raise ValueError(f"cannot read the API key from {file}: {error}") from None
 
 
+def served(options: argparse.Namespace) -> str:
+    """Return what answers: "the chat model of run 'songci'"."""
+    return f"the {options.room} model of run '{options.run}'"
+
+
 def serve(
     options: argparse.Namespace, key: str | None, limits: Limits, listening: socket.socket, ready: Callable[[], None]
 ) -> int:
     """Serve a run on a bound socket until SIGTERM or Ctrl-C; return the exit code. Calls `ready` once it serves."""
     try:
         threads = max(1, torch.get_num_threads() // options.processes)  # torch knows real cores and OMP_NUM_THREADS
-        engine = Engine(*generate.load(options.run), limits, threads=threads)
+        model, tokenizer = generate.load(options.run, options.room)
+        if options.room != "base":  # this model was made to answer
+            dialogue.check_tokenizer(tokenizer)
+        engine = Engine(model, tokenizer, limits, threads=threads)
         app = make_app(
             engine, limits, name=options.run, api_key=key, hosts=options.allow_host, origins=options.origin,
             proxies=options.proxy,
@@ -108,7 +117,7 @@ def serve(
         runner, address = await start_on(app, listening, options.host)
         ready()
         if not parent:
-            print(f"run '{options.run}' answers at {address} until Ctrl-C. Try: {curl(address, bool(key))}", flush=True)
+            print(f"{served(options)} answers at {address} until Ctrl-C. Try: {curl(address, bool(key))}", flush=True)
         await stopped.wait()
         if parent:
             loop.remove_reader(parent.sentinel)
@@ -135,6 +144,8 @@ def parser() -> argparse.ArgumentParser:
         epilog=f"The API key comes from the environment variable {KEY}, or from --api-key-file.",
     )
     made.add_argument("--run", required=True, help="the run whose model answers")
+    rooms = f"which of its models: {', '.join(paths.MODELS)}; by default the last of them that the run has"
+    made.add_argument("--room", choices=list(paths.MODELS), help=rooms)
     made.add_argument("--host", default="127.0.0.1", help="default 127.0.0.1: only this machine can call")
     made.add_argument("--port", type=int, default=5005, help="default 5005; 0 takes any free port")
     made.add_argument("--processes", type=int, default=1, help="servers that share the port, each with its own model")
@@ -156,6 +167,7 @@ def main(arguments: list[str] | None = None) -> int:
         auth.require_key(options.host, bool(key))
         if options.processes < 1:
             raise ValueError(f"--processes is {options.processes}: it must be 1 or more")
+        options.room = options.room or generate.latest_model(options.run)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
@@ -173,7 +185,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     def announce() -> None:
         address = url(options.host, options.port)
-        where = f"run '{options.run}' answers at {address} in {options.processes} processes."
+        where = f"{served(options)} answers at {address} in {options.processes} processes."
         print(f"{where} Try: {curl(address, bool(key))}", flush=True)
 
     run = partial(serve, options, key, limits)

@@ -1,5 +1,6 @@
-"""Room 05 in a terminal: prompts from the command line, a pipe or the keyboard; Ctrl-C; scores of a file."""
+"""Room 05 in a terminal: prompts from the command line, a pipe or the keyboard; Ctrl-C; conversations; scores."""
 
+import contextlib
 import io
 import os
 import re
@@ -9,10 +10,12 @@ import subprocess
 import sys
 import time
 
+import models
 import pytest
 
 from helpers import paths
 from helpers.generate import generate, terminal
+from helpers.generate.dialogue import Dialogue
 from helpers.generate.score import score
 from helpers.generate.settings import RANGES, Settings
 
@@ -20,7 +23,7 @@ from helpers.generate.settings import RANGES, Settings
 CHILD = """
 import sys, models
 from helpers.generate import generate, terminal
-tok = models.plants_tokenizer()
+tok = models.plants_chat_tokenizer()
 net = models.plants_model("llama", tok)
 real = generate.stream
 def slow(*arguments):
@@ -28,14 +31,14 @@ def slow(*arguments):
     for text in real(*arguments):
         time.sleep(0.02)
         yield text
-generate.load, generate.stream = lambda run: (net, tok), slow
+generate.load, generate.stream = lambda run, model="base": (net, tok), slow
 sys.exit(terminal.main(["--run", "any", *sys.argv[1:]]))
 """
 
 
 @pytest.fixture(autouse=True)
 def loaded(monkeypatch, small, tok):
-    monkeypatch.setattr(generate, "load", lambda run: (small, tok))
+    monkeypatch.setattr(generate, "load", lambda run, model="base": (small, tok))
 
 
 def typed(monkeypatch, text, terminal=False):
@@ -81,6 +84,9 @@ def test_each_sampling_setting_is_an_option(capsys):
         (["--temperature", "200"], "temperature is 200.0: it must be between 0"),
         (["-n", "0"], "--samples is 0: ask for 1 or more"),
         (["--seed", "-1"], "seed is -1: it must be None"),
+        (["--chat", "-n", "2"], "--chat gives one answer to each question: leave out --score"),
+        (["--system", "简短"], "--system is for a conversation: add --chat"),
+        (["--chat"], "this model has no chat template: it continues texts. To teach it to answer, run notebook deeper"),
         (["--score", "{here}/none.txt"], "No such file"),
         (["--score", "{here}/empty.txt"], "holds no text to score"),
         (["--score", "{here}/gbk.txt"], "is not UTF-8 (byte 0): notebook 01 reads other encodings"),
@@ -99,6 +105,68 @@ def test_a_run_without_a_model_is_an_error_in_words(monkeypatch, capsys):
     assert terminal.main(["--run", "nothing-here", "看"]) == 1
     assert "notebook 04" in capsys.readouterr().err
 
+
+# ---- conversations ----
+
+
+@pytest.fixture
+def chatting(monkeypatch, small):
+    """A run whose model has a chat template; a list of what was loaded."""
+    asked, tok = [], models.plants_chat_tokenizer()
+    monkeypatch.setattr(generate, "latest_model", lambda run: "chat")
+    monkeypatch.setattr(generate, "load", lambda run, model: asked.append((run, model)) or (small, tok))
+    return asked
+
+
+def answers(small, *questions, system=""):
+    talk = Dialogue(small, models.plants_chat_tokenizer(), system)
+    return ["".join(talk.ask(question, Settings(seed=3, max_new_tokens=5))) for question in questions]
+
+
+CHAT = ["--run", "any", "--chat", "--seed", "3", "--max-new-tokens", "5"]
+
+
+def test_one_question_is_answered_by_the_runs_latest_model(capsys, small, chatting):
+    assert terminal.main([*CHAT, "怎么浇水？", "--system", "看土"]) == 0
+    assert capsys.readouterr().out == answers(small, "怎么浇水？", system="看土")[0] + "\n"
+    assert chatting == [("any", "chat")]
+
+
+@pytest.mark.parametrize("typing", [False, True])
+def test_lines_are_one_conversation_until_it_starts_again(capsys, monkeypatch, small, chatting, typing):
+    lines = ["看土？", "", "怎么", "/new", "怎么"]
+    typed(monkeypatch, "\n".join(lines), terminal=typing)
+    if typing:
+        left = iter(lines)
+        monkeypatch.setattr("builtins.input", lambda _: next(left, None) or (_ for _ in ()).throw(EOFError))
+        lines.remove("")
+    assert terminal.main(CHAT) == 0
+    said = capsys.readouterr()
+    wanted = [*answers(small, "看土？", "怎么"), *answers(small, "怎么")]
+    assert said.out == "".join(text + "\n" for text in wanted) + "\n" * typing
+    assert ("Ctrl-D ends" in said.err) == typing
+
+
+def test_a_question_that_is_too_long(capsys, monkeypatch, small, chatting):
+    """Typed, it is said and the conversation goes on; in a pipe it is an error."""
+    for typing in (False, True):
+        lines = iter(["土" * 40, "怎么"])
+        typed(monkeypatch, "\n".join(["土" * 40, "怎么"]), terminal=typing)
+        monkeypatch.setattr("builtins.input", lambda _, lines=lines: next(lines, "") or sys.exit(9))
+        with pytest.raises(SystemExit) if typing else contextlib.nullcontext():
+            assert terminal.main(CHAT) == 1
+        said = capsys.readouterr()
+        assert "ask in fewer words" in said.err
+        assert said.out == (answers(small, "怎么")[0] + "\n" if typing else "")
+
+
+def test_a_full_context_is_said(capsys, monkeypatch, chatting):
+    typed(monkeypatch, "怎么浇水？\n" * 4)
+    assert terminal.main(CHAT) == 0
+    assert "(the context is full: written without the oldest 2 messages)" in capsys.readouterr().err
+
+
+# ---- scores ----
 
 TEXT = "\ufeff绿萝怎么浇水？\n看土。\r\n\n\n 冬天少浇水。\n"
 
@@ -162,11 +230,13 @@ def test_ctrl_c_ends_the_text_of_a_pipe():
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="a pseudo-terminal")
-def test_ctrl_c_ends_the_text_and_not_the_program(tmp_path):
+@pytest.mark.parametrize("chat", [[], ["--chat"]])
+def test_ctrl_c_ends_the_text_and_not_the_program(chat):
     import pty
 
     ours, theirs = pty.openpty()
-    process = child("--max-new-tokens", "5000", stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    command = [*chat, "--max-new-tokens", "5000", "--repetition-penalty", "0.5"]
+    process = child(*command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
     os.close(theirs)
     seen = ""
 

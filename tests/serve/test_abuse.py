@@ -11,7 +11,7 @@ import schemathesis
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from schemathesis.specs.openapi.checks import positive_data_acceptance
-from service import JSON, FakeEngine, in_thread, serving, tiny_engine
+from service import JSON, FakeEngine, chat_tokenizer, in_thread, serving, tiny_engine
 from yarl import URL
 
 from helpers.serve.limits import DEFAULT_LIMITS
@@ -19,7 +19,9 @@ from helpers.serve.schema import request_models
 
 pytestmark = pytest.mark.slow
 QUICK = 0.1  # seconds in which whatever needs no text is answered
-KEYS = {"/generate": "context", "/v1/completions": "prompt"}
+KEYS = {"/generate": "context", "/v1/completions": "prompt", "/v1/chat/completions": "messages"}
+MODELS = request_models(DEFAULT_LIMITS)
+BODIES = dict(zip(KEYS, (MODELS.generate, MODELS.completion, MODELS.chat), strict=True))
 
 text = st.text(st.characters(), max_size=50) | st.sampled_from(
     ["<eos>", "<pad><user>", "\0", "<0xE6>", "</s>", "﷽" * 40, "\u202e", "\ud800", "😀" * 60, "' OR 1=1 --", "{{7*7}}"]
@@ -43,12 +45,22 @@ right = {
 }
 
 
+roles = st.sampled_from(["user", "assistant", "system", "tool", "User", "", "<user>", None, 1])
+parts = st.fixed_dictionaries({"type": st.sampled_from(["text", "image_url", 3]), "text": text | simple})
+contents = text | st.lists(parts, max_size=3) | anything
+messages = st.fixed_dictionaries({"role": roles, "content": contents}) | anything
+turns = st.lists(text, min_size=1, max_size=9).map(
+    lambda texts: [{"role": ("user", "assistant")[i % 2], "content": each} for i, each in enumerate(texts)]
+)
+conversations = turns | turns | st.lists(messages, max_size=4) | anything
+
+
 @st.composite
 def nearly_right(draw, path):
     """Return a body that is right, or wrong in a key or two."""
-    model = request_models(DEFAULT_LIMITS)[list(KEYS).index(path)]
+    model = BODIES[path]
     body = {key: value for key, value in right.items() if key in model.model_fields and draw(st.booleans())}
-    body[KEYS[path]] = draw(text)
+    body[KEYS[path]] = draw(conversations if KEYS[path] == "messages" else text)
     for key in draw(st.lists(st.sampled_from([*model.model_fields, "extra", "Prompt"]), max_size=2)):
         body[key] = draw(simple | st.lists(simple, max_size=3))
     return body
@@ -69,6 +81,9 @@ odd_bodies = st.sampled_from(
         b'{"prompt": "a", "temperature": 0.' + b"1" * 5000 + b"}", b'{"prompt": "\xed\xa0\x80"}',
         b'{"prompt": "a", "temperature": 1e' + b"9" * 5000 + b"}", b'{"prompt": "a", "prompt": 3}',
         b'{"context": "a"}\0', b"\0" * 1000, b" " * 60_000, b"\xef\xbb\xbf{}", b"NaN",
+        dump({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}] * 1000}),
+        dump({"messages": [{"role": "user", "content": "好" * 2000}, {"role": "assistant", "content": "好"}] * 5}),
+        dump({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 1000}]}),
         b'{"context": "' + b"x" * 65_000 + b'"}', b"x" * 200_000,
     ]
 )  # fmt: skip
@@ -81,9 +96,7 @@ header = st.sampled_from(
 )
 value = st.text(st.characters(codec="ascii", categories=("L", "N", "P", "Z", "S")), max_size=20).map(str.strip)
 value |= st.sampled_from(["application/json", "text/html; charset=utf-16", "gzip", "100-continue", "websocket", "*/*"])
-paths = st.sampled_from(
-    ["/", "/generate", "/v1/completions", "/v1/models", "/healthz", "/readyz", "/openapi.json", "/metrics"]
-)
+paths = st.sampled_from(["/", *KEYS, "/v1/models", "/healthz", "/readyz", "/openapi.json", "/metrics"])
 paths |= st.text(st.characters(codec="utf-8", exclude_characters="?#"), max_size=20).map(lambda text: "/" + text)
 paths |= st.sampled_from(["/../../etc/passwd", "//evil.example/", "/%00", "/%ff", "/..%2f..%2fserve.py", "/v1", "/v1/"])
 methods = st.sampled_from(["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE", "BREW"])
@@ -131,7 +144,7 @@ class Client:
 @pytest.fixture
 def client():
     with asyncio.Runner() as loop:
-        client = Client(loop, FakeEngine())
+        client = Client(loop, FakeEngine(tokenizer=chat_tokenizer()))
         yield client
         assert client.send("GET", "/healthz")[0] == 200
         client.close()
@@ -185,7 +198,7 @@ def test_six_hundred_methods_addresses_and_headers(client):
 
 def test_four_hundred_requests_made_from_openapi():
     """What /openapi.json allows and forbids, as schemathesis reads it, is what the server takes and refuses."""
-    with in_thread(FakeEngine()) as address:
+    with in_thread(FakeEngine(tokenizer=chat_tokenizer())) as address:
         schema = schemathesis.openapi.from_url(f"{address}/openapi.json")
         count = 0
         for operation in schema.get_all_operations():

@@ -1,15 +1,11 @@
-"""The forms of requests and answers: OpenAI's own client reads them, and /openapi.json tells the truth about them."""
-
-import json
+"""The forms of requests and answers, as OpenAI's own client meets them; what a request asks for reaches the engine."""
 
 import openai
 import pytest
-from service import FakeEngine, fetch, in_thread, post, tiny_engine
+from service import FakeEngine, in_thread, post, tiny_engine
 
-from helpers.generate.settings import Sample, Settings, TokenLogprob
-from helpers.serve import schema
+from helpers.generate.settings import Settings
 from helpers.serve.engine import QueueFull
-from helpers.serve.limits import DEFAULT_LIMITS
 
 PROMPT = "绿萝怎么浇水？"
 
@@ -162,31 +158,3 @@ def test_all_prompts_or_none():
     engine = FakeEngine(held=True, room=1)
     assert post({"prompt": ["a", "b"]}, "/v1/completions", engine=engine)[0] == 429
     assert [future.cancelled() for future in engine.futures] == [True]
-
-
-# ---- the answer's form ----
-
-
-def test_minus_infinity_is_a_number_in_json():
-    wanted = schema.read(schema.request_models(DEFAULT_LIMITS)[1], b'{"prompt": "a", "logprobs": 1}')
-    sample = Sample("ab", True, [1], "end", (TokenLogprob(1, "b", float("-inf"), 9, (("c", 0.0),)),))
-    told = json.loads(schema.CompletionWriter("m", wanted, 1).whole([[sample]]))["choices"][0]
-    assert told["logprobs"]["token_logprobs"] == [-9999.0]
-    assert told["logprobs"]["top_logprobs"] == [{"c": 0.0, "b": -9999.0}]
-    assert told["finish_reason"] == "stop"
-
-
-def test_openapi_tells_the_limits():
-    status, _, told = fetch(
-        "GET", "/openapi.json", options={"max_length": 77, "api_key": "k"}, headers={"Authorization": "Bearer k"}
-    )
-    assert status == 200
-    schemas = told["components"]["schemas"]
-    assert schemas["CompletionRequest"]["properties"]["max_tokens"]["maximum"] == 77
-    assert schemas["GenerateRequest"]["properties"]["maxlength"]["maximum"] == 77
-    assert schemas["CompletionRequest"]["required"] == ["prompt"]
-    assert schemas["CompletionRequest"]["additionalProperties"] is False
-    assert set(told["paths"]) == {"/generate", "/v1/completions", "/v1/models", "/healthz", "/readyz"}
-    references = {part.split('"')[0] for part in json.dumps(told).split("#/components/schemas/")[1:]}
-    assert references <= set(schemas)
-    assert {"Error", "OpenAIError"} <= references  # a refusal has one form outside of /v1, another one under it

@@ -1,6 +1,7 @@
 """Start and stop: the command, its refusals, and what happens to requests under way when the server stops."""
 
 import asyncio
+import copy
 import os
 import signal
 import socket
@@ -8,7 +9,7 @@ import socket
 import aiohttp
 import pytest
 import torch
-from service import FakeEngine, events_of, until
+from service import FakeEngine, chat_tokenizer, events_of, make_run, until
 
 from helpers.serve import server
 from helpers.serve.app import make_app
@@ -63,7 +64,7 @@ def test_what_outlasts_the_grace_time_is_told_so():
 
 
 def test_the_port_is_taken(capsys, monkeypatch):
-    monkeypatch.setattr(server.generate, "load", lambda run: pytest.fail("the model was loaded for nothing"))
+    monkeypatch.setattr(server.generate, "load", lambda *_: pytest.fail("the model was loaded for nothing"))
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert server.main(["--run", "any", "--port", str(port)]) == 1
@@ -100,12 +101,13 @@ def test_the_model_is_there_before_the_first_request(monkeypatch, capsys):
         return await start_really(app, listening, host)
 
     start_really = server.start_on
-    monkeypatch.setattr(server.generate, "load", lambda run: (run, "tokenizer"))
+    monkeypatch.setattr(server.generate, "load", lambda run, room: (f"{run} {room}", "tokenizer"))
     monkeypatch.setattr(server, "Engine", Recorded)
     monkeypatch.setattr(server, "start_on", start_on)
     assert server.main(["--run", "sample", "--port", "0"]) == 0
-    assert happened == [("sample", "tokenizer"), "start", "serve", "close"]
-    assert "curl http://127.0.0.1:" in capsys.readouterr().out
+    assert happened == [("sample base", "tokenizer"), "start", "serve", "close"]
+    said = capsys.readouterr().out
+    assert "curl http://127.0.0.1:" in said and "the base model of run 'sample' answers at" in said
 
 
 @pytest.mark.parametrize(
@@ -124,9 +126,9 @@ def test_the_model_is_there_before_the_first_request(monkeypatch, capsys):
 )
 def test_it_refuses_to_start(monkeypatch, capsys, arguments, words):
     monkeypatch.delenv(server.KEY, raising=False)
-    monkeypatch.setattr(server.generate, "load", lambda run: pytest.fail("the model was loaded for nothing"))
+    monkeypatch.setattr(server.generate, "load", lambda *_: pytest.fail("the model was loaded for nothing"))
     if arguments[0] == "--origin":
-        monkeypatch.setattr(server.generate, "load", lambda run: ())
+        monkeypatch.setattr(server.generate, "load", lambda *_: ("model", "tokenizer"))
         monkeypatch.setattr(server, "Engine", lambda *_, **__: FakeEngine())
     assert server.main(["--run", "any", "--port", "0", *arguments]) == 1
     assert words in capsys.readouterr().err
@@ -145,3 +147,33 @@ def test_where_the_key_comes_from(monkeypatch, tmp_path):
         file.write_text(wrong)
         with pytest.raises(ValueError, match="one word of ASCII"):
             server.read_key(str(file))
+
+
+# ---- which model of the run ----
+
+
+@pytest.mark.parametrize("made, wanted", [(["train"], "base"), (["train", "chat"], "chat")])
+def test_the_last_model_that_the_run_has(monkeypatch, tmp_path, made, wanted):
+    monkeypatch.setenv("RUNS_DIR", str(tmp_path))
+    for stage in made:
+        make_run(stage)
+    asked = []
+    monkeypatch.setattr(server, "serve", lambda options, *_: asked.append(options.room) or 0)
+    assert server.main(["--run", "tiny", "--port", "0"]) == 0
+    assert server.main(["--run", "tiny", "--port", "0", "--room", "base"]) == 0
+    assert asked == [wanted, "base"]
+
+
+def test_a_room_that_the_run_has_not_visited(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("RUNS_DIR", str(tmp_path))
+    make_run()
+    assert server.main(["--run", "tiny", "--port", "0", "--room", "chat"]) == 1
+    assert "deeper/chat" in capsys.readouterr().err
+
+
+def test_a_chat_model_whose_answers_would_not_end(monkeypatch, capsys):
+    other = copy.deepcopy(chat_tokenizer())
+    other.chat_template = other.chat_template.replace("eos_token", "'<pad>'")
+    monkeypatch.setattr(server.generate, "load", lambda *_: ("model", other))
+    assert server.main(["--run", "any", "--port", "0", "--room", "chat"]) == 1
+    assert "no answer would ever end" in capsys.readouterr().err

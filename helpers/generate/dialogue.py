@@ -1,0 +1,87 @@
+"""A conversation becomes ids that leave room for an answer; and a model answers in it, question after question.
+
+The window never slides under a conversation: where it is full, the oldest questions leave with their answers, so that
+the system line and the beginnings of the turns stay what the model was taught. Knows no terminal and no HTTP.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from helpers.generate import generate, inference
+from helpers.generate.settings import DEFAULT, Settings
+from helpers.vocab import chat
+from helpers.vocab.chat import ASSISTANT, SYSTEM, USER, ChatError, Message
+
+
+class Opening(NamedTuple):
+    """What a model reads before it answers."""
+
+    ids: list[int]
+    max_new_tokens: int  # the longest answer that the window has room for, and that was asked for
+    left_out: int  # the oldest messages, which no longer fit
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Raise ChatError, which says what to do, unless a model with this tokenizer can hold a conversation."""
+    if not chat.has_template(tokenizer):
+        raise ChatError(
+            "this model has no chat template: it continues texts. To teach it to answer, run notebook deeper/chat: "
+            "python -m helpers.run chat --run NAME"
+        )
+    end = chat.end_of_turn(tokenizer)
+    if end != tokenizer.eos_token_id:
+        turn, text = (tokenizer.decode([token]) for token in (end, tokenizer.eos_token_id))
+        raise ChatError(
+            f"the chat template of this model ends an answer with {turn}, and its tokenizer ends a text with {text}: "
+            f"no answer would ever end. Set eos_token to {turn} in the model's tokenizer_config.json"
+        )
+
+
+def open_answer(
+    tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], n_ctx: int, max_new_tokens: int, most: int = 2**63
+) -> Opening:
+    """Return the ids of a conversation up to where the answer begins, and how long the answer may be.
+
+    A quarter of the window is kept for the answer, or less if `max_new_tokens` is less; `most` limits the ids further.
+    Raises TooLong where the last question alone does not fit, ChatError for messages that cannot be used.
+    """
+    reserved = min(max_new_tokens, n_ctx // 4)
+    ids, left_out = chat.fit_messages(tokenizer, messages, min(n_ctx - reserved, most))
+    return Opening(ids, min(max_new_tokens, n_ctx - len(ids)), left_out)
+
+
+@dataclass
+class Dialogue:
+    """A conversation with a model in this process. Raises ChatError if the model cannot hold one."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast
+    system: str = ""  # what the assistant is told before the first question
+    messages: list[Message] = field(default_factory=list)  # without the system line
+    left_out: int = 0  # the oldest messages, which the last answer was written without
+
+    def __post_init__(self) -> None:
+        check_tokenizer(self.tokenizer)
+        self.n_ctx = inference.context_length(self.model.config)
+
+    def ask(self, question: str, settings: Settings = DEFAULT, stop: threading.Event | None = None) -> Iterator[str]:
+        """Yield the answer as it is written; setting `stop` ends it within one token, and what is written counts.
+
+        Raises ChatError for a question that does not fit, which is then not part of the conversation.
+        """
+        system: list[Message] = [{"role": SYSTEM, "content": self.system}] if self.system else []
+        asked: list[Message] = [*self.messages, {"role": USER, "content": question}]
+        opening = open_answer(self.tokenizer, [*system, *asked], self.n_ctx, settings.max_new_tokens)
+        self.left_out = opening.left_out
+        settings = replace(settings, max_new_tokens=opening.max_new_tokens)
+        answer: Message = {"role": ASSISTANT, "content": ""}
+        self.messages = [*asked, answer]
+        for text in generate.stream(self.model, self.tokenizer, opening.ids, settings, stop):
+            answer["content"] += text
+            yield text
+        if stop and stop.is_set() and not answer["content"]:
+            self.messages = asked[:-1]  # as if the question had not been asked
