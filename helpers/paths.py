@@ -20,8 +20,11 @@ STAGES = {
 SIDE_DOORS = {
     "tournament": ("deeper/tournament", "tournament"),
     "recipes": ("deeper/recipes", "recipes"),
+    "chat": ("deeper/chat", "chat"),
 }
 NOTEBOOKS = STAGES | SIDE_DOORS
+# what a run's models are called -> the stage or side door that trains each; a later one began as an earlier one
+MODELS = {"base": "train", "chat": "chat"}
 
 
 def repo_root() -> Path:

@@ -41,6 +41,12 @@ FIGURES = {
         ("baseline_bits_per_char", "the plain recipe, bits per character", ".2f"),
         ("default_bits_per_char", "the default, bits per character", ".2f"),
     ],
+    "chat": [
+        ("val_bits_per_char", "answers, bits per character", ".3f"),
+        ("floor_bits_per_char", "their floor", ".3f"),
+        ("facts_seen", "facts right, seen", ".0%"),
+        ("facts_held_out", "held out", ".0%"),
+    ],
 }
 SAMPLES = 12  # generated texts on the page
 

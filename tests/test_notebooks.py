@@ -30,6 +30,7 @@ RESULT = {
     "generate": {"longest_copy", "copied_share", "samples"},
     "serve": {"latency_ms_p50", "first_token_ms_p50"},
     "recipes": {"best", "baseline_bits_per_char", "default_bits_per_char", "unclear"},
+    "chat": {"val_bits_per_char", "floor_bits_per_char", "conversations", "steps", "plain_bits_tuned"},
     "tournament": {"best"} | {f"{kind}_bits_per_char" for kind in ("characters", "words", "bpe", "bytes")},
 }
 PLAIN_LOAD = """

@@ -33,15 +33,16 @@ IMPORTS = {
     "parallel": set(),
     "device": {"parallel"},
     "corpus": {"paths", "wording", "files", "manifest", "parallel"},
-    "vocab": {"paths", "wording", "files", "manifest", "parallel"},
+    "vocab": {"paths", "wording", "files", "manifest", "parallel", "corpus.conversations"},
     "tokens": {"paths", "wording", "files", "manifest", "parallel", "vocab"},
     "train": {"paths", "wording", "files", "manifest", "parallel", "device", "vocab", "tokens"},
     "generate": {"paths", "files", "manifest", "vocab", "corpus.shards"},
-    "serve": {"manifest", "generate"},
+    "serve": {"paths", "manifest", "vocab.chat", "generate"},
+    "chat": {"paths", "files", "manifest", "device", "corpus", "vocab", "tokens", "train", "generate"},
     "report": {"paths", "files", "manifest"},
     "run": {"paths", "wording", "files", "manifest", "report", "corpus.find"},
 }
-WITH_TORCH = {"device", "tokens.windows", "train", "generate", "serve", "show"}
+WITH_TORCH = {"device", "tokens.windows", "train", "generate", "serve", "chat", "show"}
 MODULES = sorted((ROOT / "helpers").rglob("*.py"))
 SIX = sorted((ROOT / "notebooks").glob("*.ipynb"))
 DEEPER = sorted((ROOT / "notebooks" / "deeper").glob("*.ipynb"))
@@ -273,6 +274,9 @@ QUESTIONS = {
     "resume": "train.checkpoint",
     "atomic write": "files",
     "torchrun": "train.launch",
+    "chat template": "vocab.chat",
+    "fine-tuning": "chat.job",
+    "LoRA": "chat.lora",
     "KV cache": "generate.inference",
     "top-p": "generate.sampling",
     "repetition penalty": "generate.sampling",

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
@@ -89,6 +89,24 @@ def choose_packing(packing: str, stream: Stream, n_ctx: int) -> str:
     return packing
 
 
+class Examples(Protocol):
+    """What a model learns from, as the training loop needs it: windows of ids with labels."""
+
+    n_ctx: int
+    lengths: np.ndarray  # (windows,) of ids
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> "tuple[np.ndarray, ...]":
+        """Return the inputs, the labels, and what else the model is given of one window, each (n_ctx,)."""
+
+    def count_labels(self, indices: np.ndarray) -> int:
+        """Return how many tokens of these windows have a label."""
+
+    def batch(self, indices: Sequence[int] | np.ndarray) -> "tuple[torch.Tensor, ...]":
+        """Return the same of several windows, each (B, T)."""
+
+
 class Windows:
     """Windows of at most `n_ctx` ids with the next id of each as its label, over each document or the whole stream.
 
@@ -133,6 +151,10 @@ class Windows:
         part.starts, part.lengths, part.skip = self.starts[:count], self.lengths[:count], self.skip[:count]
         part.answers = int((part.lengths - part.skip).sum())
         return part
+
+    def count_labels(self, indices: np.ndarray) -> int:
+        """Return how many tokens of these windows have a label."""
+        return int((self.lengths[indices] - self.skip[indices]).sum())
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (inputs, labels) of one window, each (n_ctx,) int64."""

@@ -266,14 +266,23 @@ def restore(folder: Path, model: torch.nn.Module, optimizers: Sequence[torch.opt
         optimizer.load_state_dict({"state": state, "param_groups": group})
 
 
-def export(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, writes: bool = True) -> None:
-    """Write a plain Hugging Face folder atomically; all processes call this, and one `writes`. Raises OSError."""
-    weights = _gather(_own_tensors(model), writes)
+def export(
+    folder: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    writes: bool = True,
+    weights: dict[str, torch.Tensor] | None = None,
+) -> None:
+    """Write a plain Hugging Face folder atomically; all processes call this, and one `writes`. Raises OSError.
+
+    `weights`: what is written instead of the model's own tensors, such as those that LoRA was merged into.
+    """
+    whole = _gather(_own_tensors(model) if weights is None else weights, writes)
     if not writes:
         return
 
     def write(part: Path) -> None:
-        model.save_pretrained(part, state_dict=weights)
+        model.save_pretrained(part, state_dict=whole)
         tokenizer.save_pretrained(part)
 
     _write_folder(folder, write)

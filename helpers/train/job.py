@@ -36,18 +36,22 @@ def _identity(settings: TrainSettings, tokens_manifest: dict[str, Any]) -> str:
 
 
 def prepare(settings: TrainSettings) -> None:
-    """Make the model room ready: a model that cannot be resumed (with resume=False: any) moves to `model-previous/`."""
+    """Make the model room ready, see `claim`."""
     folder = paths.room(settings.run, "train")
-    identity = _identity(settings, open_room(settings.run, "tokenize"))
+    claim(folder, _identity(settings, open_room(settings.run, "tokenize")), settings.resume)
+    write_text(folder / "parameters.json", json.dumps(dataclasses.asdict(settings), ensure_ascii=False, indent=1))
+
+
+def claim(folder: Path, identity: str, resume: bool) -> None:
+    """Make a folder ready for a run: a model that cannot be resumed (without `resume`: any) moves to `…-previous/`."""
     file = folder / "identity.txt"
     same = file.is_file() and file.read_text("utf-8") == identity
-    if folder.exists() and not (settings.resume and same):
-        previous = folder.with_name("model-previous")
+    if folder.exists() and not (resume and same):
+        previous = folder.with_name(f"{folder.name}-previous")
         shutil.rmtree(previous, ignore_errors=True)
         folder.rename(previous)
         print(f"the model that was here is kept in {previous.name}/")
     write_text(file, identity)
-    write_text(folder / "parameters.json", json.dumps(dataclasses.asdict(settings), ensure_ascii=False, indent=1))
     (folder / "STOP").unlink(missing_ok=True)
 
 
@@ -84,16 +88,17 @@ def run_job(
 class Training:
     """A run under way in a worker thread: watch it by its files, stop it, wait for it."""
 
-    def __init__(self, settings: TrainSettings, job: Callable[[TrainSettings], dict[str, Any]], total_steps: int):
-        self.folder = paths.room(settings.run, "train")
-        self.metrics_path = self.folder / "metrics.jsonl"
+    def __init__(self, folder: Path, work: Callable[[], dict[str, Any]], total_steps: int):
+        self.folder = folder
+        self.metrics_path = folder / "metrics.jsonl"
         self.total_steps = total_steps
         self._figures: Future[dict[str, Any]] = Future()
-        threading.Thread(target=self._work, args=(job, settings), name="training", daemon=True).start()
+        release_threads()  # of the thread that from now on only watches
+        threading.Thread(target=self._work, args=(work,), name="training", daemon=True).start()
 
-    def _work(self, job: Callable[[TrainSettings], dict[str, Any]], settings: TrainSettings) -> None:
+    def _work(self, work: Callable[[], dict[str, Any]]) -> None:
         try:
-            self._figures.set_result(job(settings))
+            self._figures.set_result(work())
         except BaseException as error:  # it is raised again in the thread that waits
             self._figures.set_exception(error)
 
@@ -116,8 +121,7 @@ def start(settings: TrainSettings, job: Callable[[TrainSettings], dict[str, Any]
     """Prepare the model room and train in a worker thread of this process; return at once."""
     total_steps = plan(settings)["total_steps"]
     prepare(settings)
-    release_threads()  # of this thread, which now only watches
-    return Training(settings, job, total_steps)
+    return Training(paths.room(settings.run, "train"), lambda: job(settings), total_steps)
 
 
 class StopSignals:

@@ -41,10 +41,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         device, (words, width) = hidden.device, weight.shape
         positions = (labels != IGNORE).nonzero()[:, 0]  # (n,) only these have logits
         wide = torch.promote_types(dtype, torch.float32)
-        learns = any(ctx.needs_input_grad)
+        learns, learns_matrix = any(ctx.needs_input_grad), ctx.needs_input_grad[1]
         matrix = weight.to(dtype)  # (V, C)
         grad_hidden = torch.zeros_like(hidden if learns else hidden[:0], dtype=dtype)  # (N, C)
-        grad_weight = torch.zeros_like(weight if learns else weight[:0], dtype=wide)  # (V, C)
+        grad_weight = torch.zeros_like(weight if learns_matrix else weight[:0], dtype=wide)  # (V, C)
         losses = torch.zeros_like(labels, dtype=wide)
         correct = torch.zeros_like(labels)
 
@@ -76,7 +76,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             if learns:
                 grad = chunk[: len(at)]
                 grad_hidden[at] = grad @ matrix
-                for v in range(0, words, block):
+                for v in range(0, words if learns_matrix else 0, block):
                     grad_weight[v : v + block] += grad[:, v : v + block].T @ h
         if learns:
             ctx.gradients = grad_hidden.to(hidden.dtype), grad_weight.to(weight.dtype)
@@ -110,13 +110,14 @@ class Loss(nn.Module):
         # a compiled function, not a compiled module: a second name for the weights would be in the state too
         self._run_body = torch.compile(self._body) if compile else self._body
 
-    def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> Scores:
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor, positions: torch.Tensor | None = None) -> Scores:
         """Return the Scores of a batch over the labels that are not IGNORE.
 
         inputs, labels: (B, T). Sums, not means: micro-batches with unequal numbers of labels then add up.
+        positions (B, T): where they begin at 0 again, another text begins, which sees nothing of the one before it.
         A mixture's objective has also router_aux_loss_coef × its router loss × the number of labels.
         """
-        hidden, router_logits = self._run_body(inputs)
+        hidden, router_logits = self._run_body(inputs, positions)
         weight, device = self.model.get_output_embeddings().weight, inputs.device.type  # (V, C)
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
         with torch.autocast(device, enabled=False):
@@ -130,12 +131,16 @@ class Loss(nn.Module):
             objective = objective + self.model.config.router_aux_loss_coef * balance * (labels != IGNORE).sum()
         return Scores(objective, losses.view_as(labels).sum(1), correct.view_as(labels).sum(1))
 
-    def _body(self, inputs: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    def _body(
+        self, inputs: torch.Tensor, positions: torch.Tensor | None
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         # embeddings, not ids: given ids the library searches each batch for padding, which here is always at the
         # right end, where a causal model cannot see it
         embeddings = self.model.get_input_embeddings()(inputs)  # (B, T, C)
-        router = {"output_router_logits": True} if self.mixture else {}
-        out = self.model.base_model(inputs_embeds=embeddings, use_cache=False, **router)
+        more: dict[str, Any] = {"output_router_logits": True} if self.mixture else {}
+        if positions is not None:
+            more["position_ids"] = positions
+        out = self.model.base_model(inputs_embeds=embeddings, use_cache=False, **more)
         return out.last_hidden_state, out.router_logits if self.mixture else ()
 
     def _balance(self, router_logits: tuple[torch.Tensor, ...], real: torch.Tensor) -> torch.Tensor:

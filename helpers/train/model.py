@@ -141,11 +141,24 @@ def model_from_settings(settings: TrainSettings, tokenizer: PreTrainedTokenizerF
         model = load_pretrained(settings.pretrained_model, tokenizer, n_ctx)
     else:
         model = build_model(config_from_settings(settings, tokenizer, n_ctx), settings.seed)
-    # saved with the model, so that the library's `generate` writes text and its end, but no other special token, and
-    # no id without a token (a pretrained table may have rows to spare)
+    suppress_special_tokens(model, tokenizer)
+    return model
+
+
+def suppress_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Note in the model that the library's `generate` writes text and its end, but no other special token.
+
+    Nor an id without a token: a pretrained table may have rows to spare.
+    """
     never = {*tokenizer.all_special_ids, *range(len(tokenizer), model.config.vocab_size)} - {tokenizer.eos_token_id}
     model.generation_config.suppress_tokens = sorted(i for i in never if i < model.config.vocab_size)
-    return model
+
+
+def set_special_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Give a model the tokenizer's ids of start, end and padding: old folders may carry those of another vocabulary."""
+    for special in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        setattr(model.config, special, getattr(tokenizer, special))
+        setattr(model.generation_config, special, getattr(tokenizer, special))
 
 
 def _pretrained_config(name: str) -> PretrainedConfig:
@@ -194,10 +207,7 @@ def load_pretrained(name: str, tokenizer: PreTrainedTokenizerFast, n_ctx: int) -
             f"pretrained_model '{name}': its weights, model.safetensors or pytorch_model.bin, could not be read "
             f"({shorten(str(error), 300)})"
         ) from None
-    # the special ids are the tokenizer's: many old folders carry those of another vocabulary
-    for special in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        setattr(model.config, special, getattr(tokenizer, special))
-        setattr(model.generation_config, special, getattr(tokenizer, special))
+    set_special_ids(model, tokenizer)
     return model
 
 

@@ -31,7 +31,7 @@ from helpers.device import (
     pick_device,
     pick_precision,
 )
-from helpers.tokens.windows import IGNORE, Windows, epoch_order
+from helpers.tokens.windows import IGNORE, Examples, epoch_order
 from helpers.train import checkpoint, distributed, optim
 from helpers.train.log import MetricsLog
 from helpers.train.loss import Loss
@@ -84,8 +84,8 @@ class Trainer:
     def __init__(
         self,
         model: PreTrainedModel,
-        train: Windows,
-        val: Windows,
+        train: Examples,
+        val: Examples,
         settings: TrainSettings,
         folder: Path,
         tokenizer: PreTrainedTokenizerFast,
@@ -157,7 +157,7 @@ class Trainer:
 
         # 1. the batch: the next windows of the epoch, shared out over processes and micro-batches
         indices = self.order[progress.position : progress.position + self.windows_per_update]
-        n_labels = int((self.train.lengths[indices] - self.train.skip[indices]).sum())
+        n_labels = self.train.count_labels(indices)
         micro_batches = distributed.split_across_ranks(indices, self.micro_batch, self.rank, self.size)
         self.seed_dropout()
 
@@ -179,10 +179,10 @@ class Trainer:
         losses: list[torch.Tensor] = []
         correct: list[torch.Tensor] = []
         for number, micro_batch in enumerate(micro_batches, 1):
-            inputs, labels = load_batch(self.train, micro_batch, self.device)  # (B, T) each
+            batch = load_batch(self.train, micro_batch, self.device)  # inputs, labels: (B, T) each
             with self.exchange_gradients(number == len(micro_batches)):
                 with autocast(self.precision, self.device):
-                    scores = self.loss_of(inputs, labels)
+                    scores = self.loss_of(*batch)
                 # × processes: they exchange the average of their gradients, and what we want is the sum
                 self.scaler.scale(scores.objective * (self.size / n_labels)).backward()
             losses.append(scores.loss)  # (B,)
@@ -331,7 +331,7 @@ class Trainer:
         }
         if before:
             moved = [distributed.whole(p.detach()) - old for p, old in zip(self.watched, before, strict=True)]
-            row["update_ratio"] = _norm(moved) / _norm(before)
+            row["update_ratio"] = _norm(moved) / (_norm(before) or math.inf)  # LoRA begins with zeros
         if self.scaler.is_enabled():
             row["scale"] = self.scaler.get_scale()
         if shares := self.local_loss.expert_shares():  # of this process; the others' are alike
@@ -475,29 +475,28 @@ def _norm(tensors: list[torch.Tensor]) -> float:
 # ---- batches, validation, samples ----
 
 
-def load_batch(windows: Windows, indices: np.ndarray, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (inputs, labels) of windows on a device, (B, T) each; for no indices, one window without labels."""
-    inputs, labels = windows.batch(indices if len(indices) else [0])
+def load_batch(windows: Examples, indices: np.ndarray, device: torch.device) -> list[torch.Tensor]:
+    """Return what `Loss` takes of windows, on a device, (B, T) each; for no indices, one window without labels."""
+    inputs, labels, *more = windows.batch(indices if len(indices) else [0])
     if len(indices) == 0:  # a process without work still takes part in the exchange of gradients
         labels = torch.full_like(labels, IGNORE)
-    return inputs.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+    return [tensor.to(device, non_blocking=True) for tensor in (inputs, labels, *more)]
 
 
 @torch.no_grad()
 def evaluate(
-    loss_of: Loss, windows: Windows, batch_size: int, precision: str, device: torch.device
+    loss_of: Loss, windows: Examples, batch_size: int, precision: str, device: torch.device
 ) -> dict[str, float]:
     """Return mean loss (nats per token), accuracy and number of scored tokens over all windows, without dropout."""
     loss_of.eval()
     loss = correct = n_labels = 0.0
     by_length = windows.lengths.argsort(kind="stable")  # little padding
     for batch in distributed.split_across_ranks(by_length, batch_size, *distributed.world()):
-        inputs, labels = load_batch(windows, batch, device)  # (B, T) each
         with autocast(precision, device):
-            scores = loss_of(inputs, labels)
+            scores = loss_of(*load_batch(windows, batch, device))
         loss += float(scores.loss.double().sum())
         correct += int(scores.correct.sum())
-        n_labels += int((labels != IGNORE).sum())
+        n_labels += windows.count_labels(batch)
     loss_of.train()
     loss, correct, n_labels = distributed.sum_over_ranks([loss, correct, n_labels], device)
     return {"loss": loss / n_labels, "accuracy": correct / n_labels, "tokens": int(n_labels)}
@@ -515,7 +514,7 @@ def sample(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, device: t
     return decode(tokenizer, ids[0].tolist())
 
 
-def worst_windows(update: Update, windows: Windows, tokenizer: PreTrainedTokenizerFast) -> list[dict[str, object]]:
+def worst_windows(update: Update, windows: Examples, tokenizer: PreTrainedTokenizerFast) -> list[dict[str, object]]:
     """Return an update's three windows of the highest mean loss, over all processes: index, loss and text of each."""
     pairs = zip(update.windows, update.window_losses.tolist(), strict=False)  # a process without work has a loss too
     means = [(loss / max(1, int(windows.lengths[i])), int(i)) for i, loss in pairs]

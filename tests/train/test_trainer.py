@@ -27,10 +27,12 @@ class OneBatch:
         self.labels[1, 2:] = IGNORE
         self.labels[4, 5:] = IGNORE
         self.lengths = (self.labels != IGNORE).sum(1).numpy()
-        self.skip = np.zeros_like(self.lengths)
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+    def count_labels(self, indices) -> int:
+        return int(self.lengths[indices].sum())
 
     def batch(self, indices):
         return self.inputs[list(indices)], self.labels[list(indices)]

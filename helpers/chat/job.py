@@ -1,0 +1,150 @@
+"""One fine-tuning run of deeper/chat: from a base model and conversations to `runs/NAME/chat/final_model`.
+
+The loop, its checkpoints and its guarantees are those of room 04.
+"""
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from helpers import paths
+from helpers.chat import lora
+from helpers.chat.data import Lessons, load_lessons, plain_documents
+from helpers.chat.packing import Conversations, fitting
+from helpers.chat.start import load_start
+from helpers.device import pick_precision
+from helpers.files import fingerprint, write_text
+from helpers.manifest import open_room
+from helpers.train import checkpoint
+from helpers.train.job import Training, claim
+from helpers.train.loss import Loss
+from helpers.train.plan import load_windows
+from helpers.train.settings import TrainSettings
+from helpers.train.trainer import Trainer, evaluate
+from helpers.vocab.tokenizer import decode
+
+UPDATES, MOST_EPOCHS = 100, 3  # by rule: so many updates, unless they would show a conversation more often than that
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatSettings:
+    """The parameters of deeper/chat, by the same names and with the same defaults. Raises ValueError."""
+
+    run: str = "sample"  # name of the run: all files are in runs/<run>/
+    pretrained_model: str = ""  # fine-tune this model instead of the run's own: a folder or a Hub name
+    conversations: int = 0  # learn from at most so many; 0: all of your own, 12,000 of the built-in grammar
+    replay: float = 0.25  # plain documents per conversation, against forgetting
+    n_ctx: int = 0  # longest window in tokens; 0: the base model's
+    lora_rank: int = 0  # train thin matrices of this rank beside the frozen ones (LoRA); 0: train all weights
+    epochs: int = 0  # times that each conversation is seen; 0: one to three, for about a hundred updates
+    max_minutes: float = 0.0  # time budget in minutes, instead of epochs; 0: none
+    batch_size: int = 16  # windows per forward pass
+    gradient_accumulation: int = 2  # forward passes per update
+    optimizer: str = "muon"  # adamw or muon; LoRA always takes adamw
+    lr: float = 2e-3  # learning rate at its peak
+    warmup_steps: int = 10  # updates in which the rate climbs
+    eval_step: int = 50  # updates between two validations
+    checkpoint_step: int = 0  # updates between two checkpoints; 0: one per epoch, and where validation is best
+    precision: str = "auto"  # auto, fp32, bf16 or fp16
+    device: str = "auto"  # auto, cpu, cuda or mps
+    resume: bool = True  # continue an interrupted run of the same settings
+    seed: int = 0  # which conversations, in which order
+
+    def __post_init__(self) -> None:
+        for name, least in (("conversations", 0), ("replay", 0), ("n_ctx", 0), ("lora_rank", 0), ("epochs", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least {least}")
+
+    def for_trainer(self, windows: int) -> TrainSettings:
+        """Return the settings of the training loop, for so many windows."""
+        per_epoch = math.ceil(windows / (self.batch_size * self.gradient_accumulation))
+        epochs = self.epochs or min(MOST_EPOCHS, math.ceil(UPDATES / per_epoch))
+        warmup_steps = min(self.warmup_steps, epochs * per_epoch // 5)
+        return TrainSettings(
+            run=self.run, epochs=epochs, max_minutes=self.max_minutes, batch_size=self.batch_size,
+            gradient_accumulation=self.gradient_accumulation, optimizer="adamw" if self.lora_rank else self.optimizer,
+            lr=self.lr, warmup_steps=warmup_steps, eval_step=self.eval_step, checkpoint_step=self.checkpoint_step,
+            sample_step=0, log_step=5, precision=self.precision, device=self.device, resume=self.resume, seed=self.seed,
+        )  # fmt: skip
+
+
+class ChatTrainer(Trainer):
+    """The loop of room 04; a model with adapters is written with them merged in."""
+
+    def export(self, name: str) -> None:
+        """Write the model as a plain Hugging Face folder."""
+        weights = lora.merged_weights(self.model) if lora.is_lora(self.model) else None
+        checkpoint.export(self.folder / name, self.model, self.tokenizer, self.rank == 0, weights)
+
+
+@dataclass
+class FineTuning:
+    """A fine-tuning that is ready to run: what it learns from, and the trainer."""
+
+    settings: ChatSettings
+    lessons: Lessons
+    trainer: ChatTrainer
+
+    def run(self) -> dict[str, Any]:
+        """Train to the end, or until a file STOP appears in the room; return the run's figures.
+
+        val_bits_per_char is that of the answers alone, which `floor_bits_per_char` bounds where it is known.
+        """
+        return self.trainer.run() | {"floor_bits_per_char": self.lessons.floor_bits_per_char}
+
+    def start(self) -> Training:
+        """Do the same in a worker thread; return at once."""
+        return Training(self.trainer.folder, self.run, self.trainer.total_steps)
+
+
+def prepare(settings: ChatSettings, lessons: Lessons | None = None, folder: Path | None = None) -> FineTuning:
+    """Load the base model, encode and pack the conversations, make the room ready; a run that is there is resumed.
+
+    `lessons`: conversations that are loaded already; `folder`: another place than the run's chat room, for a trial.
+    Raises RoomError where there are no conversations or no base model, ValueError and ChatError.
+    """
+    # 1. the model and its lessons
+    lessons = lessons or load_lessons(settings.run, settings.conversations, settings.seed)
+    model, tokenizer, n_ctx = load_start(settings.run, settings.pretrained_model, settings.n_ctx)
+    if settings.lora_rank:
+        lora.add_lora(model, settings.lora_rank, settings.seed)
+    # 2. windows
+    learnt = list(fitting(tokenizer, lessons.train, n_ctx))
+    replayed = plain_documents(settings.run, tokenizer, round(settings.replay * len(learnt)), n_ctx, settings.seed)
+    train = Conversations([*learnt, *replayed], n_ctx, tokenizer.pad_token_id)
+    val = Conversations(list(fitting(tokenizer, lessons.val, n_ctx)), n_ctx, tokenizer.pad_token_id)
+    parts = {"train": train, "val": val}
+    # 3. the room: what decides the result says whether a model that is there can be resumed
+    corpus = open_room(settings.run, "corpus")["outputs"]
+    base = settings.pretrained_model or open_room(settings.run, "train")["outputs"]
+    wanted = settings.for_trainer(len(train))
+    how = [settings.pretrained_model, settings.conversations, settings.replay, n_ctx, settings.lora_rank]
+    identity = fingerprint(wanted.identity(), how, corpus, base)
+    folder = folder or paths.room(settings.run, "chat")
+    claim(folder, identity, settings.resume)
+    write_text(folder / "parameters.json", json.dumps(asdict(settings), ensure_ascii=False, indent=1))
+    per_token = {split: _characters(tokenizer, part) / int(part.labels.sum()) for split, part in parts.items()}
+    trainer = ChatTrainer(
+        model, train, val, wanted, folder, tokenizer, chars_per_token=per_token, identity=identity
+    )  # fmt: skip
+    return FineTuning(settings, lessons, trainer)
+
+
+def _characters(tokenizer: PreTrainedTokenizerFast, windows: Conversations) -> int:
+    """Return how many characters the labels of all windows spell."""
+    learnt = ([i for i, own in zip(*each, strict=True) if own] for each in windows.conversations)
+    return sum(len(decode(tokenizer, ids)) for ids in learnt)
+
+
+def plain_bits(run: str, model: PreTrainedModel, pad_id: int, batch_size: int = 64) -> float:
+    """Return bits per character of a run's validation text under a model with the run's own vocabulary."""
+    tokens = open_room(run, "tokenize")["result"]
+    _, val = load_windows(run, tokens, pad_id)
+    device = model.device
+    scores = evaluate(Loss(model), val, batch_size, pick_precision("auto", device), device)
+    model.eval()
+    return scores["loss"] / math.log(2) / tokens["val_chars_per_token"]

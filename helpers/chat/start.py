@@ -1,0 +1,59 @@
+"""Where fine-tuning starts: a model that continues texts, and a tokenizer with the roles of a conversation."""
+
+from typing import cast
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from helpers import paths
+from helpers.manifest import open_room
+from helpers.train.model import load_pretrained, set_special_ids, suppress_special_tokens
+from helpers.vocab import tokenizer as vocabulary
+from helpers.vocab.chat import ASSISTANT, USER, add_template, end_of_turn, has_template
+from helpers.vocab.tokenizer import encode
+
+
+def load_start(
+    run: str, pretrained_model: str = "", n_ctx: int = 0
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast, int]:
+    """Return (model, tokenizer with a chat template, n_ctx) of a run's base model, or of a pretrained one.
+
+    `pretrained_model` is a folder or a Hub name; its own template is kept. Of `n_ctx` 0 the rule makes the context that
+    room 03 cut for the run, or for a pretrained model 512, and never more than the model has.
+    """
+    # 1. model and tokenizer
+    if pretrained_model:
+        tokenizer = vocabulary.load_pretrained(pretrained_model)
+        name, usual = pretrained_model, 512
+    else:
+        open_room(run, "train")
+        folder = paths.room(run, "train") / "final_model"
+        tokenizer = vocabulary.load_tokenizer(folder)
+        name, usual = str(folder), open_room(run, "tokenize")["result"]["n_ctx"]
+    model = load_pretrained(name, tokenizer, 1)
+    n_ctx = min(n_ctx or usual, model.config.max_position_embeddings)
+    # 2. the roles, and the end of a turn
+    ours = not has_template(tokenizer)
+    add_template(tokenizer)
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end_of_turn(tokenizer))
+    if len(tokenizer) > model.config.vocab_size:
+        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    if ours:
+        start_roles(model, tokenizer)
+    set_special_ids(model, tokenizer)
+    suppress_special_tokens(model, tokenizer)
+    return model, tokenizer, n_ctx
+
+
+@torch.no_grad()
+def start_roles(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Begin the user's token as a document's start, the assistant's as a line break: the model knows what follows them.
+
+    Rows that were never trained say nothing, and the first updates would go into mending that.
+    """
+    line_break = encode(tokenizer, "\n") or [tokenizer.eos_token_id]  # some vocabularies have none
+    ids = {role: tokenizer.convert_tokens_to_ids(f"<{role}>") for role in (USER, ASSISTANT)}
+    for table in (model.get_input_embeddings(), model.get_output_embeddings()):
+        rows = cast(torch.Tensor, table.weight)  # (V, C)
+        rows[ids[USER]] = rows[tokenizer.bos_token_id]
+        rows[ids[ASSISTANT]] = rows[line_break[-1]]

@@ -1,0 +1,132 @@
+"""One fine-tuning run: it learns, it writes a room, and after a stop or a kill it goes on to the bit."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from chats import TALKS
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from helpers import paths
+from helpers.chat import job
+from helpers.chat.job import ChatSettings
+from helpers.vocab import chat
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SHORT = dict(run="t", epochs=2, batch_size=4, gradient_accumulation=1, lr=1e-2, device="cpu", precision="fp32")
+SHORT |= dict(eval_step=0, checkpoint_step=5)
+
+
+def weights(run: str) -> dict[str, torch.Tensor]:
+    return AutoModelForCausalLM.from_pretrained(paths.room(run, "chat") / "final_model").state_dict()
+
+
+def fine_tune(**changes) -> dict:
+    return job.prepare(ChatSettings(**(SHORT | changes))).run()
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_it_learns_to_answer_and_writes_a_plain_folder(chat_run, rank):
+    tuning = job.prepare(ChatSettings(**SHORT, lora_rank=rank))
+    before = tuning.trainer.score()["bits_per_char"]
+    figures = tuning.run()
+    assert figures["val_bits_per_char"] < before - (0.1 if rank else 0.3)
+    folder = paths.room(chat_run, "chat") / "final_model"
+    model, tok = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    ids = chat.encode_messages(tok, TALKS[0][:1], True).ids
+    assert tok.apply_chat_template(TALKS[0][:1], add_generation_prompt=True, return_dict=False) == ids
+    scores = tuning.trainer.score()["bits_per_char"]
+    with torch.no_grad():
+        torch.testing.assert_close(
+            model(torch.tensor([ids])).logits, tuning.trainer.model(torch.tensor([ids])).logits, rtol=0, atol=1e-4
+        )
+    assert scores == pytest.approx(figures["val_bits_per_char"], rel=1e-6)
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_stopped_run_goes_on_to_the_bit(chat_run, rank):
+    whole = fine_tune(lora_rank=rank)
+    want = weights(chat_run)
+    fine_tune(lora_rank=rank, resume=False, max_minutes=0.0, seed=1)  # another run, which moves the first away
+    tuning = job.prepare(ChatSettings(**SHORT, lora_rank=rank))
+    tuning.trainer.stop = lambda: tuning.trainer.progress.step == 7
+    assert tuning.run()["steps"] == 8  # asked in the middle of an update
+    figures = fine_tune(lora_rank=rank)
+    assert figures["steps"] == whole["steps"] > 8
+    got = weights(chat_run)
+    assert all(torch.equal(want[name], got[name]) for name in want)
+
+
+KILLED = """
+import os, signal, sys
+import torch
+torch.set_num_threads(1)
+from helpers.chat import job
+from helpers.train.trainer import Trainer
+step = Trainer.step
+def deadly(self):
+    if self.progress.step == 13:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(self)
+Trainer.step = deadly
+job.prepare(job.ChatSettings(**{settings})).run()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", [False, True])
+def test_a_killed_run_goes_on_to_the_bit_also_past_a_bad_checkpoint(chat_run, damage):
+    fine_tune()
+    want = weights(chat_run)
+    fine_tune(seed=1)
+    code = KILLED.replace("{settings}", repr(SHORT))
+    died = subprocess.run([sys.executable, "-c", code], env=os.environ, timeout=120)
+    assert died.returncode == -signal.SIGKILL
+    folder = paths.room(chat_run, "chat") / "checkpoints"
+    assert sorted(each.name for each in folder.iterdir()) == ["step-00000005", "step-00000010"]
+    if damage:
+        file = folder / "step-00000010" / "model.safetensors"
+        data = bytearray(file.read_bytes())
+        data[-9] ^= 4
+        file.write_bytes(data)
+    steps = []
+    tuning = job.prepare(ChatSettings(**SHORT))
+    steps.append(tuning.trainer.progress.step)
+    tuning.run()
+    assert steps == [5 if damage else 10]
+    got = weights(chat_run)
+    assert all(torch.equal(want[name], got[name]) for name in want)
+
+
+def test_other_settings_begin_anew_and_keep_what_was_there(chat_run):
+    fine_tune(epochs=1)
+    first = weights(chat_run)
+    tuning = job.prepare(ChatSettings(**(SHORT | dict(epochs=1, replay=0.0))))
+    assert tuning.trainer.progress.step == 0
+    kept = paths.room(chat_run, "chat").with_name("chat-previous") / "final_model"
+    assert torch.equal(
+        AutoModelForCausalLM.from_pretrained(kept).state_dict()["lm_head.weight"], first["lm_head.weight"]
+    )
+
+
+def test_the_rule_for_epochs(chat_run):
+    settings = ChatSettings(batch_size=4, gradient_accumulation=2)
+    for windows, epochs in ((80, 3), (8 * 60, 2), (8 * 100, 1), (10**6, 1)):
+        assert settings.for_trainer(windows).epochs == epochs
+    assert ChatSettings(epochs=7).for_trainer(10**6).epochs == 7
+    assert settings.for_trainer(8).warmup_steps < 1
+
+
+@pytest.mark.parametrize("name", ["conversations", "replay", "n_ctx", "lora_rank", "epochs"])
+def test_a_number_below_its_range_is_refused(name):
+    with pytest.raises(ValueError, match=name):
+        ChatSettings(**{name: -1})
+
+
+def test_plain_text_is_judged_as_in_room_04(chat_run):
+    model, tok, _ = job.load_start(chat_run)
+    bits = job.plain_bits(chat_run, model, tok.pad_token_id)
+    assert 8 < bits < 12  # a random model over some thousand characters: log2 of their number

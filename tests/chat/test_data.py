@@ -1,0 +1,62 @@
+"""What there is to learn from: a run's own conversations, the grammar's, and plain documents."""
+
+import math
+
+import pytest
+from chats import N_CTX, TALKS, characters_tokenizer, make_chat_run, text_of
+
+from helpers import paths
+from helpers.chat.data import VALIDATION, load_lessons, plain_documents
+from helpers.corpus import built_in
+from helpers.manifest import RoomError, write_manifest
+from helpers.vocab.tokenizer import decode
+
+
+def test_the_conversations_of_a_corpus_keep_their_split(chat_run):
+    lessons = load_lessons(chat_run, 0, seed=0)
+    assert lessons.train == TALKS[:200] and lessons.val == TALKS[200:]
+    assert lessons.floor_bits_per_char is None
+    assert lessons.val_characters == sum(len(m["content"]) for talk in TALKS[200:] for m in talk[1::2])
+    assert load_lessons(chat_run, 7, seed=0).train == TALKS[:7]
+
+
+def test_a_corpus_without_conversations_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("RUNS_DIR", str(tmp_path))
+    with pytest.raises(RoomError, match="question and answer"):
+        load_lessons(make_chat_run(conversations=False), 0, seed=0)
+
+
+def test_the_grammar_gives_any_number_and_the_floor_of_their_answers(tmp_path, monkeypatch):
+    monkeypatch.setenv("RUNS_DIR", str(tmp_path))
+    paths.room("t", "corpus").mkdir(parents=True)
+    write_manifest("t", "corpus", parameters={}, inputs=[], outputs=[], result={"source": "sample"})
+    lessons = load_lessons("t", 300, seed=0)
+    assert len(lessons.train) == 300 and len(lessons.val) == VALIDATION
+    learnt = set(map(text_of, lessons.train))
+    assert len(learnt) == 300 and not learnt & set(map(text_of, lessons.val))
+    # the floor again, by parsing each first answer and asking the grammar
+    drawn = {text_of(lessons_of): exchanges for lessons_of, exchanges in redrawn(VALIDATION)}
+    bits = [exchange.bits for talk in lessons.val for exchange in drawn[text_of(talk)]]
+    assert lessons.floor_bits_per_char == pytest.approx(math.fsum(bits) / lessons.val_characters, rel=1e-12)
+    assert 0.2 < lessons.floor_bits_per_char < 0.6
+
+
+def redrawn(count: int):
+    from helpers.chat.data import messages_of
+
+    for exchanges in list(built_in.conversations(count, 1)):
+        yield messages_of(exchanges), exchanges
+
+
+def test_plain_documents_are_learnt_whole(chat_run):
+    tok = characters_tokenizer()
+    found = plain_documents(chat_run, tok, 50, N_CTX, seed=0)
+    texts = {text_of(talk) for talk in TALKS[:200]}
+    assert len(found) == 50
+    for ids, is_learnt in found:
+        assert decode(tok, ids) in texts and all(is_learnt)
+        assert ids[0] == tok.bos_token_id and ids[-1] == tok.eos_token_id and len(ids) <= N_CTX + 1
+    assert (
+        plain_documents(chat_run, tok, 50, N_CTX, seed=0) == found != plain_documents(chat_run, tok, 50, N_CTX, seed=1)
+    )
+    assert len(plain_documents(chat_run, tok, 10**6, N_CTX, seed=0)) <= 200

@@ -1,0 +1,73 @@
+"""LoRA: adapters add nothing at first, only they are trained, and merged they compute what they computed beside."""
+
+import pytest
+import torch
+from chats import characters_tokenizer, tiny_model
+from transformers import AutoModelForCausalLM
+
+from helpers.chat import lora
+from helpers.train import checkpoint
+from helpers.train import model as model_module
+
+TOK = characters_tokenizer()
+IDS = torch.arange(6, 46).view(2, 20)
+ARCHITECTURES = pytest.mark.parametrize("architecture", ["llama", "gpt2", "moe"])
+
+
+def with_adapters(architecture: str, rank: int = 4, noise: float = 0.1):
+    """Return a model in fp64 whose adapters are as if they were trained."""
+    model = tiny_model(TOK, architecture).double().eval()
+    lora.add_lora(model, rank)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".lora_B." in name:
+                parameter.normal_(std=noise)
+    return model
+
+
+@ARCHITECTURES
+def test_at_first_the_adapters_add_nothing(architecture):
+    plain = tiny_model(TOK, architecture).eval()
+    model = tiny_model(TOK, architecture).eval()
+    lora.add_lora(model, 4)
+    assert torch.equal(model(IDS).logits, plain(IDS).logits)
+    assert lora.is_lora(model) and not lora.is_lora(plain)
+
+
+@ARCHITECTURES
+def test_only_adapters_are_trained(architecture):
+    model = with_adapters(architecture)
+    model(IDS, labels=IDS).loss.backward()
+    for name, parameter in model.named_parameters():
+        assert (parameter.grad is not None) == parameter.requires_grad == (".lora_" in name), name
+
+
+@ARCHITECTURES
+def test_merged_equals_unmerged(architecture, tmp_path):
+    model = with_adapters(architecture)
+    plain = tiny_model(TOK, architecture).double().eval()
+    assert (model(IDS).logits - plain(IDS).logits).abs().max() > 1e-2  # the adapters do something
+    merged = lora.merged_weights(model)
+    assert merged.keys() == dict(plain.named_parameters()).keys()
+    plain.load_state_dict(merged, strict=False)
+    torch.testing.assert_close(plain(IDS).logits, model(IDS).logits, rtol=0, atol=1e-9)
+    # and so does the folder that is written
+    checkpoint.export(tmp_path / "final_model", model, TOK, weights=merged)
+    loaded = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "final_model", dtype=torch.float64, **model_module._experts(model.config)
+    )
+    torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits, rtol=0, atol=1e-9)
+    assert not lora.is_lora(loaded) and "lora" not in (tmp_path / "final_model" / "config.json").read_text("utf-8")
+
+
+def test_a_rank_decides_how_many_numbers_are_trained():
+    counts = [sum(p.numel() for p in with_adapters("llama", rank).parameters() if p.requires_grad) for rank in (2, 4)]
+    assert counts[1] == 2 * counts[0]
+    with pytest.raises(ValueError, match="1 or more"):
+        lora.add_lora(tiny_model(TOK), 0)
+
+
+def test_the_same_seed_gives_the_same_adapters():
+    first, second = (dict(with_adapters("llama").named_parameters()) for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)

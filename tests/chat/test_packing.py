@@ -1,0 +1,127 @@
+"""Conversations in windows: answers only have labels, none sees another, and none is lost."""
+
+import numpy as np
+import pytest
+import torch
+from chats import N_CTX, TALKS, characters_tokenizer, tiny_model
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from helpers.chat.packing import Conversations, fitting, pack
+from helpers.tokens.windows import IGNORE
+from helpers.train.loss import Loss
+from helpers.vocab import chat
+from helpers.vocab.chat import Encoded
+
+TOK = characters_tokenizer()
+chat.add_template(TOK)
+ENCODED = [chat.encode_messages(TOK, talk) for talk in TALKS[:40]]
+ARCHITECTURES = pytest.mark.parametrize("architecture", ["llama", "gpt2", "moe"])
+
+
+def test_the_example_in_the_docstring():
+    talks = [Encoded([1, 2, 3, 4], [False, False, True, True]), Encoded([5, 6, 7], [False, False, True])]
+    inputs, labels, positions = Conversations(talks, 6, 0)[0]
+    assert inputs.tolist() == [1, 2, 3, 5, 6, 0]
+    assert labels.tolist() == [IGNORE, 3, 4, IGNORE, 7, IGNORE]
+    assert positions.tolist() == [0, 1, 2, 0, 1, 0]
+
+
+def test_every_answer_is_a_label_once_and_nothing_else_is():
+    windows = Conversations(ENCODED, N_CTX, TOK.pad_token_id)
+    labels = np.concatenate([windows[i][1] for i in range(len(windows))])
+    learnt = sorted(i for each in ENCODED for i, own in zip(*each, strict=True) if own)
+    assert sorted(labels[labels != IGNORE].tolist()) == learnt
+    assert windows.count_labels(np.arange(len(windows))) == len(learnt) == int(windows.labels.sum())
+    assert max(len(each.ids) for each in ENCODED) <= N_CTX + 1
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=200), st.integers(50, 90))
+def test_packing_loses_nothing_and_overfills_nothing(sizes, n_ctx):
+    sizes = np.array(sizes)
+    windows = pack(sizes, n_ctx)
+    assert sorted(number for window in windows for number in window) == list(range(len(sizes)))
+    assert all(0 < sizes[window].sum() <= n_ctx for window in windows)
+    # no two windows could be one: each holds what has no room in those before it
+    halves = [window for window in windows if 2 * sizes[window].sum() <= n_ctx]
+    assert len(halves) <= 1
+
+
+def test_windows_are_full():
+    windows = Conversations(list(fitting(TOK, TALKS, N_CTX)), N_CTX, TOK.pad_token_id)
+    assert windows.lengths.mean() > 0.9 * N_CTX
+
+
+@ARCHITECTURES
+def test_a_packed_batch_equals_its_conversations_one_by_one(architecture):
+    model = tiny_model(TOK, architecture).double().eval()
+    loss_of = Loss(model)
+    with torch.no_grad():
+        packed = Conversations(ENCODED, N_CTX, TOK.pad_token_id)
+        assert max(map(len, packed.windows)) > 1
+        scores = loss_of(*packed.batch(range(len(packed))))
+        alone = []
+        for ids, is_answer in ENCODED:
+            labels = torch.tensor([[i if own else IGNORE for i, own in zip(ids[1:], is_answer[1:], strict=True)]])
+            alone.append(loss_of(torch.tensor([ids[:-1]]), labels).loss[0])
+    want = torch.stack([torch.stack([alone[i] for i in members]).sum() for members in packed.windows])
+    torch.testing.assert_close(scores.loss, want, rtol=0, atol=1e-12 * float(want.max()))
+
+
+@ARCHITECTURES
+def test_what_one_conversation_says_never_reaches_another(architecture):
+    model = tiny_model(TOK, architecture).double().eval()
+    packed = Conversations(ENCODED, N_CTX, TOK.pad_token_id)
+    window = next(i for i, members in enumerate(packed.windows) if len(members) > 1)
+    inputs, labels, positions = packed.batch([window])
+    edge = int((positions[0] == 0).nonzero()[1])  # where the second conversation begins
+    with torch.no_grad():
+        before, _ = Loss(model)._body(inputs, positions)  # (1, T, C)
+        changed = inputs.clone()
+        changed[0, :edge] = TOK.convert_tokens_to_ids("。")
+        after, _ = Loss(model)._body(changed, positions)
+    assert (before[0, edge:] - after[0, edge:]).abs().max() < 1e-12
+    assert (before[0, 1:edge] - after[0, 1:edge]).abs().max() > 1e-3
+
+
+def test_the_gradient_at_what_is_no_answer_is_zero():
+    model = tiny_model(TOK).double()
+    inputs, labels, positions = Conversations(ENCODED, N_CTX, TOK.pad_token_id).batch(range(3))
+    hidden = model.base_model(inputs_embeds=model.get_input_embeddings()(inputs), position_ids=positions)[0]
+    logits = model.lm_head(hidden)  # (B, T, V)
+    logits.retain_grad()
+    F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum").backward()
+    is_label = labels != IGNORE
+    assert not logits.grad[~is_label].any() and logits.grad[is_label].any(-1).all()
+    # and our loss has the same gradient as this one
+    want = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    Loss(model)(inputs, labels, positions).objective.backward()
+    for p, grad in zip(model.parameters(), want, strict=True):
+        torch.testing.assert_close(p.grad, grad, rtol=1e-9, atol=1e-9)
+
+
+def test_a_long_conversation_becomes_pieces_of_whole_exchanges():
+    system = {"role": "system", "content": "你是园丁。"}
+    talk = [system, *(message for each in TALKS[:6] for message in each[:2])]
+    pieces = list(fitting(TOK, [talk], N_CTX))
+    assert len(pieces) > 1 and all(len(each.ids) <= N_CTX + 1 for each in pieces)
+    prefix = chat.encode_messages(TOK, [system, talk[1]]).ids[: 1 + len("你是园丁。")]
+    assert all(each.ids[: len(prefix)] == prefix for each in pieces)
+    answers = [[i for i, own in zip(*each, strict=True) if own] for each in pieces]
+    assert sum(answers, []) == [i for i, own in zip(*chat.encode_messages(TOK, talk), strict=True) if own]
+
+
+def test_an_exchange_that_no_window_holds_is_left_out():
+    long = [{"role": "user", "content": "浇水？" * 60}, {"role": "assistant", "content": "好。"}]
+    assert list(fitting(TOK, [long], N_CTX)) == []
+    kept = list(fitting(TOK, [[*TALKS[0][:2], *long, *TALKS[1][:2]]], N_CTX))
+    assert kept == [chat.encode_messages(TOK, TALKS[0][:2]), chat.encode_messages(TOK, TALKS[1][:2])]
+
+
+def test_nothing_to_learn_from_is_refused():
+    with pytest.raises(ValueError, match="no conversation"):
+        Conversations([], N_CTX, 0)
+    with pytest.raises(ValueError, match="a window of 8"):
+        Conversations(ENCODED, 8, 0)

@@ -1,0 +1,53 @@
+"""A run small enough to fine-tune in a second: conversations, a tokenizer of characters, a random base model."""
+
+import json
+from collections import Counter
+from itertools import islice
+
+from helpers import paths
+from helpers.chat.data import messages_of
+from helpers.corpus import built_in
+from helpers.manifest import write_manifest
+from helpers.tokens.shards import write_shards
+from helpers.train import checkpoint
+from helpers.train.model import build_model, make_config
+from helpers.vocab import tokenizer
+
+N_CTX = 128
+TALKS = [messages_of(exchanges) for exchanges in islice(built_in.conversations(220), 220)]
+
+
+def text_of(messages) -> str:
+    return "\n".join(message["content"] for message in messages)
+
+
+def characters_tokenizer():
+    return tokenizer.build_characters(Counter("".join(map(text_of, TALKS))) + Counter("\n"))
+
+
+def tiny_model(tok, architecture: str = "llama", seed: int = 0):
+    return build_model(make_config(architecture, tok, n_ctx=N_CTX, n_embd=32, n_layer=2, n_head=2), seed)
+
+
+def make_chat_run(run: str = "t", conversations: bool = True) -> str:
+    """Make a run whose corpus, tokens and base model are ready."""
+    corpus = paths.room(run, "corpus")
+    corpus.mkdir(parents=True)
+    tok = characters_tokenizer()
+    for split, talks in (("train", TALKS[:200]), ("val", TALKS[200:])):
+        rows = [
+            {"text": text_of(talk), "source": "a"} | ({"messages": talk} if conversations else {}) for talk in talks
+        ]
+        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        (corpus / f"{split}-00000.jsonl").write_text("".join(lines), "utf-8")
+    result = {"source": "talks.jsonl", "documents": len(TALKS)}
+    write_manifest(run, "corpus", parameters={}, inputs=[], outputs=corpus.glob("*.jsonl"), result=result)
+    tok.save_pretrained(paths.room(run, "vocab"))
+    write_shards(run, 1, workers=1)
+    result = dict(n_ctx=N_CTX, stride=N_CTX, dtype="uint16", windows=200, packing="documents", val_chars_per_token=1.0)
+    outputs = paths.room(run, "tokenize").glob("*.bin")
+    write_manifest(run, "tokenize", parameters={}, inputs=[], outputs=outputs, result=result)
+    final = paths.room(run, "train") / "final_model"
+    checkpoint.export(final, tiny_model(tok), tok)
+    write_manifest(run, "train", parameters={}, inputs=[], outputs=sorted(final.iterdir()), result={})
+    return run
