@@ -79,17 +79,17 @@ def _conversations(run: str, split: str) -> Iterator[list[Message]]:
 
 
 def plain_documents(run: str, tokenizer: PreTrainedTokenizerFast, count: int, n_ctx: int, seed: int) -> list[Encoded]:
-    """Return up to `count` of a run's training documents that fit into a window, as ids to be learnt whole.
+    """Return up to `count` of a run's training documents, those that fit into a window, as ids to be learnt whole.
 
     Seen again between the conversations, they keep the model from forgetting what it could (rehearsal; Robins 1995).
+    Drawn in one pass, with room for `count` of them only (reservoir sampling; Vitter 1985).
     """
-    documents = list(read_texts(run, "train"))
-    random.Random(seed).shuffle(documents)
-    found: list[Encoded] = []
-    for text in documents:
-        if len(found) == count:
-            break
-        ids = [tokenizer.bos_token_id, *encode(tokenizer, text), tokenizer.eos_token_id]
-        if len(ids) <= n_ctx + 1:
-            found.append(Encoded(ids, [True] * len(ids)))
-    return found
+    drawn: list[str] = []
+    rng = random.Random(seed)
+    for number, text in enumerate(read_texts(run, "train")):
+        if number < count:
+            drawn.append(text)
+        elif (place := rng.randrange(number + 1)) < count:
+            drawn[place] = text
+    texts = ([tokenizer.bos_token_id, *encode(tokenizer, text), tokenizer.eos_token_id] for text in drawn)
+    return [Encoded(ids, [True] * len(ids)) for ids in texts if len(ids) <= n_ctx + 1]

@@ -6,6 +6,7 @@ The loop, its checkpoints and its guarantees are those of room 04.
 import json
 import math
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -113,10 +114,10 @@ def prepare(settings: ChatSettings, lessons: Lessons | None = None, folder: Path
     if settings.lora_rank:
         lora.add_lora(model, settings.lora_rank, settings.seed)
     # 2. windows
-    learnt = list(fitting(tokenizer, lessons.train, n_ctx))
-    replayed = plain_documents(settings.run, tokenizer, round(settings.replay * len(learnt)), n_ctx, settings.seed)
-    train = Conversations([*learnt, *replayed], n_ctx, tokenizer.pad_token_id)
-    val = Conversations(list(fitting(tokenizer, lessons.val, n_ctx)), n_ctx, tokenizer.pad_token_id)
+    count = round(settings.replay * len(lessons.train))
+    replayed = plain_documents(settings.run, tokenizer, count, n_ctx, settings.seed)
+    train = Conversations(chain(fitting(tokenizer, lessons.train, n_ctx), replayed), n_ctx, tokenizer.pad_token_id)
+    val = Conversations(fitting(tokenizer, lessons.val, n_ctx), n_ctx, tokenizer.pad_token_id)
     parts = {"train": train, "val": val}
     # 3. the room: what decides the result says whether a model that is there can be resumed
     corpus = open_room(settings.run, "corpus")["outputs"]
@@ -136,8 +137,8 @@ def prepare(settings: ChatSettings, lessons: Lessons | None = None, folder: Path
 
 def _characters(tokenizer: PreTrainedTokenizerFast, windows: Conversations) -> int:
     """Return how many characters the labels of all windows spell."""
-    learnt = ([i for i, own in zip(*each, strict=True) if own] for each in windows.conversations)
-    return sum(len(decode(tokenizer, ids)) for ids in learnt)
+    conversations = map(windows.conversation, range(len(windows.begins) - 1))
+    return sum(len(decode(tokenizer, ids[is_answer].tolist())) for ids, is_answer in conversations)
 
 
 def plain_bits(run: str, model: PreTrainedModel, pad_id: int, batch_size: int = 64) -> float:

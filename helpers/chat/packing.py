@@ -7,6 +7,7 @@ conversations give one by one, and hardly a place is padding.
 
 import bisect
 import copy
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -29,16 +30,26 @@ class Conversations:
     Raises ValueError for a conversation that is too long (see `fitting`), and if there is none at all.
     """
 
-    def __init__(self, conversations: Sequence[Encoded], n_ctx: int, pad_id: int):
-        if not conversations:
+    def __init__(self, conversations: Iterable[Encoded], n_ctx: int, pad_id: int):
+        self.n_ctx, self.pad_id = n_ctx, pad_id
+        # 1. all ids in a row: five bytes a token, however many conversations there are
+        ids, is_answer, sizes = array("i"), bytearray(), array("i")
+        for each in conversations:
+            ids.extend(each.ids)
+            is_answer.extend(each.is_answer)
+            sizes.append(len(each.ids))
+        if not sizes:
             raise ValueError("there is no conversation to learn from")
-        self.conversations, self.n_ctx, self.pad_id = conversations, n_ctx, pad_id
-        sizes = np.array([len(each.ids) - 1 for each in conversations])  # of its inputs
-        if sizes.max() > n_ctx:
-            raise ValueError(f"a conversation has {sizes.max() + 1} tokens, and a window of {n_ctx} holds {n_ctx + 1}")
-        self.windows = pack(sizes, n_ctx)
-        self.lengths = np.array([int(sizes[members].sum()) for members in self.windows])  # (windows,)
-        labels = np.array([sum(each.is_answer[1:]) for each in conversations])
+        self.ids, self.is_answer = np.frombuffer(ids, np.intc), np.frombuffer(is_answer, np.bool_)  # (tokens,) each
+        self.begins = np.concatenate([[0], np.cumsum(sizes)])  # (conversations + 1,)
+        # 2. who shares a window
+        inputs = np.diff(self.begins) - 1  # the last id is a label only
+        if inputs.max() > n_ctx:
+            raise ValueError(f"a conversation has {inputs.max() + 1} tokens, and a window of {n_ctx} holds {n_ctx + 1}")
+        self.windows = pack(inputs, n_ctx)
+        # 3. what each window holds
+        labels = np.add.reduceat(self.is_answer, self.begins[:-1], dtype=np.int64) - self.is_answer[self.begins[:-1]]
+        self.lengths = np.array([int(inputs[members].sum()) for members in self.windows])  # (windows,)
         self.labels = np.array([int(labels[members].sum()) for members in self.windows])  # (windows,)
 
     def __len__(self) -> int:
@@ -49,6 +60,11 @@ class Conversations:
         part = copy.copy(self)
         part.windows, part.lengths, part.labels = self.windows[:count], self.lengths[:count], self.labels[:count]
         return part
+
+    def conversation(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return (ids, is_answer) of one conversation, (tokens,) each."""
+        part = slice(self.begins[number], self.begins[number + 1])
+        return self.ids[part], self.is_answer[part]
 
     def count_labels(self, indices: np.ndarray) -> int:
         """Return how many tokens of these windows have a label."""
@@ -61,7 +77,7 @@ class Conversations:
         positions = np.zeros(self.n_ctx, np.int64)
         at = 0
         for member in self.windows[index]:
-            ids, is_answer = self.conversations[member]
+            ids, is_answer = self.conversation(member)
             end = at + len(ids) - 1
             inputs[at:end] = ids[:-1]
             labels[at:end] = np.where(is_answer[1:], ids[1:], IGNORE)

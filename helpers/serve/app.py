@@ -306,9 +306,16 @@ async def stream(request: web.Request, writer: Writer, job: Job) -> web.StreamRe
     return response
 
 
-def fill_page(html: str, limits: Limits) -> str:
-    """Return index.html with the ranges of its sliders, the limits of a request, and the levels of its colours."""
+def fill_page(html: str, limits: Limits, has_chat: bool) -> str:
+    """Return index.html with the ranges of its sliders, the limits of a request, and the levels of its colours.
+
+    has_chat: the model holds conversations, which then come first.
+    """
     values: dict[str, object] = {
+        "view": "chat" if has_chat else "texts",
+        "views": "" if has_chat else "hidden",
+        "max_messages": limits.max_messages,
+        "max_body": limits.max_body_bytes,
         "max_context": limits.max_context,
         "n": f'min="1" max="{limits.max_samples}"',
         "max_tokens": f'min="1" max="{limits.max_length}"',
@@ -330,7 +337,7 @@ async def get_page(request: web.Request) -> web.Response:
     file = PAGE[request.path]
     text = file.read_text("utf-8")
     if file.name == "index.html":
-        text = fill_page(text, request.app[STATE].limits)
+        text = fill_page(text, request.app[STATE].limits, has_chat=request.app[STATE].no_chat is None)
     return web.Response(text=text, content_type=TYPES[file.suffix])
 
 

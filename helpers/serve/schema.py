@@ -173,16 +173,17 @@ class ChatMessage(_Body):
     limits: ClassVar[Limits] = DEFAULT_LIMITS
 
     role: Literal["system", "user", "assistant"]
-    content: str | list[TextPart]
+    content: _one_or_many(str, MAX_PARTS, "a text, or its parts", TextPart)  # type: ignore[valid-type]
     name: Annotated[str, Field(max_length=200, description="taken, and not looked at")] | None = None
 
     @model_validator(mode="after")
     def has_text(self) -> Self:
-        """Check the text of all parts together; only an assistant may have said nothing."""
-        if not self.text and self.role != "assistant":
-            raise _fault("'content' is empty: give at least one character")
-        if len(self.text) > self.limits.max_context:
-            raise _fault(f"'content': at most {self.limits.max_context} characters in all")
+        """Check the text of all parts together; what the assistant has said may be sent back as it is."""
+        if self.role != "assistant":
+            if not self.text:
+                raise _fault("'content' is empty: give at least one character")
+            if len(self.text) > self.limits.max_context:
+                raise _fault(f"'content': at most {self.limits.max_context} characters in all")
         return self
 
     @property
@@ -288,11 +289,7 @@ def request_models(limits: Limits) -> RequestModels:
         max_tokens=(length, min(16, limits.max_length)),
         **shared,
     )
-    said = Annotated[str, Field(max_length=limits.max_context)]
-    part = create_model("TextPart", __base__=TextPart, text=said)
-    message: Any = create_model(
-        "ChatMessage", __base__=ChatMessage, content=_one_or_many(said, MAX_PARTS, "a text", part)
-    )
+    message: Any = create_model("ChatMessage", __base__=ChatMessage)
     turns = "a system line perhaps, then user and assistant in turns; the last one is the user's"
     chat_ = _complete(
         ChatRequest,

@@ -132,7 +132,7 @@ class Loss(nn.Module):
         return Scores(objective, losses.view_as(labels).sum(1), correct.view_as(labels).sum(1))
 
     def _body(
-        self, inputs: torch.Tensor, positions: torch.Tensor | None
+        self, inputs: torch.Tensor, positions: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         # embeddings, not ids: given ids the library searches each batch for padding, which here is always at the
         # right end, where a causal model cannot see it

@@ -429,7 +429,9 @@ def test_a_prompt_is_encoded_once(path, body, monkeypatch):
 def test_the_page_offers_what_the_tables_say():
     """Ranges, defaults and limits of the sliders, and the levels of the colours, are written nowhere else."""
     html = fill_page(
-        Path(resources.files("helpers.serve") / "page" / "index.html").read_text("utf-8"), Limits(max_length=77)
+        Path(resources.files("helpers.serve") / "page" / "index.html").read_text("utf-8"),
+        Limits(max_length=77),
+        has_chat=True,
     )
     sliders = {
         name: dict(re.findall(r'(\w+)="([^"]*)"', rest)) for name, rest in re.findall(r'name="(\w+)"([^>]*)>', html)

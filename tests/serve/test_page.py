@@ -18,7 +18,9 @@ from helpers.generate.surprisal import level
 from helpers.serve import server
 from helpers.serve.app import make_app
 from helpers.serve.engine import Engine
+from helpers.serve.limits import Limits
 from helpers.vocab import tokenizer
+from helpers.vocab.chat import add_template
 
 pytestmark = pytest.mark.slow
 api = pytest.importorskip("playwright.sync_api", reason="the page is tested with playwright: pip install playwright")
@@ -75,9 +77,11 @@ class Site:
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
         apps = [make_app(self.engine), make_app(self.engine, api_key=KEY)]
+        add_template(self.engine.tokenizer)  # an application looks for it once, when it is made
+        apps.append(make_app(self.engine, Limits(max_messages=9), name="<b>园丁</b>"))
         started = [self.run(server.start(app)) for app in apps]
         self.runners = [runner for runner, _ in started]
-        self.url, self.locked_url = (url for _, url in started)
+        self.url, self.locked_url, self.chat_url = (url for _, url in started)
         self.prefixed_url = self.run(self._proxy()) + "/deep/inside"
 
     def run(self, coroutine):
@@ -168,7 +172,7 @@ def set_slider(page, name, value):
 
 
 def start(page, beginning=BEGINNING, **values):
-    page.fill("textarea", beginning)
+    page.fill("[name=prompt]", beginning)
     for name, value in values.items():
         set_slider(page, name, value)
     page.click("#go")
@@ -246,7 +250,7 @@ def test_the_sliders_end_where_the_services_limits_are(open_page, site):
             set_slider(page, name, end)
             value = float(page.input_value(f"[name={name}]"))
             assert rules[name]["minimum"] <= value <= rules[name]["maximum"], (name, limit)
-    assert int(page.get_attribute("textarea", "maxlength")) == rules["prompt"]["maxLength"]
+    assert int(page.get_attribute("[name=prompt]", "maxlength")) == rules["prompt"]["maxLength"]
     start(page, n=10_000, max_tokens=1, temperature=10_000, top_k=10_000, top_p=0, repetition_penalty=10_000)
     assert len(finished(page)) == 10  # the service took it
     assert page.is_hidden("#error")
@@ -435,6 +439,226 @@ def test_only_begin_and_end_are_announced(open_page):
     finished(page)
     assert [words[:2] for words in page.evaluate("said")] == ["正在", "5 "]
     assert page.locator("[aria-live], [role=status], [role=alert]").count() == 2
+
+
+# ---- a conversation ----
+
+QUESTION = "多久浇水一次？"
+
+
+@pytest.fixture
+def open_chat(open_page, site):
+    return lambda **more: open_page(site.chat_url, **more)
+
+
+def send(page, text=QUESTION):
+    page.fill("#question", text)
+    page.keyboard.press("Enter")
+
+
+def answered(page):
+    page_until(page, "!document.getElementById('turns').hasAttribute('aria-busy')")
+    return page.locator("#turns .text").all_text_contents()
+
+
+def test_a_conversation_comes_first_where_the_model_holds_one(open_page, open_chat):
+    page = open_chat()
+    assert page.is_visible("#conversation") and page.is_hidden("#form") and page.is_hidden("#results")
+    assert focused(page) == "question"
+    assert "<b>园丁</b>" in page.inner_text("#model")
+    page.click("nav [data-view=texts]")
+    assert page.is_hidden("#conversation") and focused(page) == "prompt"
+    start(page, n=2, max_tokens=5)
+    assert len(finished(page)) == 2 and "2 份写好" in page.inner_text("#status")
+    page.click("nav [data-view=chat]")
+    assert page.is_visible("#conversation") and page.get_attribute("nav button >> nth=0", "aria-pressed") == "true"
+    other = open_page()  # without a template there is nothing to choose
+    assert other.is_hidden("#conversation") and other.is_hidden("nav")
+
+
+def test_questions_and_answers_take_turns(open_chat):
+    page = open_chat(rest=0.01)
+    page.click("summary")
+    page.fill("#system", "浇水")
+    page.fill("#seed", "5")
+    set_slider(page, "temperature", 0.5)
+    with page.expect_request("**/v1/chat/completions") as sent:
+        send(page)
+    page_until(page, "document.querySelectorAll('#turns .assistant.writing .text')[0]?.textContent.length > 3")
+    early = page.inner_text(".assistant .text")
+    first = answered(page)
+    assert first[0] == QUESTION and first[1].startswith(early) and len(first[1]) > len(early)
+    assert page.input_value("#question") == "" and focused(page) == "question"
+    body = json.loads(sent.value.post_data)
+    system = {"role": "system", "content": "浇水"}
+    assert body["messages"] == [system, {"role": "user", "content": QUESTION}]
+    assert (body["seed"], body["temperature"], body["stream"]) == (5, 0.5, True)
+    assert not {"n", "max_tokens", "prompt"} & body.keys()
+    with page.expect_request("**/v1/chat/completions") as sent:
+        page.fill("#question", "春天？")
+        page.click("#send")
+    answered(page)
+    told = json.loads(sent.value.post_data)["messages"]
+    assert told == [
+        *body["messages"], {"role": "assistant", "content": first[1]}, {"role": "user", "content": "春天？"},
+    ]  # fmt: skip
+    assert "种子 5" in page.inner_text("#status") and "seed 5" in page.inner_text("#status")
+    assert "到了长度" in page.inner_text(".assistant .foot >> nth=0")  # this model never ends a turn: the window does
+
+
+def test_shift_enter_breaks_a_line_and_an_input_method_keeps_its_enter(open_chat, site):
+    page = open_chat()
+    page.fill("#question", "你")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("好")
+    assert page.input_value("#question") == "你\n好"
+    for event in ("{isComposing: true}", "{keyCode: 229}"):  # Safari tells it by the code
+        page.locator("#question").evaluate(
+            f"e => e.dispatchEvent(new KeyboardEvent('keydown', {{key: 'Enter', bubbles: true, ...{event}}}))"
+        )
+    assert page.input_value("#question") == "你\n好" and site.engine.futures == []
+    page.keyboard.press("Enter")
+    assert answered(page)[0] == "你\n好"
+    for nothing in ("", "  \n "):
+        send(page, nothing)
+    assert len(site.engine.futures) == 1
+
+
+def test_an_answer_can_be_had_anew_also_with_a_seed_that_is_kept(open_chat):
+    page = open_chat()
+    page.click("summary")
+    page.fill("#seed", "5")
+    send(page)
+    first = answered(page)
+    send(page)
+    third = answered(page)
+    assert page.locator(".again:visible").count() == 1
+    page.click(".again:visible")
+    anew = answered(page)
+    assert anew[:3] == third[:3] == [*first, QUESTION] and anew[3] != third[3] and len(anew) == 4
+
+
+def test_an_earlier_question_can_be_edited(open_chat):
+    page = open_chat()
+    for _ in range(2):
+        send(page)
+        before = answered(page)
+    page.click(".change >> nth=0")
+    assert page.input_value(".editing textarea") == QUESTION and page.is_hidden(".editing .text")
+    page.keyboard.press("Escape")
+    assert answered(page) == before and page.locator(".editing").count() == 0 and focused(page) == "question"
+    page.click(".change >> nth=0")
+    page.fill(".editing textarea", "春天？")
+    page.keyboard.press("Enter")
+    after = answered(page)
+    assert after[0] == "春天？" and len(after) == 2  # what followed is gone
+
+
+@pytest.mark.parametrize("how", ["button", "Escape", "new"])
+def test_an_answer_can_be_stopped(open_chat, site, how):
+    page = open_chat(rest=0.1)
+    send(page)
+    page_until(page, "document.querySelector('.assistant .text')?.textContent.length > 2")
+    send(page, "春天？")  # not yet
+    assert page.input_value("#question") == "春天？"
+    if how == "Escape":
+        page.keyboard.press("Escape")
+    else:
+        page.click("#halt" if how == "button" else "#new")
+    wait_until(lambda: site.engine.rows == 0)
+    assert site.engine.futures[-1].cancelled()
+    texts = answered(page)
+    if how == "new":
+        assert texts == [] and page.inner_text("#status") == ""
+    else:
+        assert len(texts[1]) > 2 and page.locator(".cut").count() == 1 and "已取消" in page.inner_text("#status")
+        site.engine.rest = 0
+        page.keyboard.press("Escape")
+        page.focus("#question")
+        page.keyboard.press("Enter")
+        assert len(answered(page)) == 4  # the conversation goes on after what was written
+
+
+def test_what_was_left_out_is_said(open_chat):
+    """By the server, where the context is full; by the page, where a request has no place for more messages."""
+    page = open_chat()
+    for _ in range(6):
+        with page.expect_request("**/v1/chat/completions") as sent:
+            send(page)
+        answered(page)
+    assert len(json.loads(sent.value.post_data)["messages"]) == 9  # of eleven
+    out = page.locator("#turns > .out").count()
+    assert out == 10  # this model's answers fill its window
+    assert f"最早的 {out} 条" in page.inner_text("#left-out") and f"oldest {out} messages" in page.inner_text(
+        "#left-out"
+    )
+    page.click("#new")
+    assert page.is_hidden("#left-out")
+
+
+def test_a_refused_question_goes_back_to_where_it_was_typed(open_chat):
+    page = open_chat(complaints=["status of 400", "ERR_CONNECTION_REFUSED"])
+    send(page)
+    before = answered(page)
+    send(page, "春" * 100)
+    page.wait_for_selector("#error", state="visible")
+    assert "ask in fewer words" in page.inner_text("#error")
+    assert answered(page) == before and page.input_value("#question") == "春" * 100
+    page.route("**/v1/chat/completions", lambda route: route.abort("connectionrefused"))
+    page.click(".again:visible")
+    page_until(page, "document.getElementById('error').textContent.includes('服务器没有回答')")
+    assert answered(page) == before  # the old answer is back
+
+
+def test_a_conversation_is_shown_as_text(open_chat):
+    page = open_chat()
+    html = "<img src=x onerror=alert(1)>"
+    line = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": html}, "finish_reason": None}]}
+    end = {"choices": [{"index": 0, "delta": {"content": "<script>1</script>"}, "finish_reason": "stop"}]}
+    body = "".join(f"data: {json.dumps(each)}\n\n" for each in (line, end)) + "data: [DONE]\n\n"
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+    send(page, html)
+    assert answered(page) == [html, html + "<script>1</script>"]
+    assert page.locator("#turns img, #turns script, #model b").count() == 0
+
+
+def test_a_conversation_works_from_the_keyboard(open_chat):
+    page = open_chat(permissions=["clipboard-read", "clipboard-write"])
+    page.keyboard.type("春天")
+    page.keyboard.press("Enter")
+    texts = answered(page)
+    for wanted in ("again", "copy"):
+        page.keyboard.press("Shift+Tab")
+        assert focused(page) == wanted
+        assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.keyboard.press("Enter")
+    page_until(page, "document.getElementById('status').textContent.includes('Copied')")
+    assert page.evaluate("navigator.clipboard.readText()") == texts[1]
+    page.keyboard.press("Shift+Tab")
+    assert focused(page) == "change"
+    page.keyboard.press("Enter")
+    page.keyboard.type("，多久")
+    page.keyboard.press("Enter")
+    assert answered(page)[0] == "春天，多久"
+
+
+def test_a_conversation_fits_a_phone_and_is_readable_in_light_and_dark(open_chat):
+    page = open_chat(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    for _ in range(2):
+        send(page)
+        answered(page)
+    page.evaluate("new Turn('user', '很长的一行'.repeat(40) + 'a'.repeat(200))")
+    page.locator(".change >> nth=0").tap()
+    page.locator("summary").tap()
+    page.evaluate("complain('错误', 'an error')")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    wide = page.locator("body *").evaluate_all(
+        "all => all.filter(e => e.checkVisibility() && e.getBoundingClientRect().right > 390.5).map(e => e.id)"
+    )
+    assert wide == []
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        assert [row for row in page.evaluate(CONTRAST) if row[0] < 4.5] == []  # WCAG 2, AA
 
 
 CONTRAST = """() => {

@@ -1,12 +1,14 @@
 // The page talks to the server that sent it, by relative addresses, so it also works behind a proxy's prefix.
 const byId = (id) => document.getElementById(id);
 const form = byId("form");
+const settings = byId("settings");
 const go = byId("go");
 const cancel = byId("cancel");
 const keep = byId("keep");
 const results = byId("results");
 const tip = byId("tip");
 const LEVELS = JSON.parse(byId("legend").dataset.levels); // class p0 from this probability on, then p1, p2, p3; below p4
+const SEEDS = Number(byId("seed").max) + 1;
 const alternatives = Number(form.dataset.logprobs); // how many rivals of each token to ask for
 let model; // its name
 let running = null; // the AbortController of the request under way
@@ -45,15 +47,38 @@ async function readModel() {
   byId("model").replaceChildren(...both("模型", "model"), ` ${model}`);
 }
 
-function request() {
-  const body = { prompt: form.elements.prompt.value, stream: true, logprobs: alternatives };
+// What the settings say, as keys of a request: those that this view shows.
+function chosen() {
+  const body = { stream: true };
   if (model) body.model = model;
-  for (const input of form.querySelectorAll("input")) {
-    if (input.value !== "") body[input.name] = Number(input.value);
+  for (const input of settings.querySelectorAll("input")) {
+    const hidden = input.closest(".only-texts") && view() !== "texts";
+    if (input.value !== "" && !hidden) body[input.name] = Number(input.value);
   }
   // an empty field: any seed, shown to the user, who can then get the same texts again
-  body.seed ??= crypto.getRandomValues(new Uint32Array(1))[0] % (Number(form.elements.seed.max) + 1);
+  body.seed ??= crypto.getRandomValues(new Uint32Array(1))[0] % SEEDS;
   return body;
+}
+
+function offerSeed(seed) {
+  keep.hidden = false;
+  keep.dataset.seed = seed;
+  keep.replaceChildren(...both("沿用", `reuse ${seed}`));
+}
+
+// ---- two views: a conversation, if the model holds one, and continuations ----
+
+const view = () => (document.body.classList.contains("chat") ? "chat" : "texts");
+
+function show(name) {
+  document.body.classList.remove("chat", "texts");
+  document.body.classList.add(name);
+  for (const button of document.querySelectorAll("nav button")) button.setAttribute("aria-pressed", button.dataset.view === name);
+  document.querySelector(`.only-${name} .notes`).append(byId("error"), byId("status"));
+  byId("error").hidden = true;
+  say();
+  hideTip();
+  (name === "chat" ? byId("question") : form.elements.prompt).focus();
 }
 
 // ---- a continuation ----
@@ -260,18 +285,37 @@ async function* events(body) {
   }
 }
 
-async function write(body, cards, signal) {
-  const since = performance.now();
-  let first = 0;
-  const response = await fetch("v1/completions", {
+// Yield the events of a streamed answer, and throw what the server refuses, at first or midway.
+async function* post(path, body, signal) {
+  const response = await fetch(path, {
     method: "POST",
     headers: { "Content-Type": "application/json" },
     body: JSON.stringify(body),
     signal,
   });
   if (!response.ok) throw await refusal(response);
-  for await (const { error, choices } of events(response.body)) {
-    if (error) throw Object.assign(new Refused(), { words: ["服务器中途停了：", error.message] });
+  for await (const event of events(response.body)) {
+    if (event.error) throw Object.assign(new Refused(), { words: ["服务器中途停了：", event.error.message] });
+    yield event;
+  }
+}
+
+// Say why a text ended early; `begun`: something was written, and stays.
+function sayWhy(error, begun) {
+  const kept = begun ? ["，已写的留着", "; what was written stays"] : ["", ""];
+  say();
+  if (error.name === "AbortError") say(`已取消${kept[0]}。`, `Cancelled${kept[1]}.`);
+  else if (error instanceof Refused) complain(...error.words);
+  else if (begun) complain(`连接断了${kept[0]}。`, `The connection was lost${kept[1]}.`);
+  else complain("服务器没有回答。", "The server does not answer.");
+}
+
+const cutWords = (error) => (error.name === "AbortError" ? ["已取消", "cancelled"] : ["断了", "cut off"]);
+
+async function write(body, cards, signal) {
+  const since = performance.now();
+  let first = 0;
+  for await (const { choices } of post("v1/completions", body, signal)) {
     for (const { index, text, logprobs, finish_reason: reason } of choices) {
       first ||= performance.now() - since;
       if (text) cards[index].add(text, logprobs);
@@ -287,7 +331,7 @@ async function write(body, cards, signal) {
 async function generate() {
   running?.abort();
   const controller = (running = new AbortController());
-  const body = request();
+  const body = { ...chosen(), prompt: form.elements.prompt.value, logprobs: alternatives };
   cancel.disabled = false;
   byId("error").hidden = true;
   hideTip();
@@ -295,26 +339,15 @@ async function generate() {
   results.setAttribute("aria-busy", "true");
   say("正在写…", "Writing…");
   const cards = Array.from({ length: body.n }, (_, i) => new Card(i + 1, body.prompt));
-  keep.hidden = false;
-  keep.dataset.seed = body.seed;
-  keep.replaceChildren(...both("沿用", `reuse ${body.seed}`));
+  offerSeed(body.seed);
   try {
     await write(body, cards, controller.signal);
   } catch (error) {
     if (running !== controller) return; // a newer request has taken over
     const begun = cards.some((card) => card.written);
     if (!begun) results.replaceChildren(); // nothing that could be kept
-    const kept = begun ? ["，已写的留着", "; what was written stays"] : ["", ""];
-    if (error.name === "AbortError") {
-      for (const card of cards) card.end("cut", "已取消", "cancelled");
-      say(`已取消${kept[0]}。`, `Cancelled${kept[1]}.`);
-    } else {
-      for (const card of cards) card.end("cut", "断了", "cut off");
-      say();
-      if (error instanceof Refused) complain(...error.words);
-      else if (begun) complain(`连接断了${kept[0]}。`, `The connection was lost${kept[1]}.`);
-      else complain("服务器没有回答。", "The server does not answer.");
-    }
+    for (const card of cards) card.end("cut", ...cutWords(error));
+    sayWhy(error, begun);
   } finally {
     if (running === controller) {
       running = null;
@@ -329,12 +362,12 @@ form.addEventListener("submit", (event) => {
   event.preventDefault();
   generate();
 });
-form.addEventListener("input", (event) => {
+settings.addEventListener("input", (event) => {
   if (event.target.type === "range") showValue(event.target);
 });
-form.addEventListener("invalid", () => (byId("settings").open = true), true); // a closed drawer would hide the reason
+settings.addEventListener("invalid", () => (settings.open = true), true); // a closed drawer would hide the reason
 cancel.addEventListener("click", () => running?.abort());
-keep.addEventListener("click", () => (form.elements.seed.value = keep.dataset.seed));
+keep.addEventListener("click", () => (byId("seed").value = keep.dataset.seed));
 byId("colours").addEventListener("change", (event) => {
   document.body.classList.toggle("plain", !event.target.checked);
   hideTip();
@@ -346,12 +379,18 @@ results.addEventListener("focusout", tipFor);
 results.addEventListener("keydown", walk);
 document.addEventListener("keydown", (event) => {
   if (event.isComposing) return; // Enter and Esc belong to the input method while it composes
+  if (view() !== "texts") return;
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
   if (event.key === "Escape") {
     hideTip();
     running?.abort();
   }
 });
-byId("settings").open = matchMedia("(min-width: 40rem)").matches;
-form.querySelectorAll("input[type=range]").forEach(showValue);
+document.querySelector("nav").addEventListener("click", ({ target }) => {
+  const chosenView = target.closest("button")?.dataset.view;
+  if (chosenView) show(chosenView);
+});
+show(view()); // the server has said which comes first
+settings.open = view() === "texts" && matchMedia("(min-width: 40rem)").matches;
+settings.querySelectorAll("input[type=range]").forEach(showValue);
 readModel().catch(() => complain("服务器没有回答。", "The server does not answer."));

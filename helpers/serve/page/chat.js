@@ -1,0 +1,224 @@
+// The conversation: questions and answers in turns. What both views need is in page.js, which comes first.
+const turns = byId("turns");
+const asking = byId("asking");
+const question = byId("question");
+const halt = byId("halt");
+const mostMessages = Number(asking.dataset.messages);
+const mostBytes = Number(asking.dataset.bytes) - 1024; // the settings stand in the same body
+let talk = []; // of `Turn`, from the oldest on
+let answering = null; // the AbortController of the answer under way
+
+// ---- turns ----
+
+function button(name, zh, en, act) {
+  const made = document.createElement("button");
+  made.type = "button";
+  made.className = name;
+  made.append(...both(zh, en));
+  made.addEventListener("click", act);
+  return made;
+}
+
+class Turn {
+  constructor(role, content) {
+    this.role = role;
+    this.content = content;
+    this.attempt = 0; // how often this question was answered before
+    this.item = document.createElement("li");
+    this.item.className = role;
+    this.text = document.createElement("p");
+    this.text.className = "text";
+    this.text.textContent = content;
+    this.state = document.createElement("span");
+    const foot = document.createElement("p");
+    foot.className = "foot";
+    this.copy = button("copy", "复制", "Copy", () => this.copyText());
+    const change = role === "user" ? button("change", "修改", "Edit", () => this.edit()) : button("again", "重答", "Again", () => again());
+    foot.append(this.state, this.copy, change);
+    const who = document.createElement("b");
+    who.append(...(role === "user" ? both("你", "You") : both("模型", "Model")));
+    this.item.append(who, this.text, foot);
+    talk.push(this);
+    turns.append(this.item);
+  }
+
+  add(text) {
+    const below = turns.scrollHeight - turns.scrollTop - turns.clientHeight;
+    this.content += text;
+    this.text.append(text);
+    if (below < 40) turns.scrollTop = turns.scrollHeight; // who has scrolled up to read is left there
+  }
+
+  end(kind, ...words) {
+    this.item.classList.remove("writing");
+    this.item.classList.add(kind);
+    this.state.replaceChildren(...both(`${[...this.content].length} 字${words.length ? ` · ${words[0]}` : ""}`, words[1] ?? ""));
+  }
+
+  async copyText() {
+    const done = await copyToClipboard(this.content, this.text);
+    say(done ? "已复制。" : "文字已选中，请按 Ctrl+C。", done ? "Copied." : "The text is selected: press Ctrl+C.");
+  }
+
+  // Let the question be written anew, in its own place; what follows it is dropped when it is sent.
+  edit() {
+    const box = document.createElement("textarea");
+    box.value = this.content;
+    box.maxLength = question.maxLength;
+    box.setAttribute("aria-label", "修改问题 Edit the question");
+    const close = () => {
+      this.item.classList.remove("editing");
+      box.remove();
+      row.remove();
+      question.focus();
+    };
+    const send = () => {
+      if (answering || !box.value.trim()) return;
+      close();
+      ask(box.value, talk.indexOf(this));
+    };
+    const row = document.createElement("p");
+    row.className = "foot";
+    row.append(button("send", "发送", "Send", send), button("leave", "不改了", "Cancel", close));
+    this.item.classList.add("editing");
+    this.item.append(box, row);
+    onEnter(box, send);
+    box.addEventListener("keydown", (event) => {
+      if (event.key === "Escape" && !event.isComposing) close();
+    });
+    box.focus();
+  }
+}
+
+function drop(from) {
+  for (const turn of talk.splice(from)) turn.item.remove();
+}
+
+// Enter sends, Shift+Enter breaks the line; the Enter that ends a composition belongs to the input method.
+function onEnter(box, act) {
+  box.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.keyCode === 229) return;
+    event.preventDefault();
+    act();
+  });
+}
+
+// ---- questions and answers ----
+
+// Return the messages to send, and how many of the oldest a request has no place for.
+function messages() {
+  const system = byId("system").value.trim();
+  const first = system ? [{ role: "system", content: system }] : [];
+  const spoken = talk.map(({ role, content }) => ({ role, content }));
+  const size = (from) => new TextEncoder().encode(JSON.stringify([...first, ...spoken.slice(from)])).length;
+  let from = 0;
+  while (from + 2 < spoken.length && (first.length + spoken.length - from > mostMessages || size(from) > mostBytes)) from += 2;
+  return { sent: [...first, ...spoken.slice(from)], unsent: from };
+}
+
+function showLeftOut(count) {
+  talk.forEach((turn, i) => turn.item.classList.toggle("out", i < count));
+  byId("left-out").hidden = !count;
+  byId("left-out").replaceChildren(...both(`上下文满了：最早的 ${count} 条，模型没有看到。`, `The context is full: the model did not see the oldest ${count} messages.`));
+}
+
+function ask(text, at = talk.length) {
+  drop(at);
+  new Turn("user", text);
+  answer();
+}
+
+function again() {
+  if (answering) return;
+  const [old] = talk.slice(-1);
+  drop(talk.length - 1);
+  question.focus();
+  answer(old);
+}
+
+async function converse(body, unsent, turn, signal) {
+  const since = performance.now();
+  for await (const { choices, messages_left_out: leftOut } of post("v1/chat/completions", body, signal)) {
+    if (leftOut !== undefined) showLeftOut(unsent + leftOut);
+    for (const { delta, finish_reason: reason } of choices) {
+      if (delta.content) turn.add(delta.content);
+      if (reason === "length") turn.end("long", "到了长度", "reached the length");
+      else if (reason) turn.end("whole");
+    }
+  }
+  const seconds = ((performance.now() - since) / 1000).toFixed(2);
+  say(`答好了：${seconds} 秒，种子 ${body.seed}。`, `Answered in ${seconds} s, seed ${body.seed}.`);
+}
+
+// Answer the last question; `old`: the answer that a new one replaces, and that comes back if there is none.
+async function answer(old) {
+  const controller = (answering = new AbortController());
+  const { sent, unsent } = messages();
+  const body = { ...chosen(), messages: sent };
+  const turn = new Turn("assistant", "");
+  if (old) turn.attempt = old.attempt + 1;
+  body.seed = (body.seed + turn.attempt) % SEEDS; // a kept seed must not bring the same answer again
+  offerSeed(body.seed);
+  byId("error").hidden = true;
+  halt.disabled = false;
+  turn.item.classList.add("writing");
+  turns.setAttribute("aria-busy", "true");
+  turns.scrollTop = turns.scrollHeight;
+  say("正在写…", "Writing…");
+  try {
+    await converse(body, unsent, turn, controller.signal);
+  } catch (error) {
+    if (answering !== controller) return; // a new conversation has begun
+    if (turn.content) {
+      turn.end("cut", ...cutWords(error));
+    } else {
+      drop(talk.length - 1);
+      if (old) giveBack(old);
+      else takeBack();
+    }
+    sayWhy(error, Boolean(turn.content));
+  } finally {
+    if (answering === controller) rest();
+  }
+}
+
+function giveBack(old) {
+  talk.push(old);
+  turns.append(old.item);
+}
+
+// A question without an answer goes back to where it was typed.
+function takeBack() {
+  question.value ||= talk.at(-1).content;
+  drop(talk.length - 1);
+}
+
+function rest() {
+  answering = null;
+  turns.removeAttribute("aria-busy");
+  if (document.activeElement === halt) question.focus(); // a disabled button would lose the keyboard's place
+  halt.disabled = true;
+}
+
+asking.addEventListener("submit", (event) => {
+  event.preventDefault();
+  const text = question.value;
+  if (answering || !text.trim() || !byId("seed").reportValidity()) return;
+  question.value = "";
+  ask(text);
+});
+onEnter(question, () => asking.requestSubmit());
+halt.addEventListener("click", () => answering?.abort());
+byId("new").addEventListener("click", () => {
+  const left = answering;
+  rest();
+  left?.abort();
+  drop(0);
+  showLeftOut(0);
+  byId("error").hidden = true;
+  say();
+  question.focus();
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !event.isComposing && view() === "chat") answering?.abort();
+});
