@@ -40,13 +40,14 @@ class _Cluster(Executor):
     """The executor of a Dask client; leaving `with` closes the connection, and the cluster runs on."""
 
     def __init__(self, client):
-        self.client, self.pool = client, client.get_executor(pure=False)
+        self.client = client
 
     def submit(self, fn: Callable, /, *args, **kwargs) -> Future:
-        return self.pool.submit(fn, *args, **kwargs)
+        # Dask's own future: it asks again for a result that a dying worker takes along; the one of the client's
+        # executor can mistake such a result for an error
+        return self.client.submit(fn, *args, pure=False, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        self.pool.shutdown(wait=wait and not cancel_futures)
         self.client.close()
 
 

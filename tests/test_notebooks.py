@@ -52,6 +52,16 @@ def solved_course(root: Path) -> None:
         nbformat.write(solved(nbformat.read(path, as_version=4)), path)
 
 
+def own_corpus(folder: Path) -> None:
+    """Write what somebody may have: texts in one file, and conversations in a table, in an old encoding each."""
+    folder.mkdir()
+    text = "\n\n".join(document.text for document in islice(built_in.documents(seed=1), 220))
+    (folder / "我的 文章.txt").write_bytes(text.encode("gb18030"))
+    first = [exchanges[0] for exchanges in islice(built_in.conversations(80, seed=1), 80)]
+    lines = ["问题,回答", *(f"{exchange.question},{exchange.answer}" for exchange in first)]
+    (folder / "对话.csv").write_bytes("\n".join(lines).encode("gb18030"))
+
+
 def course(runs: Path, *arguments: str, cwd: Path) -> str:
     """Run `python -m helpers.run …` from a folder that isn't the repository; return what it printed.
 
@@ -79,9 +89,8 @@ def run(request, tmp_path_factory):
         patch.setenv("RUNS_DIR", str(folder / "runs"))
         arguments = ["--run", request.param]
         if request.param == "own":
-            text = "\n\n".join(document.text for document in islice(built_in.documents(seed=1), 300))
-            (folder / "我的 语料.txt").write_bytes(text.encode("gb18030"))
-            arguments += ["--corpus", "我的 语料.txt"]
+            own_corpus(folder / "我的 语料")
+            arguments += ["--corpus", "我的 语料"]
         else:
             solved_course(folder / "solved")
         printed = course(folder / "runs", *arguments, cwd=folder)
