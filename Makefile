@@ -8,6 +8,8 @@ PRESET ?=
 export RUN CORPUS PRESET
 # threads of torch wait awake for a moment only: beside another busy program, long waits cost half the speed
 export GOMP_SPINCOUNT ?= 5000
+# images for containers often set this; without compiled modules each notebook and worker takes seconds longer to start
+unexport PYTHONDONTWRITEBYTECODE
 
 # conda's `base` is not an environment one has chosen: it only lends its Python to .venv
 ifdef VIRTUAL_ENV

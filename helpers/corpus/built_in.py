@@ -135,7 +135,8 @@ def strangers() -> list[str]:
 
 def _entry(topic: str) -> dict:
     grammar = _grammar()
-    return next(grammar[part][topic] for part in ("topics", "plain_topics", "matters") if topic in grammar[part])
+    parts = (grammar[part] for part in ("topics", "plain_topics", "matters"))
+    return next((part[topic] for part in parts if topic in part), {})  # people ask about other matters, too
 
 
 def columns(topic: str) -> list[str]:
