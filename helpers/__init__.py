@@ -20,9 +20,10 @@ The rooms; a room imports the ground floor and rooms above it, and each package'
     generate    05  a model becomes a writer: sampling, KV cache, beam search, constraints, explanations
     serve       06  a writer becomes an HTTP service: continuous batching, authentication, streaming, metrics
 
-A side door that makes a model of its own, from rooms of the six:
+Side doors that make models of their own, from rooms of the six:
 
     chat            a writer becomes an answerer: supervised fine-tuning on conversations, LoRA
+    reward          an answerer becomes a better one: a judge, GRPO, DPO
 
     show        everything that is for the eyes: figures, dashboards, panels; only notebooks import it
 """

@@ -21,10 +21,11 @@ SIDE_DOORS = {
     "tournament": ("deeper/tournament", "tournament"),
     "recipes": ("deeper/recipes", "recipes"),
     "chat": ("deeper/chat", "chat"),
+    "reward": ("deeper/reward", "reward"),
 }
 NOTEBOOKS = STAGES | SIDE_DOORS
 # what a run's models are called -> the stage or side door that trains each; a later one began as an earlier one
-MODELS = {"base": "train", "chat": "chat"}
+MODELS = {"base": "train", "chat": "chat", "reward": "reward"}
 
 
 def repo_root() -> Path:

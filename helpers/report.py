@@ -47,6 +47,7 @@ FIGURES = {
         ("facts_seen", "facts right, seen", ".0%"),
         ("facts_held_out", "held out", ".0%"),
     ],
+    "reward": [("facts_seen", "facts right, seen", ".1%"), ("facts_held_out", "held out", ".1%")],
 }
 SAMPLES = 12  # generated texts on the page
 

@@ -31,6 +31,7 @@ RESULT = {
     "serve": {"latency_ms_p50", "first_token_ms_p50"},
     "recipes": {"best", "baseline_bits_per_char", "default_bits_per_char", "unclear"},
     "chat": {"val_bits_per_char", "floor_bits_per_char", "conversations", "steps", "plain_bits_tuned"},
+    "reward": {"best", "facts_seen", "facts_held_out", "steps"},
     "tournament": {"best"} | {f"{kind}_bits_per_char" for kind in ("characters", "words", "bpe", "bytes")},
 }
 PLAIN_LOAD = """

@@ -39,10 +39,11 @@ IMPORTS = {
     "generate": {"paths", "files", "manifest", "vocab", "corpus.shards"},
     "serve": {"paths", "manifest", "vocab.chat", "generate"},
     "chat": {"paths", "files", "manifest", "device", "corpus", "vocab", "tokens", "train", "generate"},
+    "reward": {"paths", "device", "manifest", "corpus", "vocab", "train", "generate", "chat"},
     "report": {"paths", "files", "manifest"},
     "run": {"paths", "wording", "files", "manifest", "report", "corpus.find"},
 }
-WITH_TORCH = {"device", "tokens.windows", "train", "generate", "serve", "chat", "show"}
+WITH_TORCH = {"device", "tokens.windows", "train", "generate", "serve", "chat", "reward", "show"}
 MODULES = sorted((ROOT / "helpers").rglob("*.py"))
 SIX = sorted((ROOT / "notebooks").glob("*.ipynb"))
 DEEPER = sorted((ROOT / "notebooks" / "deeper").glob("*.ipynb"))
@@ -277,6 +278,9 @@ QUESTIONS = {
     "chat template": "vocab.chat",
     "fine-tuning": "chat.job",
     "LoRA": "chat.lora",
+    "GRPO": "reward.grpo",
+    "DPO": "reward.dpo",
+    "KL divergence": "reward.policy",
     "KV cache": "generate.inference",
     "top-p": "generate.sampling",
     "repetition penalty": "generate.sampling",

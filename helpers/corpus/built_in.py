@@ -187,6 +187,11 @@ def held_out() -> frozenset[Combination]:
     return frozenset(chosen)
 
 
+def combinations() -> list[Combination]:
+    """Return all combinations, those that are held out among them."""
+    return [Combination(plant, topic, s) for plant in facts() for topic in topics() for s in situations(topic)]
+
+
 @cache
 def seen_situations(plant: str, topic: str) -> tuple[str, ...]:
     """Return the situations in which `documents` shows a plant, for a topic."""
@@ -288,12 +293,6 @@ class _Drawing:
     def text(self) -> str:
         """Return what has been said so far."""
         return "".join(self.parts)
-
-
-def _wording(name: str, plant: str, topic: str, situation: str, rng: random.Random) -> tuple[str, float]:
-    drawing = _Drawing(rng, plant)
-    drawing.write(_slot(name, _State(topic, value(plant, topic), situation)))
-    return drawing.text(), math.fsum(choice.bits for choice in drawing.choices)
 
 
 # ---- plain questions ----
@@ -504,15 +503,20 @@ def examination(seed: int, n: int) -> list[Question]:
     of the examination is `plain_questions`.
     """
     rng = random.Random(seed)
-    every = [Combination(plant, topic, s) for plant in facts() for topic in topics() for s in situations(topic)]
     questions = []
-    for kind, wanted in (("seen", n - n // 2), ("held out", n // 2)):
-        pool = sorted((c for c in every if (c in held_out()) == (kind == "held out")), key=lambda _: rng.random())
-        for i in range(wanted):
-            combination = pool[i % len(pool)]
-            line, _ = _wording("question", *combination, rng)
-            questions.append(Question(f"{line}\n", *combination, kind))
+    for is_held_out, wanted in ((False, n - n // 2), (True, n // 2)):
+        pool = sorted((c for c in combinations() if (c in held_out()) == is_held_out), key=lambda _: rng.random())
+        questions += [ask(pool[i % len(pool)], rng) for i in range(wanted)]
     return questions
+
+
+def ask(combination: Combination, rng: random.Random) -> Question:
+    """Return a question with a story on a combination, in words that are drawn from the grammar."""
+    plant, topic, situation = combination
+    drawing = _Drawing(rng, plant)
+    drawing.write(_slot("question", _State(topic, value(plant, topic), situation)))
+    kind = "held out" if combination in held_out() else "seen"
+    return Question(f"{drawing.text()}\n", *combination, kind)
 
 
 def mark(question: Question, answer: str) -> bool:

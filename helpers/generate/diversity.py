@@ -56,13 +56,13 @@ def grid(
                 copied = [index.copied(text) for text in texts]
                 longest = fmean(each.longest for each in copied)
                 share = sum(each.known for each in copied) / max(1, sum(each.ngrams for each in copied))
-            diversity = fmean(_distinct(group, n) for group in groups)
-            repetition = fmean(1 - _distinct([text], n) for text in texts)
+            diversity = fmean(distinct(group, n) for group in groups)
+            repetition = fmean(1 - distinct([text], n) for text in texts)
             cells.append(Cell(temperature, top_p, diversity, repetition, longest, share))
     return cells
 
 
-def _distinct(texts: Sequence[str], n: int) -> float:
+def distinct(texts: Sequence[str], n: int) -> float:
     """Return the share of different n-grams among all of the texts; 1 if there are none."""
     grams = [text[i : i + n] for text in texts for i in range(len(text) - n + 1)]
     return len(set(grams)) / len(grams) if grams else 1.0

@@ -21,7 +21,7 @@ transformers_logging.disable_progress_bar()  # a bar for each loaded file would 
 
 
 def latest_model(run: str) -> str:
-    """Return the name, in `paths.MODELS`, of the last model that a run has: chat or base."""
+    """Return the name, in `paths.MODELS`, of the last model that a run has: reward, chat or base."""
     made = [name for name, stage in paths.MODELS.items() if (paths.room(run, stage) / MANIFEST).is_file()]
     return made[-1] if made else "base"
 

@@ -134,6 +134,8 @@ def describe_loss(rows: Sequence[Mapping], floor: float | None) -> str:
     return f"bits per character: {', '.join(words) or 'nothing measured yet'}"
 
 
+POINTS = 120  # of a line in a panel
+FEW = 30  # where single steps say little
 # title, field of a step row, factor, on a log axis?
 PANELS: tuple[tuple[str, Field, float, bool], ...] = (
     ("learning rate", "lr", 1, False),
@@ -145,13 +147,14 @@ PANELS: tuple[tuple[str, Field, float, bool], ...] = (
     ("busiest expert", busiest, 1, False),
     ("fp16 scale", "scale", 1, True),
 )
-POINTS = 120  # of a line in a panel
 LIVE = 3  # panels while the run goes on, the first that have data: a picture to be read at a glance
 
 
-def draw_panel(ax: Axes, rows: Sequence[Mapping], title: str, field: Field, factor: float, log: bool) -> None:
-    """Draw one field over the steps, with its last value in the title."""
-    steps, *lines = averaged(rows, "step", field, POINTS)
+def draw_panel(
+    ax: Axes, rows: Sequence[Mapping], title: str, field: Field, factor: float, log: bool, points: int = POINTS
+) -> None:
+    """Draw one field over the steps, in `points` parts at most, with its last value in the title."""
+    steps, *lines = averaged(rows, "step", field, points)
     values, low, high = (factor * line for line in lines)
     known = values[np.isfinite(values)]
     if field == "lr":
@@ -249,3 +252,26 @@ def curves(
     NaN is a gap. Raises ValueError for a name with other than English letters.
     """
     show_figure(curves_figure(series, x, y, levels or {}), describe_curves(series, levels or {}))
+
+
+def panels_figure(rows: Sequence[Mapping], fields: Mapping[str, str]) -> Figure:
+    """Return the figure of `panels`."""
+    steps = [{"event": "step", "total_steps": len(rows)} | row for row in rows]
+    names = "".join(chr(ord("A") + i) for i in range(len(fields)))
+    fig, axes = mosaic(1.5, names)
+    for name, (title, field) in zip(names, fields.items(), strict=True):
+        draw_panel(axes[name], steps, title, field, 1.0, log=False, points=FEW)
+    return fig
+
+
+def panels(rows: Sequence[Mapping], fields: Mapping[str, str]) -> None:
+    """Show fields of rows over their "step", a small panel each, with its last value: {title: field}.
+
+    A row may lack a field; titles are in English letters. Updates are averaged in parts, and the shade goes from the
+    lowest of a part to its highest.
+    """
+    words = []
+    for title, field in fields.items():
+        values = [row[field] for row in rows if field in row]
+        words.append(f"{title}: {short(values[0])} to {short(values[-1])}" if values else f"{title}: nothing measured")
+    show_figure(panels_figure(rows, fields), "; ".join(words))

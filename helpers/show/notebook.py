@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
 
 # ruff: noqa: E402, F401
-from helpers.show.curves import curves
+from helpers.show.curves import curves, panels
 from helpers.show.dashboard import watch
 from helpers.show.drawing import drawing
 from helpers.show.exercise import predict

@@ -152,7 +152,10 @@ def test_where_the_key_comes_from(monkeypatch, tmp_path):
 # ---- which model of the run ----
 
 
-@pytest.mark.parametrize("made, wanted", [(["train"], "base"), (["train", "chat"], "chat")])
+LAST = {"base": ["train"], "chat": ["train", "chat"], "reward": ["train", "reward"]}
+
+
+@pytest.mark.parametrize("made, wanted", [(made, wanted) for wanted, made in LAST.items()])
 def test_the_last_model_that_the_run_has(monkeypatch, tmp_path, made, wanted):
     monkeypatch.setenv("RUNS_DIR", str(tmp_path))
     for stage in made:

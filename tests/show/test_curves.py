@@ -56,3 +56,14 @@ def test_curves_differ_in_more_than_their_colour_and_are_named_at_their_ends():
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("updates", "nats")
     with pytest.raises(ValueError, match="训练"):
         curves.curves_figure({"训练": []}, "updates", "nats", {})
+
+
+def test_a_panel_for_each_field(shown):
+    rows = [{"step": i, "reward": i / 10, **({"kl": 0.5} if i > 4 else {})} for i in range(1, 9)]
+    show.panels(rows, {"reward": "reward", "KL": "kl", "nothing": "missing"})
+    data = shown[0]["data"]
+    assert base64.b64decode(data["image/png"]).startswith(PNG)
+    assert data["text/plain"] == "reward: 0.1 to 0.8; KL: 0.5 to 0.5; nothing: nothing measured"
+    axes = curves.panels_figure(rows, {"reward": "reward", "KL": "kl"}).axes
+    assert [ax.get_title(loc="left") for ax in axes] == ["reward  0.8", "KL  0.5"]
+    assert axes[0].lines[0].get_xdata().tolist() == list(range(1, 9)) and axes[1].lines[0].get_xdata()[0] == 5

@@ -1,0 +1,71 @@
+"""The same questions before and after: how many answers were put right, how many were broken, and how sure that is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from helpers.chat.answer import answer_batch, ask
+from helpers.corpus.built_in import Question
+from helpers.generate.settings import Settings
+from helpers.reward import judge
+
+GREEDY = Settings(max_new_tokens=80, temperature=0.0)
+RESAMPLED = 2000
+Interval = tuple[float, float]
+
+
+def marks(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, questions: Sequence[Question]) -> np.ndarray:
+    """Return which questions a model answers right, (questions,), always taking the likeliest token."""
+    answers = answer_batch(model, tokenizer, [ask(each.prompt.strip()) for each in questions], GREEDY)
+    return np.array(
+        [bool(judge.reward(question, each.text)) for question, each in zip(questions, answers, strict=True)]
+    )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What became of the answers to the same questions; shares with their 95 % intervals."""
+
+    questions: int
+    before: float  # share that was right
+    after: float
+    gain: float  # after − before
+    gain_interval: Interval
+    wrong: int  # answers that were wrong before
+    put_right: float  # the share of those that are right now; 0 if none was wrong
+    put_right_interval: Interval
+    broken: float  # the share of the others that are wrong now
+    broken_interval: Interval
+
+
+def compare(questions: Sequence[Question], before: np.ndarray, after: np.ndarray, seed: int = 0) -> Comparison:
+    """Return the comparison of two models' marks on the same questions.
+
+    The intervals come from drawing combinations anew (cluster bootstrap; Efron 1979, Field and Welsh 2007): questions
+    on one combination in other words go right or wrong together, and count as less than so many questions.
+    """
+    # 1. per combination: questions, right before, right after, put right, broken
+    numbers: dict[tuple[str, ...], int] = {}
+    fresh = count()
+    kinds = [(each.plant, each.topic, each.situation) for each in questions]
+    for kind in kinds:
+        if kind not in numbers:
+            numbers[kind] = next(fresh)
+    columns = np.stack([np.ones(len(before)), before, after, ~before & after, before & ~after], 1)  # (Q, 5)
+    table = np.zeros((len(numbers), 5))
+    np.add.at(table, [numbers[kind] for kind in kinds], columns)
+    # 2. the sums, and those of combinations drawn with replacement
+    drawn = np.random.default_rng(seed).integers(len(table), size=(RESAMPLED, len(table)))
+    sums = np.concatenate([table.sum(0)[None], table[drawn].sum(1)])  # (1 + RESAMPLED, 5)
+    n, was, now, righted, spoiled = sums.T
+    shares = np.stack([(now - was) / n, righted / np.maximum(n - was, 1), spoiled / np.maximum(was, 1)])
+    low, high = np.quantile(shares[:, 1:], [0.025, 0.975], axis=1)
+    gain, put_right, broken = shares[:, 0].tolist()
+    intervals: list[Interval] = [(float(a), float(b)) for a, b in zip(low, high, strict=True)]
+    return Comparison(
+        len(before), float(was[0] / n[0]), float(now[0] / n[0]), gain, intervals[0], int(n[0] - was[0]),
+        put_right, intervals[1], broken, intervals[2],
+    )  # fmt: skip

@@ -1,0 +1,233 @@
+"""One training run of deeper/reward: from an answering model to a better one, by GRPO or by DPO.
+
+Both ask the same kind of questions, draw the same kind of endings, are held near the start by the same anchor, and have
+the same time. Only the matrices inside the blocks are trained. At the end stand the mean weights of the last updates.
+"""
+
+import copy
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from helpers import paths
+from helpers.chat.start import load_start
+from helpers.corpus.find import BUILT_IN
+from helpers.device import pick_device, pick_precision
+from helpers.generate import generate
+from helpers.manifest import MANIFEST, RoomError, open_room
+from helpers.reward import dpo, grpo, policy
+from helpers.reward.asker import Asker
+from helpers.reward.policy import Branch
+from helpers.reward.rollout import Group, write_endings, write_openings
+from helpers.train.model import blocks
+from helpers.train.optim import learning_rate
+
+METHODS = ("grpo", "dpo")
+SURVEY = 4  # the asker begins with what so many updates' questions earn
+AHEAD = 4  # openings are written for so many updates at once
+COLLECTING = 0.4  # DPO: the share of the time in which pairs are drawn
+AVERAGED = 0.4  # the share of the time, its last, whose weights are averaged
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardSettings:
+    """The parameters of deeper/reward that decide on a training run. Raises ValueError."""
+
+    run: str = "sample"  # name of the run: all files are in runs/<run>/
+    begin: str = "auto"  # the model to begin with: base, chat, or auto: chat if the run has it
+    minutes: float = 1.4  # time of one training run
+    steps: int = 0  # updates, instead of minutes; 0: by the clock
+    questions: int = 64  # questions per update
+    answers: int = 8  # endings per question: a group
+    focus: float = 0.5  # share of the questions that ask what goes wrong; the others ask evenly
+    kl_weight: float = 1.0  # weight of the anchor: how dear it is to move where all is right
+    beta: float = 0.1  # DPO: how far a pair is to be parted; smaller is further
+    lr: float = 3e-4  # learning rate at its peak
+    warmup_steps: int = 10  # updates in which the rate climbs
+    precision: str = "auto"  # auto, fp32, bf16 or fp16
+    device: str = "auto"  # auto, cpu, cuda or mps
+    seed: int = 0  # which questions, which answers
+
+    def __post_init__(self) -> None:
+        for name, least in (("questions", 1), ("answers", 2), ("steps", 0), ("warmup_steps", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least {least}")
+        if not 0 <= self.focus <= 1:
+            raise ValueError(f"focus is {self.focus}: it is a share, between 0 and 1")
+        if self.begin not in ("auto", "base", "chat"):
+            raise ValueError(f"begin is '{self.begin}': choose auto, base or chat")
+
+
+def load_beginning(settings: RewardSettings) -> tuple[PreTrainedModel, PreTrainedTokenizerFast, str]:
+    """Return (model in eval mode, tokenizer with a chat template, which of the run's models it is).
+
+    Raises RoomError where the run's corpus is not the built-in one: nobody can check answers about another text.
+    """
+    if open_room(settings.run, "corpus")["result"]["source"] != BUILT_IN:
+        raise RoomError(
+            f"the corpus of run '{settings.run}' is your own, and a reward needs a judge: only of the built-in corpus "
+            "is it known which answers are right. Run it on a run without --corpus, or write a judge for your text: "
+            "helpers/reward/judge.py is one"
+        )
+    has_chat = (paths.room(settings.run, "chat") / MANIFEST).is_file()
+    begin = settings.begin if settings.begin != "auto" else "chat" if has_chat else "base"
+    model, tokenizer = generate.load(settings.run, begin) if begin == "chat" else load_start(settings.run)[:2]
+    return model.to(pick_device(settings.device)).eval().requires_grad_(False), tokenizer, begin  # type: ignore[arg-type]
+
+
+class Learner:
+    """A model that learns from rewards, beside the model that it was: one method per part of an update."""
+
+    def __init__(self, start: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, settings: RewardSettings) -> None:
+        self.settings, self.tokenizer, self.start = settings, tokenizer, start
+        self.model = copy.deepcopy(start).requires_grad_(False)
+        self.precision = pick_precision(settings.precision, start.device)
+        # the tied table and the norms serve all texts: what is to be learnt is a conclusion, and that is in the blocks
+        self.trained = [p for block in blocks(self.model) for p in block.parameters() if p.ndim > 1]
+        for p in self.trained:
+            p.requires_grad_(True)
+        self.optimizer = torch.optim.AdamW(self.trained, settings.lr, betas=(0.9, 0.98), weight_decay=0.0)
+        self.asker = Asker(settings.focus, settings.seed)
+        self.openings: list = []
+        self.step, self.begin = 0, time.perf_counter()
+        self.mean: list[Tensor] = []  # of the weights, since AVERAGED began
+        self.averaged = 0
+
+    @property
+    def progress(self) -> float:
+        """How much of the run is over: 1 at its end, or more."""
+        if self.settings.steps:
+            return self.step / self.settings.steps
+        return (time.perf_counter() - self.begin) / (60 * max(self.settings.minutes, 1e-9))
+
+    # ---- 1. answers ----
+
+    def draw(self) -> list[Group]:
+        """Ask questions, write endings, have them judged, and tell the asker."""
+        settings = self.settings
+        if len(self.openings) < settings.questions:
+            questions = self.asker.ask(AHEAD * settings.questions)
+            self.openings += write_openings(self.model, self.tokenizer, questions, self.asker.random)
+        openings, self.openings = self.openings[: settings.questions], self.openings[settings.questions :]
+        groups = write_endings(self.model, self.tokenizer, openings, settings.answers, self.asker.random)
+        self.asker.tell((group.opening.question, group.mean) for group in groups)
+        return groups
+
+    # ---- 2. losses ----
+
+    def anchors(self, groups: Sequence[Group]) -> list[Branch]:
+        """Return an ending of each group in which all is right: there the model should stay as it was."""
+        return [(group.opening.ids, group.endings[:1]) for group in groups if group.mean == 1]
+
+    def drift(self, branches: Sequence[Branch], log_p: Tensor) -> Tensor:
+        """Return the mean KL divergence KL(before ‖ now) per token of these endings, whose `log_p` now is (N, V).
+
+        In this direction it is dear to give up what the model could say before: the answers stay varied.
+        """
+        with torch.no_grad():
+            before = policy.score(self.start, branches, self.precision).log_p
+        return policy.kl(before, log_p).mean()
+
+    def losses(
+        self, learnt: Sequence[Branch], held: Sequence[Branch]
+    ) -> tuple[policy.Scored, Tensor, dict[str, float]]:
+        """Return (scores of `learnt`, drift on `held`, figures for the log), from one pass over both."""
+        scored = policy.score(self.model, [*learnt, *held], self.precision)
+        own = scored.ending < sum(len(endings) for _, endings in learnt)  # (N,) whether it is of `learnt`
+        drift = self.drift(held, scored.log_p[~own]) if held else scored.log_p.new_zeros(())
+        entropy = policy.entropy(scored.log_p.detach()).mean()
+        figures = {"kl": float(drift.detach()), "entropy": float(entropy)}
+        return policy.Scored(scored.log_p[own], scored.chosen[own], scored.ending[own]), drift, figures
+
+    # ---- 3. the update ----
+
+    def update(self, loss: Tensor) -> float:
+        """Move the weights against the gradient of a loss; return its norm before clipping."""
+        settings, progress = self.settings, min(self.progress, 1.0)
+        self.optimizer.zero_grad()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.trained, 1.0)
+        rate = learning_rate(self.step, settings.warmup_steps + 1, settings.lr, settings.warmup_steps, "constant", 0.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * (1 - progress)
+        if torch.isfinite(norm):
+            self.optimizer.step()
+        if progress >= 1 - AVERAGED:  # mean of all weights on the way (Polyak and Juditsky 1992)
+            self.averaged += 1
+            self.mean = self.mean or [p.detach().clone() for p in self.trained]
+            for mean, p in zip(self.mean, self.trained, strict=True):
+                mean.lerp_(p.detach(), 1 / self.averaged)
+        return float(norm)
+
+    # ---- the two methods ----
+
+    def grpo(self) -> Iterator[dict[str, float]]:
+        """Learn by group-relative policy optimisation; yield the figures of each update."""
+        settings = self.settings
+        while self.progress < 1:
+            groups = self.draw()
+            mixed = [group for group in groups if group.mixed]
+            row = _figures(groups)
+            if mixed:
+                parts = [grpo.distinct(group) for group in mixed]
+                scored, drift, more = self.losses([branch for branch, _ in parts], self.anchors(groups))
+                weights = [weight for _, own in parts for weight in own]
+                loss = grpo.policy_loss(scored, weights, len(mixed) * settings.answers)
+                row |= more | {"grad_norm": self.update(loss + settings.kl_weight * drift)}
+            self.step += 1
+            yield row
+
+    def dpo(self) -> Iterator[dict[str, float]]:
+        """Learn by direct preference optimisation: first draw pairs, then learn from them; yield figures of each."""
+        settings = self.settings
+        found: list[dpo.Pair] = []
+        held: list[Branch] = []
+        while self.progress < COLLECTING or not found:
+            groups = self.draw()
+            found += dpo.pairs(groups)
+            held += self.anchors(groups)
+            self.step += 1
+            yield _figures(groups)
+            if self.progress >= 1:
+                return
+        per_update, rng = settings.questions // 2, self.asker.random
+        while self.progress < 1:
+            branches = [pair.branch for pair in rng.sample(found, min(per_update, len(found)))]
+            scored, drift, row = self.losses(branches, rng.sample(held, min(per_update, len(held))))
+            with torch.no_grad():
+                before = policy.score(self.start, branches, self.precision)
+            now, then = (dpo.totals(each, 2 * len(branches)) for each in (scored, before))
+            loss = dpo.preference_loss(now, then, settings.beta)
+            won = float(((now - then).view(-1, 2).diff(dim=1) < 0).double().mean())
+            row |= {"won": won, "grad_norm": self.update(loss + settings.kl_weight * drift)}
+            self.step += 1
+            yield row
+
+    def learn(self, method: str) -> Iterator[dict[str, Any]]:
+        """Learn by one of METHODS; yield the figures of each update. Afterwards `model` has the mean weights."""
+        if method not in METHODS:
+            raise ValueError(f"method '{method}' is unknown: choose {' or '.join(METHODS)}")
+        for _ in range(SURVEY):  # what goes wrong? Before the clock runs, the same for both
+            self.draw()
+        self.openings, self.begin = [], time.perf_counter()
+        for row in self.grpo() if method == "grpo" else self.dpo():
+            yield row | {"step": self.step, "seconds": time.perf_counter() - self.begin}
+        with torch.no_grad():
+            for p, mean in zip(self.trained, self.mean, strict=bool(self.mean)):
+                p.copy_(mean)
+        self.model.requires_grad_(False)
+
+
+def _figures(groups: Sequence[Group]) -> dict[str, float]:
+    """Return what an update's answers were like."""
+    return {
+        "reward": fmean(group.mean for group in groups),
+        "mixed": fmean(group.mixed for group in groups),
+        "length": fmean(len(ending) for group in groups for ending in group.endings),
+    }

@@ -1,0 +1,80 @@
+"""The judge's reward: right by the facts, about this plant; and where an answer's verdict begins."""
+
+import math
+import random
+
+import pytest
+
+from helpers.corpus import built_in
+from helpers.corpus.built_in import Combination
+from helpers.reward import judge
+
+SUN = Combination("茉莉", "light", "north")  # a plant that wants the sun, by a north window: too dark
+
+
+@pytest.fixture(scope="module")
+def exchanges():
+    return [talk[0] for talk in built_in.conversations(600, seed=4)]
+
+
+def question(combination=SUN):
+    return built_in.ask(combination, random.Random(1))
+
+
+def test_every_answer_of_the_grammar_earns_its_reward(exchanges):
+    assert all(judge.reward(each.about, each.answer) == 1.0 for each in exchanges)
+
+
+def test_answers_to_other_questions_earn_nothing(exchanges):
+    stories = [each for each in exchanges if each.about.situation]
+    pairs = [(a, b) for a, b in zip(stories, stories[1:], strict=False) if a.about.topic != b.about.topic]
+    assert len(pairs) > 100
+    assert not any(judge.reward(a.about, b.answer) for a, b in pairs)
+
+
+def test_a_right_answer_about_another_plant_passes_the_mark_but_not_the_judge():
+    assert built_in.value("茉莉", "light") == "sun"
+    cheat = "柠檬光照越足长得越好，光线差了点。"
+    assert built_in.mark(question(), cheat) and judge.reward(question(), cheat) == 0.0
+    assert judge.other_plants(question(), cheat) == ["柠檬"]
+    assert judge.reward(question(), cheat.replace("柠檬", "茉莉")) == 1.0
+    assert judge.other_plants(question(), "牡丹也一样") == ["牡丹"]  # one that the table doesn't have
+
+
+@pytest.mark.parametrize(
+    "answer, opening",
+    [
+        ("它光照越足长得越好，光线差了点。", "它光照越足长得越好，"),
+        (
+            "说实话，茉莉喜欢大太阳，这个位置正合适。",
+            "说实话，茉莉喜欢大太阳，",
+        ),  # a wrong verdict is the ending's matter
+        ("茉莉光照越足长得越好。", ""),  # nothing follows the fact
+        ("它耐阴，弱光下也能长，光线差了点。", ""),  # a wrong fact
+        ("今天天气很好。", ""),
+        ("", ""),
+        ("光线差了点，它喜欢大太阳。", None),
+        ("光线差了点。", None),
+    ],
+)
+def test_where_the_verdict_is_still_free(answer, opening):
+    assert judge.opening(question(), answer) == opening
+
+
+def test_openings_of_the_grammar_end_before_the_verdict(exchanges):
+    stories = [each for each in exchanges if each.about.situation]
+    openings = [judge.opening(each.about, each.answer.split("。")[0] + "。") for each in stories]
+    assert 0.03 < openings.count(None) / len(openings) < 0.2  # two of twenty begin with the verdict
+    for each, opening in zip(stories, openings, strict=True):
+        if opening:
+            assert each.answer.startswith(opening) and opening.endswith("，")
+            verdicts = built_in.wordings(each.about.topic, "verdict")[
+                built_in.verdict(each.about.plant, each.about.topic, each.about.situation)
+            ]
+            assert any(verdict in each.answer[len(opening) :] for verdict in verdicts)
+    assert sum(bool(opening) for opening in openings) > 0.8 * len(openings)
+
+
+def test_what_is_right_has_bits_and_what_cheats_has_none():
+    """The grammar is a second judge, which knows the words as well."""
+    assert built_in.answer_bits(question(), "柠檬光照越足长得越好，光线差了点。往窗边靠一靠。") == math.inf

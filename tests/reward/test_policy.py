@@ -1,0 +1,86 @@
+"""Log-probabilities of endings are those of a plain forward pass, gradient included; KL is that of brute force."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from chats import characters_tokenizer, tiny_model
+
+from helpers.reward import policy
+
+TOK = characters_tokenizer()
+BRANCHES = [
+    ([1, 20, 21, 22, 23], [[30, 31, 32], [30, 33], [2]]),
+    ([1, 24], [[40, 41, 42, 43, 44, 45]]),
+    ([1, 25, 26, 27, 28, 29, 30, 31], [[50], [51, 52]]),
+]
+
+
+def naive(model, opening, ending):
+    ids = torch.tensor([[*opening, *ending]])
+    return model(ids).logits[0, len(opening) - 1 : -1].log_softmax(-1)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "moe"])
+def test_one_pass_over_branches_equals_plain_passes(architecture):
+    model = tiny_model(TOK, architecture).double().eval()
+    scored = policy.score(model, BRANCHES)
+    alone = [naive(model, opening, ending) for opening, endings in BRANCHES for ending in endings]
+    torch.testing.assert_close(scored.log_p, torch.cat(alone), rtol=0, atol=1e-12)
+    lengths = [len(ending) for _, endings in BRANCHES for ending in endings]
+    assert scored.ending.tolist() == [i for i, n in enumerate(lengths) for _ in range(n)]
+    wanted = torch.tensor([i for _, endings in BRANCHES for ending in endings for i in ending])
+    assert torch.equal(scored.chosen, scored.log_p.gather(1, wanted[:, None])[:, 0])
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_the_gradient_flows_through_the_opening_too(architecture):
+    weights = torch.arange(1.0, 7.0, dtype=torch.float64)
+    gradients = []
+    for shared in (True, False):
+        model = tiny_model(TOK, architecture).double().eval()
+        if shared:
+            scored = policy.score(model, BRANCHES)
+            loss = (weights[scored.ending] * scored.chosen).sum()
+        else:
+            pairs = [(opening, ending) for opening, endings in BRANCHES for ending in endings]
+            sums = [
+                naive(model, o, e).gather(1, torch.tensor(e)[:, None]).sum() * w
+                for (o, e), w in zip(pairs, weights, strict=True)
+            ]
+            loss = torch.stack(sums).sum()
+        loss.backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(
+            gradient, gradients[1][name], rtol=1e-6, atol=1e-6, msg=name
+        )  # LLaMA's norm computes in fp32
+
+
+def test_kl_and_entropy_of_a_row():
+    p, q = torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([[0.25, 0.25, 0.5]])
+    by_hand = 0.5 * math.log(2) + 0 + 0.25 * math.log(0.5)
+    assert policy.kl(p.log(), q.log()).item() == pytest.approx(by_hand)
+    assert policy.kl(p.log(), p.log()).item() == 0
+    assert policy.entropy(p.log()).item() == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(4))
+
+
+def test_kl_of_whole_endings_is_the_sum_of_those_of_their_tokens():
+    """Brute force: all endings of three tokens over four, by two models of a chain."""
+    torch.manual_seed(0)
+    p, q = torch.randn(2, 5, 4, dtype=torch.float64).log_softmax(-1)  # (token before; 4: the start, next token)
+    every = list(itertools.product(range(4), repeat=3))
+
+    def log_probability(chain, ending):
+        return sum(chain[before, now] for before, now in zip((4, *ending), ending, strict=False))
+
+    whole = sum(
+        log_probability(p, each).exp() * (log_probability(p, each) - log_probability(q, each)) for each in every
+    )
+    token_kl = policy.kl(p, q)  # (5,), after each token
+    expected = sum(
+        log_probability(p, each).exp() * sum(token_kl[before] for before in (4, *each[:2])) for each in every
+    )
+    assert expected.item() == pytest.approx(whole.item(), rel=1e-12)
