@@ -17,9 +17,14 @@ RESAMPLED = 2000
 Interval = tuple[float, float]
 
 
-def marks(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, questions: Sequence[Question]) -> np.ndarray:
-    """Return which questions a model answers right, (questions,), always taking the likeliest token."""
-    answers = answer_batch(model, tokenizer, [ask(each.prompt.strip()) for each in questions], GREEDY)
+def marks(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    questions: Sequence[Question],
+    settings: Settings = GREEDY,
+) -> np.ndarray:
+    """Return which questions a model answers right, (questions,); by default it always takes the likeliest token."""
+    answers = answer_batch(model, tokenizer, [ask(each.prompt.strip()) for each in questions], settings)
     return np.array(
         [bool(judge.reward(question, each.text)) for question, each in zip(questions, answers, strict=True)]
     )

@@ -2,6 +2,7 @@
 
 Both ask the same kind of questions, draw the same kind of endings, are held near the start by the same anchor, and have
 the same time. Only the matrices inside the blocks are trained. At the end stand the mean weights of the last updates.
+A run takes minutes: it keeps no checkpoints, and one that was interrupted begins again.
 """
 
 import copy
@@ -24,9 +25,8 @@ from helpers.manifest import MANIFEST, RoomError, open_room
 from helpers.reward import dpo, grpo, policy
 from helpers.reward.asker import Asker
 from helpers.reward.policy import Branch
-from helpers.reward.rollout import Group, write_endings, write_openings
+from helpers.reward.rollout import Group, Opening, write_endings, write_openings
 from helpers.train.model import blocks
-from helpers.train.optim import learning_rate
 
 METHODS = ("grpo", "dpo")
 SURVEY = 4  # the asker begins with what so many updates' questions earn
@@ -41,14 +41,15 @@ class RewardSettings:
 
     run: str = "sample"  # name of the run: all files are in runs/<run>/
     begin: str = "auto"  # the model to begin with: base, chat, or auto: chat if the run has it
-    minutes: float = 1.4  # time of one training run
+    minutes: float = 1.5  # time of one training run
     steps: int = 0  # updates, instead of minutes; 0: by the clock
     questions: int = 64  # questions per update
     answers: int = 8  # endings per question: a group
     focus: float = 0.5  # share of the questions that ask what goes wrong; the others ask evenly
     kl_weight: float = 1.0  # weight of the anchor: how dear it is to move where all is right
-    beta: float = 0.1  # DPO: how far a pair is to be parted; smaller is further
-    lr: float = 3e-4  # learning rate at its peak
+    beta: float = 0.5  # DPO: how far a pair is to be parted; smaller is further
+    lr: float = 6e-4  # learning rate of GRPO at its peak
+    dpo_lr: float = 1e-4  # and of DPO, which makes three updates in the time of one
     warmup_steps: int = 10  # updates in which the rate climbs
     precision: str = "auto"  # auto, fp32, bf16 or fp16
     device: str = "auto"  # auto, cpu, cuda or mps
@@ -87,15 +88,17 @@ class Learner:
     def __init__(self, start: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, settings: RewardSettings) -> None:
         self.settings, self.tokenizer, self.start = settings, tokenizer, start
         self.model = copy.deepcopy(start).requires_grad_(False)
+        for model in (self.start, self.model):  # rows of a few tokens: two products are quicker than the fused kernel
+            model.set_attn_implementation("eager")
         self.precision = pick_precision(settings.precision, start.device)
         # the tied table and the norms serve all texts: what is to be learnt is a conclusion, and that is in the blocks
         self.trained = [p for block in blocks(self.model) for p in block.parameters() if p.ndim > 1]
         for p in self.trained:
             p.requires_grad_(True)
-        self.optimizer = torch.optim.AdamW(self.trained, settings.lr, betas=(0.9, 0.98), weight_decay=0.0)
+        self.optimizer = torch.optim.AdamW(self.trained, betas=(0.9, 0.98), weight_decay=0.0)
         self.asker = Asker(settings.focus, settings.seed)
-        self.openings: list = []
-        self.step, self.begin = 0, time.perf_counter()
+        self.openings: list[Opening] = []
+        self.step, self.updates, self.begin = 0, 0, time.perf_counter()
         self.mean: list[Tensor] = []  # of the weights, since AVERAGED began
         self.averaged = 0
 
@@ -114,6 +117,8 @@ class Learner:
         if len(self.openings) < settings.questions:
             questions = self.asker.ask(AHEAD * settings.questions)
             self.openings += write_openings(self.model, self.tokenizer, questions, self.asker.random)
+        if not self.openings:
+            raise ValueError("the model begins every answer with its verdict: no part of it is left to be rewarded")
         openings, self.openings = self.openings[: settings.questions], self.openings[settings.questions :]
         groups = write_endings(self.model, self.tokenizer, openings, settings.answers, self.asker.random)
         self.asker.tell((group.opening.question, group.mean) for group in groups)
@@ -147,15 +152,18 @@ class Learner:
 
     # ---- 3. the update ----
 
-    def update(self, loss: Tensor) -> float:
-        """Move the weights against the gradient of a loss; return its norm before clipping."""
+    def update(self, loss: Tensor, lr: float) -> float:
+        """Move the weights against the gradient of a loss; return its norm before clipping.
+
+        The rate climbs to `lr` and then falls with the time that is left.
+        """
         settings, progress = self.settings, min(self.progress, 1.0)
         self.optimizer.zero_grad()
         loss.backward()
         norm = nn.utils.clip_grad_norm_(self.trained, 1.0)
-        rate = learning_rate(self.step, settings.warmup_steps + 1, settings.lr, settings.warmup_steps, "constant", 0.0)
+        self.updates += 1
         for group in self.optimizer.param_groups:
-            group["lr"] = rate * (1 - progress)
+            group["lr"] = lr * min(1.0, self.updates / max(settings.warmup_steps, 1)) * (1 - progress)
         if torch.isfinite(norm):
             self.optimizer.step()
         if progress >= 1 - AVERAGED:  # mean of all weights on the way (Polyak and Juditsky 1992)
@@ -179,7 +187,7 @@ class Learner:
                 scored, drift, more = self.losses([branch for branch, _ in parts], self.anchors(groups))
                 weights = [weight for _, own in parts for weight in own]
                 loss = grpo.policy_loss(scored, weights, len(mixed) * settings.answers)
-                row |= more | {"grad_norm": self.update(loss + settings.kl_weight * drift)}
+                row |= more | {"grad_norm": self.update(loss + settings.kl_weight * drift, settings.lr)}
             self.step += 1
             yield row
 
@@ -196,7 +204,7 @@ class Learner:
             yield _figures(groups)
             if self.progress >= 1:
                 return
-        per_update, rng = settings.questions // 2, self.asker.random
+        per_update, rng = max(settings.questions // 2, 1), self.asker.random
         while self.progress < 1:
             branches = [pair.branch for pair in rng.sample(found, min(per_update, len(found)))]
             scored, drift, row = self.losses(branches, rng.sample(held, min(per_update, len(held))))
@@ -205,7 +213,7 @@ class Learner:
             now, then = (dpo.totals(each, 2 * len(branches)) for each in (scored, before))
             loss = dpo.preference_loss(now, then, settings.beta)
             won = float(((now - then).view(-1, 2).diff(dim=1) < 0).double().mean())
-            row |= {"won": won, "grad_norm": self.update(loss + settings.kl_weight * drift)}
+            row |= {"won": won, "grad_norm": self.update(loss + settings.kl_weight * drift, settings.dpo_lr)}
             self.step += 1
             yield row
 

@@ -1,7 +1,7 @@
 """The policy: a model seen as what chooses the tokens of an ending, with the log-probability of each choice.
 
 Several endings share one opening. It is read once, and its keys and values serve all of them (`past_key_values`): the
-gradient flows through them. Knows nothing of rewards.
+gradient flows through them. How far two policies are apart is their KL divergence. Knows nothing of rewards.
 """
 
 from collections.abc import Sequence

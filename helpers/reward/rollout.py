@@ -22,7 +22,7 @@ from helpers.vocab.chat import encode_messages
 from helpers.vocab.tokenizer import decode
 
 ROWS = 512  # answers that are written at once
-OPENING, ENDING, WHOLE = 24, 16, 60  # most tokens of each part, and of an answer without an opening
+OPENING, ENDING, WHOLE = 24, 12, 48  # most tokens of each part, and of an answer without an opening
 SENTENCE_ENDS = ("。", "！", "？")
 Judge = Callable[[Question, str], float]
 
@@ -98,7 +98,8 @@ def write_endings(
         for n, each in enumerate(openings)
         for i in range(answers)
     ]
-    write_rows(model, tokenizer, rows, ROWS)
+    for settings in (short, whole):  # apart: one long answer would make room for long ones in all rows of the cache
+        write_rows(model, tokenizer, [row for row in rows if row.settings is settings], ROWS)
     groups = []
     for number, each in enumerate(openings):
         own = rows[number * answers : (number + 1) * answers]

@@ -256,7 +256,7 @@ def curves(
 
 def panels_figure(rows: Sequence[Mapping], fields: Mapping[str, str]) -> Figure:
     """Return the figure of `panels`."""
-    steps = [{"event": "step", "total_steps": len(rows)} | row for row in rows]
+    steps = [{"event": "step", "total_steps": len(rows), **row} for row in rows]
     names = "".join(chr(ord("A") + i) for i in range(len(fields)))
     fig, axes = mosaic(1.5, names)
     for name, (title, field) in zip(names, fields.items(), strict=True):

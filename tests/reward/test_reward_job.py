@@ -17,7 +17,9 @@ from helpers.vocab.tokenizer import encode
 
 TOK = characters_tokenizer()
 chat.add_template(TOK)
-SETTINGS = job.RewardSettings(steps=12, questions=4, answers=4, warmup_steps=1, lr=1e-2, precision="fp32", device="cpu")
+SETTINGS = job.RewardSettings(
+    steps=12, questions=4, answers=4, warmup_steps=1, lr=1e-2, dpo_lr=1e-2, precision="fp32", device="cpu"
+)
 FAVOURITE = encode(TOK, "水")[0]  # the token that the tests' judge likes at the beginning of an ending
 
 
@@ -52,7 +54,7 @@ def liking(monkeypatch):
 
 @pytest.mark.parametrize("method", job.METHODS)
 def test_what_earns_a_reward_becomes_likelier(liking, method):
-    learner = build_learner(kl_weight=0.0, lr=3e-2)
+    learner = build_learner(kl_weight=0.0, lr=3e-2, dpo_lr=3e-2)
     before = probability(learner.start)
     rows = list(learner.learn(method))
     assert probability(learner.model) > 1.4 * before == 1.4 * probability(learner.start)
@@ -92,9 +94,9 @@ def test_the_weights_at_the_end_are_the_mean_of_the_last_part(liking):
     kept = []
     update = learner.update
 
-    def watched(loss):
+    def watched(loss, lr):
         progress = learner.progress
-        norm = update(loss)
+        norm = update(loss, lr)
         if progress >= 1 - job.AVERAGED:
             kept.append([p.detach().clone() for p in learner.trained])
         return norm
