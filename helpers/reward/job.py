@@ -41,14 +41,14 @@ class RewardSettings:
 
     run: str = "sample"  # name of the run: all files are in runs/<run>/
     begin: str = "auto"  # the model to begin with: base, chat, or auto: chat if the run has it
-    minutes: float = 1.5  # time of one training run
+    minutes: float = 1.4  # time of one training run
     steps: int = 0  # updates, instead of minutes; 0: by the clock
     questions: int = 64  # questions per update
     answers: int = 8  # endings per question: a group
     focus: float = 0.5  # share of the questions that ask what goes wrong; the others ask evenly
     kl_weight: float = 1.0  # weight of the anchor: how dear it is to move where all is right
     beta: float = 0.5  # DPO: how far a pair is to be parted; smaller is further
-    lr: float = 6e-4  # learning rate of GRPO at its peak
+    lr: float = 3e-4  # learning rate of GRPO at its peak
     dpo_lr: float = 1e-4  # and of DPO, which makes three updates in the time of one
     warmup_steps: int = 10  # updates in which the rate climbs
     precision: str = "auto"  # auto, fp32, bf16 or fp16

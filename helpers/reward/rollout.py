@@ -22,7 +22,7 @@ from helpers.vocab.chat import encode_messages
 from helpers.vocab.tokenizer import decode
 
 ROWS = 512  # answers that are written at once
-OPENING, ENDING, WHOLE = 24, 12, 48  # most tokens of each part, and of an answer without an opening
+OPENING, ENDING, WHOLE = 24, 16, 48  # most tokens of each part, and of an answer without an opening
 SENTENCE_ENDS = ("。", "！", "？")
 Judge = Callable[[Question, str], float]
 
