@@ -455,7 +455,8 @@ def shell(settings: TrainSettings, pace: float, slow_from: int, slow: float) -> 
         return model
 
     model_module.build_model = build
-    file = Path(paths.run_dir("t"), "asked.json")
+    # a file of its own: another process of the run must not read it half written
+    file = Path(paths.run_dir("t"), f"asked-{os.environ.get('RANK', 0)}.json")
     file.write_text(json.dumps(asdict(settings)), "utf-8")
     sys.argv = ["train", str(file)]
     main()
