@@ -58,8 +58,12 @@ class Row:
         return self.reason in ("end", "stop")
 
     def begin(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        """Prepare what follows the text while it is written; raise ValueError for a constraint that cannot be met."""
+        """Prepare what follows the text while it is written.
+
+        Raises ValueError for a constraint that cannot be met, and for a bias of a token that there is not.
+        """
         settings = self.settings
+        check_bias(settings, len(tokenizer))
         if self._detokenizer is None and (self._streamed or settings.stop or settings.sentence):
             self._detokenizer = Detokenizer(tokenizer, settings.stop, settings.sentence)
         if self._constraint is None and settings.constraint is not None:
@@ -271,7 +275,7 @@ class DecodeBatch:
         self._all_greedy = all(each.greedy for each in settings)
         self._constrained = any(each.constraint for each in settings)
         self._with_logprobs = any(each.logprobs is not None for each in settings)
-        self._filters = active_filters(settings, self.model.device)
+        self._filters = active_filters(settings, self.model.config.vocab_size, self.model.device)
         self._looking_back = not sampling.LOOKING_BACK.isdisjoint(self._filters)
 
 
@@ -281,15 +285,33 @@ def padded(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
     return torch.tensor([[PADDING] * (width - len(row)) + [*row] for row in rows], dtype=torch.long, device=device)
 
 
-def active_filters(settings: Sequence[Settings], device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """Return the settings that `sampling.filtered` needs for these rows, (B,) each; what is off in all is left out."""
+def check_bias(settings: Settings, vocab_size: int) -> None:
+    """Raise ValueError if `logit_bias` names a token that a vocabulary of this size does not have."""
+    if unknown := [i for i in settings.logit_bias if not 0 <= i < vocab_size]:
+        raise ValueError(f"logit_bias: there is no token {unknown[0]}, the vocabulary has 0 to {vocab_size - 1}")
+
+
+def active_filters(
+    settings: Sequence[Settings], vocab_size: int, device: torch.device | str = "cpu"
+) -> dict[str, Tensor]:
+    """Return the settings that `sampling.filtered` needs for these rows; what is off in all of them is left out.
+
+    (B,) each, logit_bias (B, V). Raises ValueError for a bias of a token that there is not.
+    """
     rows = [replace(row, temperature=0.0, top_p=1.0) if row.greedy else row for row in settings]
     columns = {name: [getattr(row, name) for row in rows] for name in RANGES}
-    return {
+    filters = {
         name: torch.tensor(values, dtype=torch.float64, device=device)
         for name, values in columns.items()
         if any(value != RANGES[name].off for value in values)
     }
+    if any(row.logit_bias for row in settings):
+        bias = torch.zeros(len(settings), vocab_size)  # (B, V)
+        for own, row in zip(bias, settings, strict=True):
+            check_bias(row, vocab_size)
+            own[list(row.logit_bias)] = torch.tensor(list(row.logit_bias.values()), dtype=bias.dtype)
+        filters["logit_bias"] = bias.to(device)
+    return filters
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerFast, prompt: str) -> list[int]:

@@ -55,8 +55,8 @@ def search(
         raise ValueError("beam search knows no stop, sentence or logprobs: leave them out, or generate without beams")
     inference.check_eval(model)
     reader = _Reader(model, banned(model, tokenizer), prompt_ids(tokenizer, prompt))
-    filters = active_filters([settings], model.device)
-    filters = {name: value for name, value in filters.items() if name in sampling.LOOKING_BACK}
+    filters = active_filters([settings], model.config.vocab_size, model.device)
+    filters = {name: value for name, value in filters.items() if name in sampling.LOOKING_BACK | {"logit_bias"}}
     eos, end = tokenizer.eos_token_id, settings.max_new_tokens
     begin = settings.constraint.begin(tokenizer, eos, end) if settings.constraint else None
     paths, finished = [_Path([], 0.0, begin)], list[Beam]()

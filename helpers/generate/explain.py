@@ -72,7 +72,8 @@ def explain(
     ids, n_ctx = [*begun, *tokens], inference.context_length(model.config)
     whole = Detokenizer(tokenizer).extend(tokens)
     texts = [whole.text[start:end] for start, end in pairwise([*whole.starts, len(whole.text)])]  # as it was streamed
-    allowed, filters = _allowed(model, tokenizer, tokens, settings), active_filters([settings], model.device)
+    allowed = _allowed(model, tokenizer, tokens, settings)
+    filters = active_filters([settings], model.config.vocab_size, model.device)
     steps = []
     for places, logits in read_logits(model, ids, len(begun), n_ctx):
         # 1. what the filters did at these places

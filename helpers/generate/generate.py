@@ -133,4 +133,4 @@ def filtered(logits: Tensor, ids: Tensor, settings: Settings, written: Tensor | 
 
     ids (B, T): the text so far; written (B, N): those of them after the prompt, for the two penalties of OpenAI.
     """
-    return sampling.filtered(logits, ids, written, **active_filters([settings], logits.device))
+    return sampling.filtered(logits, ids, written, **active_filters([settings], logits.shape[-1], logits.device))

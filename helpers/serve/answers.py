@@ -224,6 +224,20 @@ class Writer:
         return Usage(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
 
 
+def likeliest(samples: Sequence[Sample], n: int) -> Sequence[Sample]:
+    """Return the n samples with the highest mean log probability per token, the best first.
+
+    The mean, as OpenAI has it: the sum would favour short texts. A text without a token comes last. If there are
+    no more than n, they are returned as they are.
+    """
+    if n >= len(samples):
+        return samples
+    means = [
+        sum(t.logprob for t in each.logprobs) / len(each.logprobs) if each.logprobs else LOWEST for each in samples
+    ]
+    return [samples[i] for i in sorted(range(len(samples)), key=lambda i: -means[i])[:n]]
+
+
 @dataclass
 class CompletionWriter(Writer):
     """Writes what /v1/completions answers."""
@@ -236,7 +250,7 @@ class CompletionWriter(Writer):
     def whole(self, results: Sequence[Sequence[Sample]]) -> str:
         choices: list[CompletionChoice] = []
         for prompt, samples in zip(self.request.prompts, results, strict=True):
-            for sample in samples:
+            for sample in likeliest(samples, self.request.n):
                 text = sample.text if self.request.echo else sample.text[len(prompt) :]
                 choices.append(self._choice(len(choices), text, sample.logprobs, sample.reason))
         return self._json(choices, self._usage(results))

@@ -22,7 +22,7 @@ from aiohttp.typedefs import Handler
 from pydantic import BaseModel
 
 from helpers.generate import dialogue
-from helpers.generate.batch import prompt_ids
+from helpers.generate.batch import check_bias, prompt_ids
 from helpers.generate.settings import RANGES, Sample, Settings
 from helpers.generate.surprisal import LEVELS
 from helpers.serve import answers, auth, connections, openapi, schema
@@ -155,6 +155,15 @@ async def read(request: web.Request, model: type[schema.Body]) -> schema.Body:
     return schema.read(model, await auth.read_json(request, request.app[STATE].limits))
 
 
+def check_settings(app: web.Application, settings: Settings) -> Settings:
+    """Return the settings of a request; raises Refusal where they name tokens that the model does not have."""
+    try:
+        check_bias(settings, len(app[ENGINE].tokenizer))
+    except ValueError as error:
+        raise Refusal(400, str(error), "invalid", "logit_bias") from None
+    return settings
+
+
 def encode_prompts(app: web.Application, prompts: list[str]) -> list[list[int]]:
     """Return the ids of each prompt; raises Refusal if they are too many together."""
     ids = [prompt_ids(app[ENGINE].tokenizer, prompt) for prompt in prompts]
@@ -224,7 +233,8 @@ async def post_completions(request: web.Request) -> web.StreamResponse:
     app = request.app
     wanted = await read(request, app[STATE].requests.completion)
     check_model(app, wanted.model)
-    job = Job(wanted.prompts, encode_prompts(app, wanted.prompts), wanted.settings(), wanted.samples)
+    settings = check_settings(app, wanted.settings())
+    job = Job(wanted.prompts, encode_prompts(app, wanted.prompts), settings, wanted.samples)
     return await write(request, CompletionWriter(app[STATE].name, wanted, sum(map(len, job.ids))), job)
 
 
@@ -234,7 +244,7 @@ async def post_chat(request: web.Request) -> web.StreamResponse:
     wanted = await read(request, app[STATE].requests.chat)
     check_model(app, wanted.model)
     opening = open_answer(app, wanted)
-    settings = replace(wanted.settings(), max_new_tokens=opening.max_new_tokens)
+    settings = replace(check_settings(app, wanted.settings()), max_new_tokens=opening.max_new_tokens)
     writer = ChatWriter(app[STATE].name, wanted, len(opening.ids), opening.left_out)
     return await write(request, writer, Job([""], [opening.ids], settings, wanted.samples))
 

@@ -20,12 +20,13 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from helpers.generate.settings import RANGES, Range, Settings
+from helpers.generate.settings import MOST_BIAS, RANGES, Range, Settings
 from helpers.serve.limits import DEFAULT_LIMITS, Limits
 from helpers.vocab import chat
 
 MAX_LOGPROBS = 5  # alternatives per token, as OpenAI has it for completions
 MAX_TOP_LOGPROBS = 20  # and for conversations
+MAX_BIASES = 300  # tokens of `logit_bias`, as OpenAI has it
 MAX_PARTS = 16  # of a message
 
 
@@ -100,6 +101,9 @@ def _one_or_many(one: Any, most: int, what: str, each: Any = None) -> Any:
     ]
 
 
+Bias = Annotated[float, Field(ge=-MOST_BIAS, le=MOST_BIAS)]
+
+
 class OpenAIRequest(_Body):
     """What the bodies of OpenAI's two routes share."""
 
@@ -110,6 +114,13 @@ class OpenAIRequest(_Body):
     stop: str | list[str] | None = None
     stream: Annotated[bool, Field(description="send the text as it is written")] = False
     stream_options: StreamOptions | None = None
+    logit_bias: (
+        Annotated[
+            dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Bias],
+            Field(max_length=MAX_BIASES, description="ids of tokens, and what is added to their logits"),
+        ]
+        | None
+    ) = None
     user: Annotated[str, Field(max_length=200, description="taken, and not looked at")] | None = None
 
     @model_validator(mode="after")
@@ -127,9 +138,11 @@ class OpenAIRequest(_Body):
     def stream_has_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
-    @property
-    def stops(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+    def _shared(self) -> dict[str, Any]:
+        """Return the settings that both routes have."""
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        biases = {int(token): bias for token, bias in (self.logit_bias or {}).items()}
+        return {"stop": stop, "logit_bias": biases} | _sampling(self)
 
 
 class CompletionRequest(OpenAIRequest):
@@ -139,12 +152,17 @@ class CompletionRequest(OpenAIRequest):
     max_tokens: int
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS, description="alternatives told of each token")] | None = None
     echo: Annotated[bool, Field(description="whether a text starts with its prompt")] = False
+    best_of: int | None = None
 
     @model_validator(mode="after")
     def agree(self) -> Self:
         """Check what concerns several keys."""
-        if len(self.prompts) * self.n > self.limits.max_samples:
-            texts = f"{len(self.prompts)} prompts of {self.n} texts each"
+        if self.best_of is not None and self.best_of < self.n:
+            raise _fault(f"'best_of' is {self.best_of}: at least the {self.n} texts that 'n' asks for")
+        if self.chooses and self.stream:
+            raise _fault("'best_of' and 'stream' do not go together: the best texts are known when all are written")
+        if len(self.prompts) * self.samples > self.limits.max_samples:
+            texts = f"{len(self.prompts)} prompts of {self.samples} texts each"
             raise _fault(f"{texts} are too many: a request writes {self.limits.max_samples}")
         if sum(map(len, self.prompts)) > self.limits.max_context:
             raise _fault(f"'prompt': at most {self.limits.max_context} characters in all")
@@ -153,11 +171,22 @@ class CompletionRequest(OpenAIRequest):
         return self
 
     @property
+    def samples(self) -> int:
+        return self.best_of or self.n
+
+    @property
+    def chooses(self) -> bool:
+        """Whether more texts are written than sent."""
+        return self.samples > self.n
+
+    @property
     def prompts(self) -> list[str]:
         return [self.prompt] if isinstance(self.prompt, str) else self.prompt
 
     def settings(self) -> Settings:
-        return Settings(max_new_tokens=self.max_tokens, stop=self.stops, logprobs=self.logprobs, **_sampling(self))
+        # the best texts are found by the log probabilities of their tokens
+        logprobs = 0 if self.logprobs is None and self.chooses else self.logprobs
+        return Settings(max_new_tokens=self.max_tokens, logprobs=logprobs, **self._shared())
 
 
 class TextPart(_Body):
@@ -236,7 +265,7 @@ class ChatRequest(OpenAIRequest):
 
     def settings(self) -> Settings:
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        return Settings(max_new_tokens=self.longest, stop=self.stops, logprobs=logprobs, **_sampling(self))
+        return Settings(max_new_tokens=self.longest, logprobs=logprobs, **self._shared())
 
 
 Body = TypeVar("Body", bound=_Body)
@@ -287,6 +316,7 @@ def request_models(limits: Limits) -> RequestModels:
         CompletionRequest,
         prompt=_one_or_many(_text(limits.max_context), limits.max_samples, beginnings),
         max_tokens=(length, min(16, limits.max_length)),
+        best_of=(_count(limits.max_samples, "texts written, of which the n likeliest are sent") | None, None),
         **shared,
     )
     message: Any = create_model("ChatMessage", __base__=ChatMessage)

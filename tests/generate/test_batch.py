@@ -121,6 +121,36 @@ def test_a_constraint_is_obeyed_and_ends_the_text(net, tok):
 def test_filters_that_are_off_in_all_rows_are_left_out():
     """Greedy rows are rows at temperature 0, whatever their top_p; a row that does not use a filter has it off."""
     rows = [Settings(), Settings(top_p=0, top_k=3), Settings(temperature=0.5, min_p=0.1)]
-    columns = {name: values.tolist() for name, values in active_filters(rows).items()}
+    columns = {name: values.tolist() for name, values in active_filters(rows, 10).items()}
     assert columns == {"temperature": [1, 0, 0.5], "top_k": [0, 3, 0], "min_p": [0, 0, 0.1]}
-    assert active_filters([Settings()]) == {}
+    assert active_filters([Settings()], 10) == {}
+
+
+def test_a_bias_is_of_its_row_and_of_tokens_that_there_are(net, tok):
+    bias = active_filters([Settings(), Settings(logit_bias={3: 2.5, 0: -100})], 5)["logit_bias"]
+    assert bias.tolist() == [[0] * 5, [-100, 0, 0, 2.5, 0]]
+    with pytest.raises(ValueError, match="there is no token 5, the vocabulary has 0 to 4"):
+        active_filters([Settings(logit_bias={5: 1})], 5)
+    with pytest.raises(ValueError, match=f"there is no token {len(tok)}"):
+        generate.generate(net, tok, "水", Settings(logit_bias={len(tok): 1}))
+    with pytest.raises(ValueError, match="from -100 to 100"):
+        Settings(logit_bias={1: float("nan")})
+    # a row beside one with a bias writes what it writes alone
+    plain, biased = (
+        Settings(max_new_tokens=8, seed=3),
+        Settings(max_new_tokens=8, seed=3, logit_bias={encode(tok, "水")[0]: 100}),
+    )
+    rows = [Row(prompt_ids(tok, "水"), plain), Row(prompt_ids(tok, "水"), biased)]
+    batch = DecodeBatch(net, tok)
+    batch.add(rows)
+    while batch.rows:
+        batch.step()
+    assert rows[0].new == generate.generate(net, tok, "水", plain)[0].tokens
+    assert rows[1].new == encode(tok, "水") * 8
+
+
+def test_no_bias_brings_a_banned_token_back(net, tok):
+    settings = Settings(max_new_tokens=8, seed=3, logit_bias={tok.pad_token_id: 100})
+    assert generate.generate(net, tok, "水", settings) == generate.generate(
+        net, tok, "水", Settings(max_new_tokens=8, seed=3)
+    )

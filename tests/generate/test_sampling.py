@@ -12,6 +12,7 @@ from transformers import (
     NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
     SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -70,6 +71,22 @@ def same(filter, hf, tensor: torch.Tensor, per_row: list, ids: torch.Tensor | No
 @given(st.data(), logits())
 def test_top_k_masks_like_transformers(data, tensor):
     same(sampling.top_k, TopKLogitsWarper, tensor, rows_of(data, tensor, st.integers(1, 30)))
+
+
+@thousand
+@given(st.data(), logits())
+def test_logit_bias_adds_like_transformers(data, tensor):
+    each = st.dictionaries(st.integers(0, tensor.shape[1] - 1), st.floats(-100, 100, width=32), min_size=1)
+    biases = rows_of(data, tensor, each)
+    ids = torch.zeros(1, 3, dtype=torch.long)
+    added = torch.zeros_like(tensor)
+    for row, bias in zip(added, biases, strict=True):
+        row[list(bias)] = torch.tensor(list(bias.values()))
+    expected = [
+        SequenceBiasLogitsProcessor([[[token], value] for token, value in bias.items()])(ids, tensor[i : i + 1].clone())
+        for i, bias in enumerate(biases)
+    ]
+    assert torch.equal(sampling.logit_bias(tensor, added), torch.cat(expected))
 
 
 @thousand

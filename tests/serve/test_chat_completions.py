@@ -75,6 +75,13 @@ def test_a_message_may_come_in_parts(client):
     assert said(ask(client, messages=[SYSTEM, user(parts), *TALK[1:]])) == said(ask(client, messages=[SYSTEM, *TALK]))
 
 
+def test_a_bias_reaches_the_answer(client):
+    token = chat_tokenizer().convert_tokens_to_ids("水")
+    assert set(said(ask(client, logit_bias={str(token): 100}))[0]) == {"水"}
+    with pytest.raises(openai.BadRequestError, match="there is no token 99999"):
+        ask(client, logit_bias={"99999": 1})
+
+
 def test_n_answers_differ_and_keep_their_order(client):
     answer = ask(client, n=3)
     three = said(answer)

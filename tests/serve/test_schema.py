@@ -2,8 +2,9 @@
 
 import openai
 import pytest
-from service import FakeEngine, in_thread, post, tiny_engine
+from service import FakeEngine, in_thread, post, tiny_engine, tiny_model, tiny_tokenizer
 
+from helpers.generate import generate
 from helpers.generate.settings import Settings
 from helpers.serve.engine import QueueFull
 
@@ -91,6 +92,29 @@ def test_logprobs(client):
         assert sum((getattr(piece, field) for piece in streamed), []) == getattr(told, field)
 
 
+def test_best_of_sends_the_likeliest_per_token(client):
+    four = ask(client, n=4, logprobs=0)
+    means = {c.text: sum(c.logprobs.token_logprobs) / len(c.logprobs.tokens) for c in four.choices}
+    expected = sorted(means, key=means.get, reverse=True)[:2]
+    assert expected != list(means)[:2]  # so that choosing means something
+    best = ask(client, n=2, best_of=4)
+    assert [choice.text for choice in best.choices] == expected
+    assert [choice.index for choice in best.choices] == [0, 1]
+    assert best.choices[0].logprobs is None  # they were computed, and not asked for
+    assert best.usage == four.usage  # what was written counts, not what was sent
+    assert ask(client, n=2, best_of=2, stream=True)  # nothing to choose
+
+
+def test_a_bias_bans_and_forces_tokens(client):
+    token = tiny_tokenizer().convert_tokens_to_ids("水")
+    assert set(ask(client, logit_bias={str(token): 100}).choices[0].text) == {"水"}
+    greedy = ask(client, temperature=0, logprobs=0).choices[0]
+    (likeliest,) = generate.generate(tiny_model(), tiny_tokenizer(), PROMPT, Settings(max_new_tokens=1, temperature=0))
+    (banned,) = likeliest.tokens
+    other = ask(client, temperature=0, logprobs=0, logit_bias={str(banned): -100}).choices[0]
+    assert other.logprobs.token_logprobs[0] < greedy.logprobs.token_logprobs[0]  # the model's own view: without bias
+
+
 def test_the_models(client):
     (model,) = client.models.list().data
     assert (model.id, model.object) == ("tiny", "model")
@@ -111,7 +135,15 @@ def test_the_models(client):
         ({"logprobs": 1, "echo": True}, openai.BadRequestError, None, "do not go together"),
         ({"stream_options": {"include_usage": True}}, openai.BadRequestError, None, "needs 'stream'"),
         ({"stop": ["a"] * 5}, openai.BadRequestError, "stop", "at most 4 items"),
-        ({"extra_body": {"best_of": 3}}, openai.BadRequestError, "best_of", "'best_of' is not known"),
+        ({"best_of": 1, "n": 2}, openai.BadRequestError, None, "'best_of' is 1: at least the 2 texts"),
+        ({"best_of": 2, "stream": True}, openai.BadRequestError, None, "'best_of' and 'stream' do not go together"),
+        ({"best_of": 11}, openai.BadRequestError, "best_of", "less than or equal to 10"),
+        ({"best_of": 6, "prompt": ["好"] * 2}, openai.BadRequestError, None, "2 prompts of 6 texts each are too many"),
+        ({"logit_bias": {"1": 101}}, openai.BadRequestError, "logit_bias", "less than or equal to 100"),
+        ({"logit_bias": {"好": 1}}, openai.BadRequestError, "logit_bias", "should match pattern"),
+        ({"logit_bias": {"99999": 1}}, openai.BadRequestError, "logit_bias", "there is no token 99999"),
+        ({"logit_bias": {str(i): 1 for i in range(301)}}, openai.BadRequestError, "logit_bias", "at most 300 items"),
+        ({"extra_body": {"suffix": "。"}}, openai.BadRequestError, "suffix", "'suffix' is not known"),
         ({"extra_headers": {"Authorization": "Bearer no"}}, openai.AuthenticationError, None, "not the right one"),
     ],
 )
@@ -147,9 +179,17 @@ def test_every_key_reaches_the_engine():
     engine = FakeEngine()
     chosen = {"temperature": 0, "top_p": 0.9, "top_k": 30, "min_p": 0.1, "typical_p": 0.8, "repetition_penalty": 1.2}
     chosen |= {"presence_penalty": -0.5, "frequency_penalty": 0.5, "no_repeat_ngram": 3, "seed": 7, "logprobs": 0}
-    body = {"prompt": " <eos>\n", "max_tokens": 3, "n": 2, "stop": "。", "user": "me", **chosen}
+    body = {
+        "prompt": " <eos>\n",
+        "max_tokens": 3,
+        "n": 2,
+        "stop": "。",
+        "user": "me",
+        "logit_bias": {"7": -1},
+        **chosen,
+    }
     assert post(body, "/v1/completions", engine=engine)[0] == 200
-    assert engine.asked == [(" <eos>\n", Settings(max_new_tokens=3, stop=("。",), **chosen), 2)]
+    assert engine.asked == [(" <eos>\n", Settings(max_new_tokens=3, stop=("。",), logit_bias={7: -1}, **chosen), 2)]
     assert post({"prompt": ["a", "b"]}, "/v1/completions", engine=engine)[0] == 200
     assert engine.asked[1:] == [(prompt, Settings(max_new_tokens=16), 1) for prompt in "ab"]
 
