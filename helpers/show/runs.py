@@ -23,7 +23,7 @@ from helpers.wording import duration
 # a hue and a marker per run; the hues differ in lightness too, for colour-blind readers
 LOOKS = tuple(zip((BLUE, RUST, "#b8860b", VIOLET, "#3d9dc3", "#55585e", "#c9588f"), "os^Dv*X", strict=True))
 LONGEST = 32  # characters of a name in the figure: a longer one would leave no space for the curves
-_HIDDEN = names_that_affect("watching")  # parameters that change nothing of what is learned, nor its speed
+_HIDDEN = names_that_affect("watching") | {"rungs"}  # they change nothing of what is learned, nor its speed
 
 
 def parameters_of(metrics: Metrics) -> dict:

@@ -12,8 +12,17 @@ from helpers.wording import did_you_mean
 
 
 def _setting(default: Any, *, least: int | None = None, affects: str = "result") -> Any:
-    """Return a field; `least` is its smallest value, `affects` says what changes with it: result, speed or watching."""
-    return field(default=default, metadata={"least": least, "affects": affects})
+    """Return a field; `least` is its smallest value.
+
+    `affects` says what changes with it: the result, the speed, the watching, or only the end: how far a run goes on the
+    same way.
+    """
+    metadata = {"least": least, "affects": affects}
+    return (
+        field(default_factory=default.copy, metadata=metadata)
+        if isinstance(default, list)
+        else field(default=default, metadata=metadata)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +47,8 @@ class TrainSettings:
     # how long, and how much per update
     epochs: int = _setting(0, least=0)  # times that the model sees the corpus; 0: by rule
     max_minutes: float = _setting(0.0, least=0)  # time budget in minutes, instead of epochs; 0: none, or by rule
+    patience: int = _setting(0, least=0, affects="end")  # validations without a better one, then it ends; 0: any number
+    rungs: list[list[float]] = _setting([], affects="end")  # [share of the run, most bits per character], else it ends
     batch_size: int = _setting(0, least=0)  # windows per forward pass and process; 0: by rule
     gradient_accumulation: int = _setting(0, least=0)  # forward passes per update; 0: by rule
     # the optimizer
@@ -71,6 +82,10 @@ class TrainSettings:
             least, value = each.metadata["least"], getattr(self, each.name)
             if least is not None and value < least:
                 raise ValueError(f"{each.name} is {value}: it must be at least {least}")
+        if any(len(rung) != 2 or not 0 < rung[0] < 1 for rung in self.rungs):
+            raise ValueError(
+                f"rungs is {self.rungs}: write pairs like [0.5, 3.2], a share of the run and bits per character"
+            )
         if self.parallel not in ("auto", "ddp", "fsdp"):
             raise ValueError(f"parallel is '{self.parallel}': choose auto, ddp or fsdp")
 
@@ -94,5 +109,5 @@ class TrainSettings:
 
 
 def names_that_affect(what: str) -> set[str]:
-    """Return the names of the settings that change `what`: the result, the speed, or only the watching of a run."""
+    """Return the names of the settings that change `what`: result, speed, watching or end, see `_setting`."""
     return {each.name for each in fields(TrainSettings) if each.metadata["affects"] == what}

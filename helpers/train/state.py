@@ -1,4 +1,4 @@
-"""The state of a training run: its progress, running means, step budget, and the detection of a loss spike.
+"""The state of a training run: progress, running means, step budget, loss spikes, and when to end early.
 
 Plain numbers that fit into a checkpoint. Knows no model, no data and no file.
 """
@@ -6,6 +6,7 @@ Plain numbers that fit into a checkpoint. Knows no model, no data and no file.
 import math
 import statistics
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 SPIKE_MEMORY, SPIKE_MINIMUM = 50, 20  # updates that a loss is compared with, at most and at least
@@ -45,6 +46,7 @@ class Progress:
     epoch: int = 0  # epochs done
     position: int = 0  # windows done of this epoch
     best: float = math.inf  # lowest validation loss so far
+    stale: int = 0  # validations since then
     seconds: float = 0.0  # since the run began, in all sessions
     updating: float = 0.0  # of these in updates
     validating: float = 0.0  # of the last validation
@@ -84,6 +86,24 @@ class StepBudget:
     def warmup(self, warmup_steps: int, total_steps: int) -> int:
         """Return the updates of warm-up; by the clock at most a fifth, because the total is not known in advance."""
         return min(warmup_steps, total_steps // 5) if self.by_clock else warmup_steps
+
+
+def early_stop(
+    progress: Progress, total_steps: int, bits_per_char: float, patience: int, rungs: Sequence[Sequence[float]]
+) -> str:
+    """Return why a run should end before its last update, "" if it should not.
+
+    bits_per_char: its best validation. It ends after `patience` validations without a better one (0: never), and where
+    it has passed a share of its updates without having come down to the bits of that rung: successive halving (Li et
+    al. 2020) gives each run rungs that the better half of the others has reached.
+    """
+    if patience and progress.stale >= patience:
+        return f"no better for {progress.stale} validations"
+    for share, most in sorted(rungs, key=lambda rung: rung[0], reverse=True):
+        if progress.step >= share * total_steps:  # the highest rung that it has passed
+            hopeless = bits_per_char > most
+            return f"behind at {share:.0%}: {bits_per_char:.3f} bits per character, not {most:.3f}" if hopeless else ""
+    return ""
 
 
 class SpikeDetector:

@@ -37,7 +37,7 @@ from helpers.train.log import MetricsLog
 from helpers.train.loss import Loss
 from helpers.train.model import blocks, model_sizes
 from helpers.train.settings import TrainSettings
-from helpers.train.state import Progress, RunningMeans, SpikeDetector, StepBudget
+from helpers.train.state import Progress, RunningMeans, SpikeDetector, StepBudget, early_stop
 from helpers.vocab.tokenizer import decode
 
 SKIPS_IN_A_ROW = 10  # updates without a finite gradient until a run gives up; a loss scale needs some to settle
@@ -143,7 +143,8 @@ class Trainer:
         self.since_last_row, self.in_epoch = RunningMeans(), RunningMeans(**self.progress.in_epoch)
         self.spikes = SpikeDetector()
         self.begin, self.saved = time.perf_counter() - self.progress.seconds, time.perf_counter()
-        self.stopped = False  # asked to end
+        self.ended_early = self.early_stop()  # why, before its last update
+        self.stopped = bool(self.ended_early)  # asked to end
         self.stop_now = False  # asked by `stop`: without a last validation
         self.gradient_complete = False  # all of this update's backward passes are done
         self.skips_in_a_row = 0
@@ -354,6 +355,10 @@ class Trainer:
             self.validation = self.validate()
             better = self.validation["loss"] < progress.best
             progress.best = min(progress.best, self.validation["loss"])
+            progress.stale = 0 if better else progress.stale + 1
+            if not ends and not self.stopped:
+                self.ended_early = self.early_stop()
+                self.stopped = bool(self.ended_early)
         sharded = self.size > 1 and self.parallel == "fsdp"
         sample_due = not self.stop_now and (ends or _every(settings.sample_step, progress.step))
         if sample_due and self.rank == 0 and not sharded:
@@ -364,6 +369,11 @@ class Trainer:
         if ends or self.stopped or milestone or better or _every(settings.checkpoint_step, progress.step):
             self.write_unless_full(self.save)
             self.saved = time.perf_counter()
+
+    def early_stop(self) -> str:
+        """Return why the run should end early, see `state.early_stop`."""
+        best = self.progress.best * self.bits_per_char["val"]
+        return early_stop(self.progress, self.total_steps, best, self.settings.patience, self.settings.rungs)
 
     def close_epoch(self) -> None:
         """Begin the next epoch, and log the means of the last one."""
@@ -442,7 +452,7 @@ class Trainer:
             figures |= {"val_loss": scores["loss"], "val_bits_per_char": scores["bits_per_char"]}
             figures["accuracy"] = scores["accuracy"]
             self.export("final_model")
-        seconds = self.end("finished" if progress.step >= self.total_steps else "stopped")
+        seconds = self.end("finished" if progress.step >= self.total_steps else self.ended_early or "stopped")
         return figures | {"seconds": round(seconds, 1)}
 
     def return_to_best(self, scores: dict[str, float]) -> dict[str, float]:

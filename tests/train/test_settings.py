@@ -23,7 +23,7 @@ def test_they_survive_json():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"max_minutes": -1.0}, {"parallel": "magic"}]
+    [{"max_minutes": -1.0}, {"parallel": "magic"}, {"rungs": [[0.5]]}, {"rungs": [[1.0, 3.0]]}]
     + [{name: -1} for name in ("n_embd", "epochs", "batch_size", "gradient_accumulation", "lr")]
     + [{name: 0} for name in ("devices", "log_step")],
     ids=str,
@@ -47,9 +47,12 @@ def test_they_do_not_change():
 
 def test_a_run_is_resumed_where_only_speed_or_watching_differ():
     """Another device, number of processes or rhythm of the log is the same run; another rate or seed is not."""
-    same = TrainSettings(run="b", log_step=1, devices=2, device="cuda", parallel="fsdp", resume=False, compile=True)
+    same = TrainSettings(
+        run="b", log_step=1, devices=2, device="cuda", parallel="fsdp", resume=False, compile=True, patience=2
+    )
     assert same.identity() == TrainSettings().identity()
     for changed in ({"lr": 1.0}, {"seed": 1}, {"n_layer": 9}, {"precision": "fp32"}, {"epochs": 3}):
         assert TrainSettings(**changed).identity() != TrainSettings().identity()
-    assert not names_that_affect("result") & (names_that_affect("speed") | names_that_affect("watching"))
+    kinds = [names_that_affect(what) for what in ("result", "speed", "watching", "end")]
+    assert sum(map(len, kinds)) == len(set.union(*kinds)) == len(asdict(TrainSettings()))
     assert {"run", "resume", "log_step"} <= names_that_affect("watching")

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from helpers.train.state import FIRST_GUESS, Progress, RunningMeans, SpikeDetector, StepBudget
+from helpers.train.state import FIRST_GUESS, Progress, RunningMeans, SpikeDetector, StepBudget, early_stop
 
 
 def test_means_weigh_each_label_the_same():
@@ -52,3 +52,23 @@ def test_a_spike_is_noticed_and_noise_is_not():
 def test_the_first_losses_are_no_spikes():
     spikes = SpikeDetector()
     assert not any(spikes.check(loss) for loss in [1.0] * 19 + [50.0])
+
+
+def test_patience_counts_validations_without_a_better_one():
+    for stale, patience, ends in ((2, 3, False), (3, 3, True), (9, 0, False)):
+        assert bool(early_stop(Progress(step=10, stale=stale), 100, 2.0, patience, [])) == ends
+
+
+@pytest.mark.parametrize(
+    ("step", "bits", "words"),
+    [
+        (19, 9.0, ""),  # no rung reached yet
+        (20, 4.0, ""),
+        (20, 4.1, "behind at 20%: 4.100 bits per character, not 4.000"),
+        (49, 4.1, "behind at 20%: 4.100 bits per character, not 4.000"),
+        (50, 3.9, "behind at 50%: 3.900 bits per character, not 3.000"),  # the higher one counts
+        (99, 3.0, ""),
+    ],
+)
+def test_a_rung_asks_for_so_many_bits_at_a_share_of_the_run(step, bits, words):
+    assert early_stop(Progress(step=step), 100, bits, 0, [[0.2, 4.0], [0.5, 3.0]]) == words

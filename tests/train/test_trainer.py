@@ -223,6 +223,39 @@ def test_the_best_checkpoint_becomes_the_final_model_when_it_gets_worse(tmp_path
     assert [row["of_step"] for row in rows(folder, "best")] == [lowest]
 
 
+def test_patience_ends_a_run_that_gets_no_better_and_more_patience_goes_on_bit_for_bit(tmp_path):
+    """A rate at which it cannot learn: three validations in a row are no better than the one before them."""
+    bad = dict(size=800, epochs=6, lr=20.0, warmup_steps=0, eval_step=5, final_lr_fraction=1.0)
+    whole, parts = tiny(), tiny()
+    fit(tmp_path / "whole", whole, **bad)
+    folder = tmp_path / "parts"
+    figures = fit(folder, parts, patience=3, **bad)
+    losses = {row["step"]: row["loss"] for row in rows(folder, "validation")}
+    steps, best = list(losses), min(losses, key=losses.get)
+    assert figures["steps"] == steps[-1] < figures["total_steps"] == 78
+    assert steps.index(best) == len(steps) - 4 and figures["val_loss"] == losses[best]
+    assert rows(folder, "end")[-1]["reason"] == "no better for 3 validations"
+    assert fit(folder, tiny(), patience=3, **bad)["steps"] == steps[-1]  # again: there is nothing left to do
+    assert fit(folder, parts, **bad)["steps"] == 78
+    assert {row["step"]: row["loss"] for row in rows(folder, "validation")} == {
+        row["step"]: row["loss"] for row in rows(tmp_path / "whole", "validation")
+    }
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), parts.parameters(), strict=True))
+
+
+def test_a_run_ends_at_a_rung_that_it_does_not_reach(tmp_path):
+    fit(tmp_path / "whole", size=800, eval_step=3)
+    bits = {row["step"]: row["bits_per_char"] for row in rows(tmp_path / "whole", "validation")}
+    assert bits[12] < bits[6]  # of 26
+    rungs = [[0.2, bits[6] + 0.001], [0.4, bits[12] - 0.001]]
+    figures = fit(tmp_path / "behind", size=800, eval_step=3, rungs=rungs)
+    assert figures["steps"] == 12
+    assert rows(tmp_path / "behind", "end")[-1]["reason"].startswith("behind at 40%: ")
+    assert fit(tmp_path / "behind", size=800, eval_step=3, rungs=rungs)["steps"] == 12
+    rungs[1][1] += 0.002
+    assert fit(tmp_path / "behind", size=800, eval_step=3, rungs=rungs)["steps"] == 26
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_time_budget_ends_when_the_time_does(tmp_path, optimizer):
