@@ -9,7 +9,7 @@ The ground floor knows no room:
     parallel    shards mapped over processes or over a Dask cluster, with a progress bar
     device      CPU or GPU, mixed precision, memory, the speed of matrix products
     report      one HTML page about a run
-    run         runs the notebooks in order: python -m helpers.run
+    run         runs the notebooks in order, and sweeps of runs: python -m helpers.run
 
 The rooms; a room imports the ground floor and rooms above it, and each package's own docstring lists its modules:
 

@@ -18,7 +18,7 @@ from exercises import SOLVED, UNSOLVED, exercises, solved, verdict_problems
 from helpers import paths
 from helpers.corpus import built_in
 from helpers.manifest import open_room, read_manifest
-from helpers.run import verify
+from helpers.run.verify import verify
 
 pytestmark = pytest.mark.slow
 # what a room says of itself, for the rooms after it and for the report

@@ -19,13 +19,14 @@ from transformers import (
     pipeline,
 )
 
-from helpers import parallel, paths, run
+from helpers import parallel, paths
 from helpers.corpus import built_in
 from helpers.corpus.build import build_corpus
 from helpers.corpus.shards import read_texts
 from helpers.generate import generate
 from helpers.generate.settings import Settings
 from helpers.manifest import notebook_parameters, write_manifest
+from helpers.run.parameters import read_preset
 from helpers.tokens.shards import dtype_for, write_shards
 from helpers.tokens.windows import IGNORE, TokenStream
 from helpers.train import job, plan
@@ -62,19 +63,19 @@ def test_all_the_source_systems_are_there():
     ],
 )  # fmt: skip
 def test_values_are_those_of_the_sources(preset, wanted):
-    given = {name: value for section in run.read_preset(preset).values() for name, value in section.items()}
+    given = {name: value for section in read_preset(preset).values() for name, value in section.items()}
     assert {name: given.get(name) for name in wanted} == wanted
 
 
 def test_the_two_minimind_presets_differ_in_the_experts_alone():
-    dense, mixture = run.read_preset("minimind"), run.read_preset("minimind-moe")
+    dense, mixture = read_preset("minimind"), read_preset("minimind-moe")
     changed = {name for name, value in mixture["train"].items() if dense["train"].get(name) != value}
     assert changed == {"architecture", "n_experts", "experts_per_token", "aux_loss_coef"}
     assert dense | {"train": 0} == mixture | {"train": 0}
 
 
 def test_the_poems_take_tokenizer_and_weights_from_one_model():
-    poems = run.read_preset("poems")
+    poems = read_preset("poems")
     assert poems["vocab"]["pretrained_model"] == poems["train"]["pretrained_model"] != ""
 
 
@@ -106,7 +107,7 @@ def in_pairs(text: str) -> list[str]:
 
 def train_preset(preset: str, tmp_path, pretrained: str = "", **changes) -> tuple[dict, dict, list[dict]]:
     """Take a preset from text to a trained model; return its parameters, what was planned, and its metrics."""
-    sections = run.read_preset(preset)
+    sections = read_preset(preset)
     part = sections.get("corpus", {})
     write_corpus(tmp_path, part)
     names = ("document", "text_key", "min_length", "max_length")
@@ -212,7 +213,7 @@ def room(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("preset", FRESH)
 def test_a_preset_goes_from_text_to_a_model(preset, room):
-    accumulation = run.read_preset(preset)["train"].get("gradient_accumulation", 1)
+    accumulation = read_preset(preset)["train"].get("gradient_accumulation", 1)
     given, planned, rows = train_preset(preset, room, epochs={6: 3, 8: 4}.get(accumulation, 1))
     steps = check_run(given, planned, rows)
     model = check_final_model("[CLS]<eos>  怎么浇水？\n")

@@ -10,7 +10,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from helpers import paths, report
-from helpers.run import main
+from helpers.run.__main__ import main
 
 
 class Outside(HTMLParser):

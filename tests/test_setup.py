@@ -16,8 +16,9 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from helpers import paths, run
+from helpers import paths
 from helpers.manifest import notebook_parameters
+from helpers.run.parameters import plan
 
 ROOT = paths.repo_root()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -430,4 +431,4 @@ def test_links_inside_the_repository_live(path):
 @pytest.mark.parametrize("preset", sorted((ROOT / "presets").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_preset_fits_the_notebooks(preset):
 
-    assert run.plan(list(paths.STAGES)[1:], "r", None, preset.stem, [])
+    assert plan(list(paths.STAGES)[1:], "r", None, preset.stem, [])

@@ -1,0 +1,74 @@
+"""The command line: run notebooks in order, each in a kernel of its own, then write the run's report.
+
+python -m helpers.run                                     all six, on the built-in corpus
+python -m helpers.run --run songci --corpus songci.txt    all six, on your own text
+python -m helpers.run train generate -p epochs 3          two of them, with another number of epochs
+python -m helpers.run tournament --run songci             a side door: an optional notebook on a run that exists
+python -m helpers.run verify --run songci                 do all files of the run still fit together?
+"""
+
+import argparse
+import os
+import sys
+
+from helpers import paths
+from helpers.run.execute import StageFailed, run_stages
+from helpers.run.parameters import Refused, choose_stages, plan
+from helpers.run.refresh import refresh
+from helpers.run.verify import print_verdict
+
+
+def _require_run(run: str) -> None:
+    if not paths.run_dir(run).is_dir():
+        raise Refused(f"there is no run '{run}' in {paths.runs_dir()}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Read the command line, run, and return the exit code: 0 done, 1 a notebook failed, 2 refused, 130 stopped."""
+    parser = argparse.ArgumentParser(
+        prog="python -m helpers.run", description="Run the notebooks in order and write runs/<name>/report.html.",
+        epilog="Instead of stages: `verify` checks that all files of a run still fit together; `refresh [stages…]` "
+        "writes fresh outputs into notebooks/ itself.",
+    )  # fmt: skip
+    parser.add_argument("stages", nargs="*", help=f"{' '.join(paths.STAGES)}; all six if none is named. Optional "
+                        f"notebooks, on the rooms of a run that exists: {' '.join(paths.SIDE_DOORS)}")  # fmt: skip
+    parser.add_argument("--run", default="sample", metavar="NAME", help="name of the run: the folder under runs/")
+    parser.add_argument(
+        "--corpus", metavar="PATH", help="a text file, a folder, a pattern, an address; see notebook 01"
+    )
+    parser.add_argument("--preset", metavar="NAME", help="presets/NAME.yaml, or a YAML file")
+    parser.add_argument("-p", nargs=2, action="append", default=[], metavar=("PARAMETER", "VALUE"), dest="settings",
+                        help="set a parameter in every notebook that has it; may be repeated")  # fmt: skip
+    parser.add_argument("--force", action="store_true", help="run a stage even if nothing changed since it finished")
+    asked = parser.parse_intermixed_args(arguments)
+
+    # the notebooks read it: without a browser a dashboard prints lines instead of drawing widgets
+    os.environ["HEADLESS"] = "1"
+    os.environ["TQDM_DISABLE"] = "1"
+    os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # for the kernels; the Makefile says why
+    try:
+        if asked.stages == ["verify"]:
+            _require_run(asked.run)
+            return print_verdict(asked.run)
+        if asked.stages[:1] == ["refresh"]:
+            refresh(choose_stages(asked.stages[1:]))
+        else:
+            stages = choose_stages(asked.stages)
+            values = plan(stages, asked.run, asked.corpus, asked.preset, asked.settings)
+            if not set(stages) & set(paths.STAGES):
+                _require_run(asked.run)
+            run_stages(asked.run, values, asked.force)
+    except Refused as error:
+        print(f"nothing was run: {error}", file=sys.stderr)
+        return 2
+    except StageFailed as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped; the same command continues with the stage that was interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

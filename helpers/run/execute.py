@@ -1,0 +1,76 @@
+"""Execute notebooks in order, each in a kernel of its own; what has finished and is unchanged is skipped."""
+
+import time
+from typing import Any
+
+import papermill
+from ipykernel.kernelspec import RESOURCES, get_kernel_dict
+from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.manager import AsyncKernelManager
+from nbclient.exceptions import DeadKernelError
+from papermill.exceptions import PapermillExecutionError
+
+from helpers import paths, report
+from helpers.manifest import notebook_parameters
+from helpers.run.unchanged import finished_unchanged, remember
+from helpers.wording import duration
+
+
+class StageFailed(RuntimeError):
+    """A notebook stopped with an error; the message names the notebook, the cell and the error."""
+
+
+class ThisPython(AsyncKernelManager):
+    """Start kernels with the interpreter that runs this module, whatever kernels are registered on the machine."""
+
+    @property
+    def kernel_spec(self) -> KernelSpec:
+        # what a kernel logs about itself would appear between the progress lines
+        return KernelSpec(resource_dir=RESOURCES, **get_kernel_dict(extra_arguments=["--log-level=CRITICAL"]))
+
+
+def _first_line(source: str) -> str:
+    """Return a cell's first line of code, or its first comment if it has none."""
+    lines = [line.strip() for line in source.splitlines() if line.strip()]
+    return next((line for line in lines if not line.startswith("#")), lines[0] if lines else "")
+
+
+def execute(run: str, stage: str, values: dict[str, Any]) -> None:
+    """Execute a notebook with its parameters into the run's folder; raise StageFailed if a cell fails."""
+    notebook, target = paths.notebook(stage), paths.executed_copy(run, stage)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    defaults = notebook_parameters(stage)
+    changed = {name: value for name, value in values.items() if name == "run" or value != defaults[name]}
+    try:
+        papermill.execute_notebook(
+            notebook, target, parameters=changed, kernel_name="python3", language="python",
+            kernel_manager_class=ThisPython, progress_bar=False,
+        )  # fmt: skip
+    except PapermillExecutionError as error:
+        problem = f"{error.ename}: {error.evalue}"
+        where = f"cell [{error.exec_count}]: {_first_line(error.source)}"
+    except DeadKernelError:
+        problem = "the kernel died without a message: most often the machine ran out of memory"
+        where = "the last cell that has a number"
+    else:
+        return
+    raise StageFailed(f"  {'where':10}{notebook.name}, {where}\n  {'error':10}{problem}\n  {'copy':10}{target}")
+
+
+def run_stages(run: str, values: dict[str, dict[str, Any]], force: bool) -> None:
+    """Run the planned stages in order, print a line for each, and write the report; StageFailed at the first error."""
+    for stage in values:
+        print(f"{paths.notebook(stage).stem:14}", end="", flush=True)
+        if not force and finished_unchanged(run, stage, values[stage]):
+            print("unchanged since it finished: skipped (--force runs it)", flush=True)
+            continue
+        begin = time.monotonic()
+        try:
+            execute(run, stage, values[stage])
+            remember(run, stage)
+        except BaseException as error:
+            word = "failed" if isinstance(error, StageFailed) else "stopped"
+            print(f"{word} after {duration(time.monotonic() - begin)}", flush=True)
+            raise
+        print(f"{duration(time.monotonic() - begin):>12}   {report.one_line(run, stage)}".rstrip(), flush=True)
+    print(f"{'report':14}{report.write(run)}", flush=True)

@@ -1,0 +1,40 @@
+"""Each notebook runs in a kernel of this Python; a failing cell and a dead kernel are told in words."""
+
+import sys
+
+import nbformat
+import pytest
+
+from helpers import paths
+from helpers.paths import executed_copy
+from helpers.run.__main__ import main
+
+
+def executed(stage):
+    return nbformat.read(executed_copy("r", stage), as_version=4)
+
+
+@pytest.mark.slow
+def test_a_kernel_is_of_this_very_interpreter(house):
+    book = nbformat.read(paths.notebook("generate"), as_version=4)
+    book.metadata["kernelspec"] = {"name": "some-other", "display_name": "x", "language": "python"}
+    book.cells[2].source = "import sys; print(sys.executable)"
+    nbformat.write(book, paths.notebook("generate"))
+    assert main(["generate", "--run", "r"]) == 0
+    assert executed("generate").cells[-1].outputs[0].text.strip() == sys.executable
+
+
+@pytest.mark.slow
+def test_a_failing_cell_is_reported_in_four_lines(house, capsys):
+    assert main(["train", "generate", "--run", "r"]) == 1
+    out, err = capsys.readouterr()
+    assert "failed after" in out and "05_generate" not in out
+    assert "04_train.ipynb, cell [3]: x = 1" in err and "ZeroDivisionError: division by zero" in err
+    assert str(executed_copy("r", "train")) in err and "Traceback" not in err and len(err.splitlines()) == 3
+    assert any(output.output_type == "error" for output in executed("train").cells[-1].outputs)
+
+
+@pytest.mark.slow
+def test_a_kernel_that_dies_is_reported_too(house, capsys):
+    assert main(["serve", "--run", "r"]) == 1
+    assert "the kernel died" in capsys.readouterr().err
