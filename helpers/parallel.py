@@ -12,7 +12,7 @@ from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExec
 from itertools import islice
 from typing import TypeVar
 
-from tqdm.auto import tqdm
+from helpers.progress import Bar
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -101,16 +101,15 @@ def map_shards(
 ) -> list[R]:
     """Return [function(item) for item in items], in order, with a progress bar named `label` (none if empty).
 
-    The bar shows rate and time left; `total` is the number of items, where `items` has no length. There is no bar if
-    the environment variable HEADLESS is set. `items` may be lazy: at most IN_FLIGHT of them are held in memory. Raises
-    RuntimeError when a worker process was killed.
+    The bar shows rate and time left, see `progress`; `total` is the number of items, where `items` has no length.
+    `items` may be lazy: at most IN_FLIGHT of them are held in memory. Raises RuntimeError when a worker process was
+    killed.
     """
-    quiet = not label or bool(os.environ.get("HEADLESS"))
     total = operator.length_hint(items) or total
     source = iter(items)
     results: list[R] = []
     waiting: deque[Future[R]] = deque()
-    with tqdm(total=total, desc=label, unit="shard", disable=quiet, leave=False) as bar:
+    with Bar(label, total, "shards") as bar:
         try:
             waiting.extend(pool.submit(function, item) for item in islice(source, _at_once(pool)))
             while waiting:

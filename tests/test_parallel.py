@@ -81,7 +81,7 @@ def test_a_bar_shows_rate_and_time_left_also_where_the_items_come_one_by_one(cap
     with parallel.executor(1) as pool:
         assert parallel.map_shards(pool, slow_square, iter(range(3)), label="counting", total=3) == [0, 1, 4]
     shown = "".join(capfd.readouterr())
-    assert "1/3" in shown and "shard/s" in shown or "s/shard" in shown
+    assert "1/3" in shown and "shards/s" in shown or "s/shards" in shown
     assert "<00:00" in shown or "<?" in shown
 
 

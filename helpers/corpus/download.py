@@ -16,10 +16,10 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import httpx
-from tqdm.auto import tqdm
 
 from helpers.corpus.inputs import EXTENSIONS
 from helpers.files import atomic_write, sha256, write_text
+from helpers.progress import Bar
 
 FETCHED = "fetched.json"
 MAX_BYTES = 20 * 2**30  # of one file
@@ -129,19 +129,17 @@ def _fetch_files(source: str, corpus: Corpus, target: Path, folder: Path) -> lis
             timeout=httpx.Timeout(STALL, connect=10.0), follow_redirects=True, max_redirects=REDIRECTS,
             event_hooks={"response": [_check_redirect]},
         ) as client:  # fmt: skip
-            for url in tqdm(missing, desc=f"fetching {source[:40]}", disable=_quiet() or len(missing) == 1):
-                path, file = _fetch_file(client, url, target)
-                files[path.relative_to(folder).as_posix()] = file
-                _record(folder, source, entry)  # after each: what is there is not downloaded again
+            with Bar(f"fetching {source[:40]}" if len(missing) > 1 else "", len(missing), "files") as bar:
+                for url in missing:
+                    path, file = _fetch_file(client, url, target)
+                    files[path.relative_to(folder).as_posix()] = file
+                    _record(folder, source, entry)  # after each: what is there is not downloaded again
+                    bar.update()
     return [folder / name for name, file in files.items() if file["url"] in corpus.files]
 
 
 def _is_there(path: Path, size: int) -> bool:
     return path.is_file() and path.stat().st_size == size
-
-
-def _quiet() -> bool:
-    return bool(os.environ.get("HEADLESS"))
 
 
 # ---- one file ----
@@ -245,10 +243,7 @@ def _attempt(client: httpx.Client, url: str, part: Path) -> httpx.Headers:
         validators = (answer.headers.get("etag", "W/"), answer.headers.get("last-modified", "W/"))
         write_text(_version(part), next((name for name in validators if not name.startswith("W/")), ""))  # W/: weak
         # 3. take the bytes
-        bar = tqdm(
-            total=total, initial=start, unit="B", unit_scale=True, desc=part.parent.name[:30], leave=False,
-            disable=_quiet(),
-        )  # fmt: skip
+        bar = Bar(f"fetching {part.parent.name[:30]}", total, "B", done=start, scaled=True)
         with bar, open(part, "ab" if start else "wb") as file:
             for block in chain([b""], answer.iter_raw()):
                 bar.update(file.write(block))
@@ -281,8 +276,9 @@ def _fetch_hub(source: str, folder: Path) -> Path:
     count, size, left_out = 0, 0, set()
     try:
         rows = datasets.load_dataset(name, split=split, streaming=True)
-        with atomic_write(path) as out:
-            for row in tqdm(rows, desc=source[:40], unit=" rows", disable=_quiet()):
+        with atomic_write(path) as out, Bar(f"fetching {source[:40]}", None, "rows") as bar:
+            for row in rows:
+                bar.update()
                 if count == MAX_ROWS or size > MAX_BYTES:
                     break
                 plain = {key: value for key, value in row.items() if _is_plain(value)}

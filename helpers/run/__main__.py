@@ -4,23 +4,55 @@ python -m helpers.run                                     all six, on the built-
 python -m helpers.run --run songci --corpus songci.txt    all six, on your own text
 python -m helpers.run train generate -p epochs 3          two of them, with another number of epochs
 python -m helpers.run tournament --run songci             a side door: an optional notebook on a run that exists
+python -m helpers.run --sweep lr.yaml --run songci        runs songci-1, songci-2, …: one for each combination
 python -m helpers.run verify --run songci                 do all files of the run still fit together?
 """
 
 import argparse
 import os
 import sys
+from pathlib import Path
 
 from helpers import paths
 from helpers.run.execute import StageFailed, run_stages
+from helpers.run.grid import combinations, last_stage, member, number, read_grid
 from helpers.run.parameters import Refused, choose_stages, plan
 from helpers.run.refresh import refresh
+from helpers.run.sweep import Sweep, places
 from helpers.run.verify import print_verdict
 
 
 def _require_run(run: str) -> None:
     if not paths.run_dir(run).is_dir():
         raise Refused(f"there is no run '{run}' in {paths.runs_dir()}")
+
+
+def run_sweep(asked: argparse.Namespace) -> int:
+    """Check everything, run the sweep, and return the exit code."""
+    grid = read_grid(asked.sweep)
+    wanted = combinations(grid, asked.draws)
+    # without stages: as far as a parameter reaches, and at least to the model
+    reached = list(paths.STAGES)[: last_stage(grid) + 1]
+    stages = choose_stages(asked.stages or reached)
+    # also what does not run today has its parameters: runs share what they were given alike up to there
+    order = list(paths.NOTEBOOKS)
+    last = max(order.index(stage) for stage in (*stages, *reached))
+    every = [stage for stage in order[: last + 1] if stage in paths.STAGES or stage in stages]
+    for combination in wanted:  # before a number is given
+        plan(every, asked.run, asked.corpus, asked.preset, [*asked.settings, *combination.items()])
+    members = number(asked.run, wanted)
+    if asked.only:
+        if asked.only not in members:
+            raise Refused(f"--only {asked.only}: the runs are numbered {', '.join(map(str, members))}")
+        members = {asked.only: members[asked.only]}
+    values = {
+        i: plan(every, member(asked.run, i), asked.corpus, asked.preset, [*asked.settings, *combination.items()])
+        for i, combination in members.items()
+    }
+    print(f"{len(members)} runs: {', '.join(f'{name} {values}' for name, values in grid.items())}", flush=True)
+    devices = max(each.get("train", {}).get("devices", 1) for each in values.values())
+    sweep = Sweep(asked.run, members, values, stages, asked.halving, asked.force)
+    return 1 if sweep.run(places(asked.jobs, devices)) else 0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -40,6 +72,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("-p", nargs=2, action="append", default=[], metavar=("PARAMETER", "VALUE"), dest="settings",
                         help="set a parameter in every notebook that has it; may be repeated")  # fmt: skip
     parser.add_argument("--force", action="store_true", help="run a stage even if nothing changed since it finished")
+    sweep = parser.add_argument_group("sweeps")
+    sweep.add_argument(
+        "--sweep", type=Path, metavar="FILE", help="YAML, `lr: [1.0e-3, 1.0e-2]`: a run for each combination, NAME-1, "
+        "NAME-2, …, and runs/NAME/sweep.html; without stages as far as these parameters reach, at least to 04",
+    )  # fmt: skip
+    sweep.add_argument("--draws", type=int, default=0, metavar="N", help="only N combinations, drawn at random")
+    sweep.add_argument("--only", type=int, default=0, metavar="N", help="only run NAME-N of it: for a job scheduler")
+    sweep.add_argument("--halving", action="store_true", help="end a run early that is behind at a quarter or half")
+    sweep.add_argument("--jobs", type=int, default=0, metavar="N", help="runs at once; without it one for each GPU")
     asked = parser.parse_intermixed_args(arguments)
 
     # the notebooks read it: without a browser a dashboard prints lines instead of drawing widgets
@@ -50,6 +91,10 @@ def main(arguments: list[str] | None = None) -> int:
         if asked.stages == ["verify"]:
             _require_run(asked.run)
             return print_verdict(asked.run)
+        if asked.sweep:
+            return run_sweep(asked)
+        if asked.draws or asked.only or asked.halving or asked.jobs:
+            raise Refused("--draws, --only, --halving and --jobs belong to --sweep FILE")
         if asked.stages[:1] == ["refresh"]:
             refresh(choose_stages(asked.stages[1:]))
         else:

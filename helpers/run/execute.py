@@ -1,7 +1,8 @@
 """Execute notebooks in order, each in a kernel of its own; what has finished and is unchanged is skipped."""
 
 import time
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import papermill
 from ipykernel.kernelspec import RESOURCES, get_kernel_dict
@@ -10,9 +11,10 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient.exceptions import DeadKernelError
 from papermill.exceptions import PapermillExecutionError
 
-from helpers import paths, report
+from helpers import paths, progress, report
 from helpers.manifest import notebook_parameters
 from helpers.run.unchanged import finished_unchanged, remember
+from helpers.run.watch import Watch, in_terminal
 from helpers.wording import duration
 
 
@@ -23,10 +25,13 @@ class StageFailed(RuntimeError):
 class ThisPython(AsyncKernelManager):
     """Start kernels with the interpreter that runs this module, whatever kernels are registered on the machine."""
 
+    environment: ClassVar[Mapping[str, str]] = {}  # of the kernel, besides this process's own
+
     @property
     def kernel_spec(self) -> KernelSpec:
         # what a kernel logs about itself would appear between the progress lines
-        return KernelSpec(resource_dir=RESOURCES, **get_kernel_dict(extra_arguments=["--log-level=CRITICAL"]))
+        spec = get_kernel_dict(extra_arguments=["--log-level=CRITICAL"])
+        return KernelSpec(resource_dir=RESOURCES, **spec | {"env": dict(self.environment)})
 
 
 def _first_line(source: str) -> str:
@@ -35,16 +40,20 @@ def _first_line(source: str) -> str:
     return next((line for line in lines if not line.startswith("#")), lines[0] if lines else "")
 
 
-def execute(run: str, stage: str, values: dict[str, Any]) -> None:
-    """Execute a notebook with its parameters into the run's folder; raise StageFailed if a cell fails."""
+def execute(run: str, stage: str, values: dict[str, Any], environment: Mapping[str, str]) -> None:
+    """Execute a notebook with its parameters into the run's folder; raise StageFailed if a cell fails.
+
+    environment: variables that only its kernel gets, such as CUDA_VISIBLE_DEVICES.
+    """
     notebook, target = paths.notebook(stage), paths.executed_copy(run, stage)
     target.parent.mkdir(parents=True, exist_ok=True)
     defaults = notebook_parameters(stage)
     changed = {name: value for name, value in values.items() if name == "run" or value != defaults[name]}
+    manager = type("ThisPython", (ThisPython,), {"environment": environment})
     try:
         papermill.execute_notebook(
             notebook, target, parameters=changed, kernel_name="python3", language="python",
-            kernel_manager_class=ThisPython, progress_bar=False,
+            kernel_manager_class=manager, progress_bar=False,
         )  # fmt: skip
     except PapermillExecutionError as error:
         problem = f"{error.ename}: {error.evalue}"
@@ -53,24 +62,36 @@ def execute(run: str, stage: str, values: dict[str, Any]) -> None:
         problem = "the kernel died without a message: most often the machine ran out of memory"
         where = "the last cell that has a number"
     else:
+        remember(run, stage)
         return
     raise StageFailed(f"  {'where':10}{notebook.name}, {where}\n  {'error':10}{problem}\n  {'copy':10}{target}")
+
+
+def run_stage(
+    run: str, stage: str, values: dict[str, Any], name: str, one_line: bool, environment: Mapping[str, str]
+) -> str:
+    """Execute a stage, show its progress after `name`, and return its time and figures in words; raises StageFailed.
+
+    one_line: see `Watch`. Whatever ends it, a line says so.
+    """
+    begin, file = time.monotonic(), paths.executed_copy(run, stage).with_suffix(".progress")
+    try:
+        with Watch(file, name, one_line):
+            execute(run, stage, values, {**environment, progress.VARIABLE: str(file)})
+    except BaseException as error:
+        word = "failed" if isinstance(error, StageFailed) else "stopped"
+        print(f"{name}{word} after {duration(time.monotonic() - begin)}", flush=True)
+        raise
+    return f"{duration(time.monotonic() - begin):>12}   {report.one_line(run, stage)}".rstrip()
 
 
 def run_stages(run: str, values: dict[str, dict[str, Any]], force: bool) -> None:
     """Run the planned stages in order, print a line for each, and write the report; StageFailed at the first error."""
     for stage in values:
-        print(f"{paths.notebook(stage).stem:14}", end="", flush=True)
+        name = f"{paths.notebook(stage).stem:14}"
         if not force and finished_unchanged(run, stage, values[stage]):
-            print("unchanged since it finished: skipped (--force runs it)", flush=True)
+            print(f"{name}unchanged since it finished: skipped (--force runs it)", flush=True)
             continue
-        begin = time.monotonic()
-        try:
-            execute(run, stage, values[stage])
-            remember(run, stage)
-        except BaseException as error:
-            word = "failed" if isinstance(error, StageFailed) else "stopped"
-            print(f"{word} after {duration(time.monotonic() - begin)}", flush=True)
-            raise
-        print(f"{duration(time.monotonic() - begin):>12}   {report.one_line(run, stage)}".rstrip(), flush=True)
+        words = run_stage(run, stage, values[stage], name, in_terminal(), {})
+        print(f"{name}{words}", flush=True)
     print(f"{'report':14}{report.write(run)}", flush=True)

@@ -85,11 +85,12 @@ def _parse_value(text: str, default: Any) -> Any:
 
 
 def plan(
-    stages: list[str], run: str, corpus: str | None, preset: str | None, settings: Iterable[tuple[str, str]]
+    stages: list[str], run: str, corpus: str | None, preset: str | None, settings: Iterable[tuple[str, Any]]
 ) -> dict[str, dict[str, Any]]:
     """Return {stage: {parameter: value}}, complete and checked: defaults, then preset, then --corpus, then -p.
 
-    `settings` are the (name, text) pairs of -p. Raises Refused at the first name or type that no notebook has.
+    `settings` are the pairs of -p, (name, text), and those of a sweep, (name, value). Raises Refused at the first name
+    or type that no notebook has.
     """
     # 1. the defaults; every section of a preset is checked, also those of stages that do not run today
     try:
@@ -121,7 +122,8 @@ def plan(
             known = sorted({name for stage in stages for name in defaults[stage]} - {"run"})
             raise Refused(f"-p {name}: no notebook that is to run has it{did_you_mean(name, known)}")
         for stage in owners:
-            put(f"-p {name}", stage, name, _parse_value(text, defaults[stage][name]))
+            value = _parse_value(text, defaults[stage][name]) if isinstance(text, str) else text
+            put(f"-p {name}", stage, name, value)
     # 3. the run, and the corpus as the kernel will find it, wherever it works
     for stage in stages:
         values[stage]["run"] = run

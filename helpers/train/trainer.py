@@ -31,6 +31,7 @@ from helpers.device import (
     pick_device,
     pick_precision,
 )
+from helpers.progress import tell
 from helpers.tokens.windows import IGNORE, Examples, epoch_order
 from helpers.train import checkpoint, distributed, optim
 from helpers.train.log import MetricsLog
@@ -281,6 +282,8 @@ class Trainer:
             due = (progress.step + 1) % self.settings.log_step == 0 or progress.step + 1 == self.total_steps
             before = [distributed.whole(p.detach()).clone() for p in self.watched] if due else []
             update = self.step_in_memory()
+            if self.rank == 0:
+                tell("training", progress.step, self.total_steps, "updates")
             self.account(update)
             if (due or progress.step >= self.total_steps) and self.since_last_row.labels:
                 self.write_row(update, before)

@@ -1,0 +1,18 @@
+#!/bin/bash
+# A sweep on a Slurm cluster: one task for each run. Send it from the folder of this project, on a disk that all nodes see:
+#
+#     export SWEEP=lr.yaml RUN=songci CORPUS=songci.txt
+#     python -m helpers.run corpus vocab tokenize --sweep $SWEEP --run $RUN --corpus $CORPUS    # once, before: the rooms
+#     sbatch --array=1-6 examples/slurm-array.sh                                                # that all runs share
+#     python -m helpers.run --sweep $SWEEP --run $RUN --corpus $CORPUS                          # after: the page
+#
+# A task that is killed or requeued goes on from its last checkpoint.
+#SBATCH --gpus-per-task=1
+#SBATCH --cpus-per-task=8
+#SBATCH --time=24:00:00
+#SBATCH --requeue
+#SBATCH --output=runs/slurm-%A-%a.log
+set -eu
+source .venv/bin/activate
+exec python -m helpers.run train --sweep "$SWEEP" --run "$RUN" ${CORPUS:+--corpus "$CORPUS"} ${PRESET:+--preset "$PRESET"} \
+    --only "$SLURM_ARRAY_TASK_ID"

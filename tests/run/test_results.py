@@ -1,0 +1,48 @@
+"""A sweep's table, and the share of the variance that each parameter explains."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from helpers.run.results import Row, differing, effects, header, table
+
+
+def row(bits, end="finished", chosen=None, **combination):
+    return Row("r", combination, {} if bits is None else {"val_bits_per_char": bits}, chosen or {}, end)
+
+
+def test_of_a_sum_of_two_effects_each_explains_its_part():
+    """Two factors that add up, balanced: the shares are those of their variances, and add up to 1."""
+    a, b = {1: 0.0, 2: 3.0}, {"x": 0.0, "y": 1.0, "z": 5.0}
+    found = effects(row(10 + a[i] + b[j], lr=i, kind=j) for i, j in itertools.product(a, b))
+    parts = {"lr": np.var(list(a.values())), "kind": np.var(list(b.values()))}
+    assert {each.name: each.share for each in found} == pytest.approx(
+        {name: part / sum(parts.values()) for name, part in parts.items()}
+    )
+    assert found[0].name == "kind" and list(found[0].means) == ["x", "y", "z"]
+    assert found[0].means["z"] == pytest.approx(10 + 1.5 + 5)
+
+
+def test_a_parameter_without_effect_explains_nothing_and_an_effect_of_both_belongs_to_none():
+    assert effects([row(1.0, a=1, b=1), row(2.0, a=2, b=1), row(1.0, a=1, b=2), row(2.0, a=2, b=2)])[-1].share == 0
+    xor = effects([row(1.0, a=1, b=1), row(2.0, a=2, b=1), row(2.0, a=1, b=2), row(1.0, a=2, b=2)])
+    assert [each.share for each in xor] == [0, 0]
+
+
+def test_runs_that_ended_early_or_failed_do_not_count():
+    found = effects([row(1.0, a=1), row(2.0, a=2), row(99.0, end="behind at 25%", a=1), row(None, "not trained", a=2)])
+    assert found[0].means == {"1": 1.0, "2": 2.0}
+    assert effects([row(1.0, a=1), row(9.0, end="stopped", a=2)]) == []
+    assert effects([row(1.0, a=1), row(1.0, a=2)]) == []
+
+
+def test_the_table_shows_what_rules_chose_differently():
+    found = [
+        row(1.0, chosen={"lr": 0.1, "n_layer": 3}, n_embd=8),
+        row(2.0, chosen={"lr": 0.2, "n_layer": 3}, n_embd=16),
+    ]
+    assert differing(found) == ["lr"]
+    assert header(found) == ["run", "n_embd", "lr", "val_bits_per_char", "end"]
+    assert table(found) == [["r", 8, 0.1, 1.0, "finished"], ["r", 16, 0.2, 2.0, "finished"]]
+    assert table([*found, row(None, "not trained", n_embd=9)])[2] == ["r", 9, "", "", "not trained"]
