@@ -1,6 +1,7 @@
 """Runs the notebooks unattended: `python -m helpers.run` is the command line.
 
 parameters  which notebooks, with which parameters: defaults, presets, the command line
+old_names   what other tutorials call a parameter, and its name here
 unchanged   has a stage finished already, with the same parameters, inputs and notebook?
 execute     one notebook after the other, each in a kernel of its own
 watch       what a stage is doing while it runs

@@ -13,6 +13,7 @@ import yaml
 from helpers import paths
 from helpers.corpus.find import resolve_source
 from helpers.manifest import notebook_parameters
+from helpers.run.old_names import explain
 from helpers.wording import did_you_mean
 
 
@@ -102,7 +103,7 @@ def plan(
 
     def put(where: str, stage: str, name: str, value: Any) -> None:
         if name not in defaults[stage]:
-            hint = did_you_mean(str(name), [known for known in defaults[stage] if known != "run"])
+            hint = explain(str(name), [known for known in defaults[stage] if known != "run"])
             raise Refused(f"{where}: {paths.notebook(stage).stem} has no parameter '{name}'{hint}")
         values[stage][name] = _check_type(where, name, value, defaults[stage][name])
 
@@ -120,7 +121,7 @@ def plan(
         owners = [stage for stage in stages if name in defaults[stage]]
         if not owners:
             known = sorted({name for stage in stages for name in defaults[stage]} - {"run"})
-            raise Refused(f"-p {name}: no notebook that is to run has it{did_you_mean(name, known)}")
+            raise Refused(f"-p {name}: no notebook that is to run has it{explain(name, known)}")
         for stage in owners:
             value = _parse_value(text, defaults[stage][name]) if isinstance(text, str) else text
             put(f"-p {name}", stage, name, value)

@@ -57,7 +57,7 @@ def claim(folder: Path, identity: str, resume: bool) -> None:
 
 def trial(settings: TrainSettings, seconds: float, folder: Path) -> dict[str, Any]:
     """Train for `seconds` in a folder of its own, to compare recipes, judged on the first TRIAL_WINDOWS windows."""
-    short = dataclasses.replace(settings, max_minutes=seconds / 60, eval_step=0, sample_step=0, log_step=1)
+    short = dataclasses.replace(settings, max_minutes=seconds / 60, eval_step=0, sample_step=0, log_step=1, tracker="")
     return run_job(short, trial_folder=folder)
 
 

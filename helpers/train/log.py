@@ -1,21 +1,59 @@
-"""The log of a training run: `metrics.jsonl`, one row per event, and the same curves for TensorBoard.
+"""The log of a training run: `metrics.jsonl`, one row per event, and the same curves for TensorBoard and a tracker.
 
-A row of an update holds loss, learning rate, gradient norm, throughput (tokens per second), memory and more.
+A row of an update holds loss, learning rate, gradient norm, throughput (tokens per second), memory and more. A tracker
+is whatever the user has: a module with wandb's functions init, log and finish. Nothing depends on one.
 """
 
 import contextlib
+import importlib
+import inspect
 import json
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 _CURVES = ("step", "validation", "epoch")  # events whose numbers make curves
 
 
+PROJECT = "chinese-gpt"  # the name under which a tracker files all runs
+
+
+def scalars(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield (name, value) of each number in a row; of a list of numbers `name/0`, `name/1`, …"""
+    for name, value in row.items():
+        if isinstance(value, list | tuple):
+            yield from scalars({f"{name}/{i}": each for i, each in enumerate(value)})
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield name, float(value)
+
+
+def find_tracker(name: str) -> ModuleType | None:
+    """Return the module of this name, None for ""; raises ValueError if it is not there or is no tracker."""
+    if not name:
+        return None
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError:
+        raise ValueError(f"tracker is '{name}', which is not installed: pip install {name}") from None
+    if not all(callable(getattr(module, function, None)) for function in ("init", "log", "finish")):
+        raise ValueError(f"tracker is '{name}', which has no init, log and finish as wandb and swanlab have them")
+    return module
+
+
 class MetricsLog:
     """Appends rows to `metrics.jsonl` and the same scalars to TensorBoard; only a process that `writes` does so."""
 
-    def __init__(self, folder: Path, writes: bool):
+    def __init__(self, folder: Path, writes: bool, tracker: str = "", parameters: Mapping[str, Any] | None = None):
+        """tracker: a module to which the scalars go as well, with the run's parameters."""
         self.writes = writes
+        self.tracker = find_tracker(tracker) if writes else None
+        if self.tracker:
+            given = dict(parameters or {})
+            known = inspect.signature(self.tracker.init).parameters
+            key = "experiment_name" if "experiment_name" in known else "name"  # swanlab and wandb
+            self.tracker.init(project=PROJECT, config=given, **{key: given.get("run")})
         if writes:
             from torch.utils.tensorboard import SummaryWriter  # takes seconds to import: only where it is used
 
@@ -32,12 +70,24 @@ class MetricsLog:
         with contextlib.suppress(OSError):  # a full disk costs a line of the log, not the run
             self.file.write(json.dumps({"event": event, **row}, ensure_ascii=False) + "\n")
             self.file.flush()
-        for name, value in row.items():
-            if event in _CURVES and name != "step" and isinstance(value, float):
-                self.board.add_scalar(f"{event}/{name}", value, row["step"])
+        if event in _CURVES:
+            found = {f"{event}/{name}": value for name, value in scalars(row) if name != "step"}
+            for name, value in found.items():
+                self.board.add_scalar(name, value, row["step"])
+            self._track(found, row["step"])
+
+    def _track(self, found: dict[str, float], step: int) -> None:
+        try:
+            if self.tracker:
+                self.tracker.log(found, step=step)
+        except Exception as error:  # it is somebody else's, and training is not to end with it
+            print(f"the tracker failed at step {step} and gets no more ({error}); training goes on", file=sys.stderr)
+            self.tracker = None
 
     def close(self) -> None:
         """Close the file and the board."""
         if self.writes:
             self.file.close()
             self.board.close()
+        if self.tracker:
+            self.tracker.finish()

@@ -124,7 +124,7 @@ class Trainer:
         self.watched = [[p for p in block.parameters() if p.ndim == 2][-1] for block in blocks(self.model)]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         # 3. where the run is
-        self.log = MetricsLog(self.folder, writes=self.rank == 0)
+        self.log = MetricsLog(self.folder, self.rank == 0, settings.tracker, asdict(settings))
         self.progress = Progress()
         self.restore()
         self.micro_batch_file = self.folder / "micro_batch.txt"  # left by a process whose memory ran out

@@ -1,6 +1,10 @@
 """Room 04: one row an event, whatever happens to the process or the disk."""
 
 import json
+import sys
+from types import SimpleNamespace
+
+import pytest
 
 from helpers.train.log import MetricsLog
 
@@ -14,13 +18,15 @@ def test_rows_are_lines_and_curves_go_to_tensorboard(tmp_path):
 
     log = MetricsLog(tmp_path, writes=True)
     log.write("start", step=0, precision="fp32")
-    log.write("step", step=1, loss=2.5, seconds=1.0, skipped=0)
+    log.write("step", step=1, loss=2.5, seconds=1.0, skipped=0, expert_load=[[0.5, 0.75], [1.0, 0.25]], torn=True)
     log.write("sample", step=1, text="今天浇水")
     assert [row["event"] for row in rows(tmp_path)] == ["start", "step", "sample"]  # at once, not when it closes
     assert "今天浇水" in (tmp_path / "metrics.jsonl").read_text("utf-8")
     log.close()
     board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert sorted(board.Tags()["scalars"]) == ["step/loss", "step/seconds"]
+    load = [f"step/expert_load/{block}/{expert}" for block in (0, 1) for expert in (0, 1)]
+    assert sorted(board.Tags()["scalars"]) == [*load, "step/loss", "step/seconds", "step/skipped"]
+    assert [event.value for event in board.Scalars("step/expert_load/0/1")] == [0.75]
     assert [(event.step, event.value) for event in board.Scalars("step/loss")] == [(1, 2.5)]
 
 
@@ -38,3 +44,52 @@ def test_other_processes_write_nothing(tmp_path):
     log.write("step", step=1, loss=2.5)
     log.close()
     assert not list(tmp_path.iterdir())
+
+
+class Tracker(SimpleNamespace):
+    """A stand-in for wandb or swanlab: it notes what it is told, and may fail."""
+
+    def __init__(self, fails_at=None, **functions):
+        self.told = []
+
+        def log(values, step):
+            if step == fails_at:
+                raise ConnectionError("no net")
+            self.told.append((step, values))
+
+        super().__init__(log=log, finish=lambda: self.told.append("finish"), **functions)
+
+
+def test_a_tracker_gets_the_curves_and_the_parameters(tmp_path, monkeypatch):
+    begun = []
+    wandb = Tracker(init=lambda project, config, name: begun.append((project, config, name)))
+    swanlab = Tracker(init=lambda project, config, experiment_name: begun.append((project, config, experiment_name)))
+    for name, tracker in (("wandb", wandb), ("swanlab", swanlab)):
+        monkeypatch.setitem(sys.modules, name, tracker)
+        (tmp_path / name).mkdir()
+        log = MetricsLog(tmp_path / name, True, name, {"run": "songci", "lr": 0.1})
+        log.write("step", step=3, loss=2.5, text="今")
+        log.write("sample", step=3, text="今天")
+        log.close()
+        assert tracker.told == [(3, {"step/loss": 2.5}), "finish"]
+    assert begun == [("chinese-gpt", {"run": "songci", "lr": 0.1}, "songci")] * 2
+
+
+def test_a_tracker_that_fails_ends_nothing(tmp_path, monkeypatch, capsys):
+    tracker = Tracker(fails_at=2, init=lambda project, config, name: None)
+    monkeypatch.setitem(sys.modules, "wandb", tracker)
+    log = MetricsLog(tmp_path, True, "wandb", {"run": "r"})
+    for step in (1, 2, 3):
+        log.write("step", step=step, loss=2.5)
+    log.close()
+    assert tracker.told == [(1, {"step/loss": 2.5})] and len(rows(tmp_path)) == 3
+    assert "failed at step 2 and gets no more (no net)" in capsys.readouterr().err
+
+
+def test_a_tracker_that_is_none_is_refused_and_only_the_first_process_has_one(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="'nowhere_to_be_found', which is not installed"):
+        MetricsLog(tmp_path, True, "nowhere_to_be_found")
+    with pytest.raises(ValueError, match="no init, log and finish"):
+        MetricsLog(tmp_path, True, "json")
+    monkeypatch.setitem(sys.modules, "wandb", Tracker(init=lambda **_: pytest.fail("begun")))
+    MetricsLog(tmp_path, False, "wandb").write("step", step=1, loss=1.0)
