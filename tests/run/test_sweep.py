@@ -1,8 +1,10 @@
 """Sweeps: shared rooms, a GPU for each run, runs that fail or are behind, a killed sweep that goes on."""
 
+import contextlib
 import csv
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -204,6 +206,22 @@ def kernels_of(folder):
     return found
 
 
+def run_in_terminal(command, cwd, environment):
+    """Run a command in a terminal of its own; return what that shows."""
+    import pty  # a thing of Unix
+
+    reader, writer = pty.openpty()
+    environment = environment | {"COLUMNS": "140"}
+    process = subprocess.Popen(command, cwd=cwd, env=environment, stdout=writer, stderr=writer)
+    os.close(writer)
+    shown = b""
+    with contextlib.suppress(OSError):  # Linux tells the end of a terminal so
+        while block := os.read(reader, 4096):
+            shown += block
+    assert process.wait() == 0, shown.decode()
+    return shown.decode().replace("\r\n", "\n")
+
+
 @pytest.mark.slow
 def test_a_killed_sweep_of_real_runs_ends_with_the_table_of_one_that_was_not_killed(tmp_path, monkeypatch):
     """The real notebooks at micro scale, two at a time; SIGKILL of the sweep alone, and its kernels end too.
@@ -213,43 +231,34 @@ def test_a_killed_sweep_of_real_runs_ends_with_the_table_of_one_that_was_not_kil
     """
     grid = "lr: [1.0e-3, 1.0e-2]\n" + ("n_embd: [16, 32]\nseed: [0, 1]\n" if FULL else "")
     (tmp_path / "s.yaml").write_text(grid, "utf-8")
-    command = [
-        sys.executable,
-        "-m",
-        "helpers.run",
-        "--preset",
-        "micro",
-        "--sweep",
-        "s.yaml",
-        "--run",
-        "s",
-        "--jobs",
-        "2",
-    ]
-    dice, tables, whole = random.Random(time.time_ns()), [], 0.0
-    for kills in (0, 2 if FULL else 1):
-        runs = tmp_path / f"killed-{kills}"
-        environment = os.environ | {
-            "RUNS_DIR": str(runs),
-            "PYTHONPATH": str(paths.repo_root()),
-            "CUDA_VISIBLE_DEVICES": "",
-        }
-        begin = time.monotonic()
-        for _ in range(kills):
-            process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
-            time.sleep(dice.uniform(0.1, 0.6) * whole)
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
-            deadline = time.monotonic() + 20
-            while kernels_of(runs) and time.monotonic() < deadline:
-                time.sleep(0.2)
-            assert not kernels_of(runs)
-        subprocess.run(command, cwd=tmp_path, env=environment, check=True, stdout=subprocess.DEVNULL)
-        whole = time.monotonic() - begin  # of the sweep that nobody kills: then some moments of it are drawn
-        tables.append((runs / "s" / "sweep.csv").read_text("utf-8"))
-    assert tables[0] == tables[1] and tables[0].count("finished") == (8 if FULL else 2)
+    command = [sys.executable, "-m", "helpers.run", "--preset", "micro", "--sweep", "s.yaml", "--run", "s"]
+    environment = os.environ | {"PYTHONPATH": str(paths.repo_root()), "CUDA_VISIBLE_DEVICES": ""}
+    # 1. one that nobody kills, in a terminal
+    runs, begin = tmp_path / "whole", time.monotonic()
+    shown = run_in_terminal(command, tmp_path, environment | {"RUNS_DIR": str(runs)})
+    seconds = time.monotonic() - begin
+    table = (runs / "s" / "sweep.csv").read_text("utf-8")
+    assert table.count("finished") == (8 if FULL else 2)
+    assert re.search(r"02_vocab +s-1 +thulac: validation documents █", shown)
+    assert re.search(r"04_train +s-1 +training █*░* \d+ of 41 updates", shown)
+    lines = [line.split("\x1b[K")[-1] for line in shown.split("\n")]  # what is left of each in the end
+    assert [line.split()[0] for line in lines[1:5]] == ["01_corpus", "02_vocab", "03_tokenize", "04_train"]
+    # 2. one that is killed
+    runs = tmp_path / "killed"
+    environment |= {"RUNS_DIR": str(runs)}
+    for _ in range(2 if FULL else 1):
+        process = subprocess.Popen([*command, "--jobs", "2"], cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL)
+        time.sleep(random.uniform(0.1, 0.6) * seconds)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        deadline = time.monotonic() + 20
+        while kernels_of(runs) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert not kernels_of(runs)
+    subprocess.run([*command, "--jobs", "2"], cwd=tmp_path, env=environment, check=True, stdout=subprocess.DEVNULL)
+    assert (runs / "s" / "sweep.csv").read_text("utf-8") == table
     monkeypatch.setenv("RUNS_DIR", str(runs))
-    # one run again, as a task of a job array
+    # 3. one run again, as a task of a job array
     shutil.rmtree(paths.room("s-2", "train"))
     environment |= {"SWEEP": str(tmp_path / "s.yaml"), "RUN": "s", "PRESET": "micro", "SLURM_ARRAY_TASK_ID": "2"}
     activate = tmp_path / ".venv" / "bin" / "activate"
@@ -258,8 +267,8 @@ def test_a_killed_sweep_of_real_runs_ends_with_the_table_of_one_that_was_not_kil
     script = paths.repo_root() / "examples" / "slurm-array.sh"
     done = subprocess.run(["bash", script], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
     assert [line.split()[:2] for line in done.stdout.splitlines()[1:2]] == [["04_train", "s-2"]]
-    assert (runs / "s" / "sweep.csv").read_text("utf-8") == tables[0]
-    # notebook 05 by papermill's own command, from any folder
+    assert (runs / "s" / "sweep.csv").read_text("utf-8") == table
+    # 4. notebook 05 by papermill's own command, from any folder
     notebook, copy = paths.notebook("generate"), tmp_path / "out.ipynb"
     small = {"run": "s-2", "samples": 2, "max_new_tokens": 5, "questions": 4}
     options = [word for name, value in small.items() for word in ("-p", name, str(value))]

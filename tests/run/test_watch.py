@@ -1,14 +1,10 @@
 """What the runner shows while a stage works: one line over and over in a terminal, a line a minute in a log."""
 
 import json
-import os
-import subprocess
-import sys
 import time
 
 import pytest
 
-from helpers import paths
 from helpers.progress import Note
 from helpers.run import watch
 
@@ -51,32 +47,3 @@ def test_each_new_note_is_shown_once(tmp_path, capsys, monkeypatch, one_line):
         assert len(out.split(watch.CLEAR)[1]) == 59  # never wrapped
     else:
         assert out == "04_train  training 1 of 4 updates · 1 per second · 3 s left\n"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="a pseudo-terminal is a thing of Unix")
-def test_a_terminal_shows_documents_tokens_and_updates(tmp_path):
-    """The real command in a real terminal."""
-    import pty
-
-    reader, writer = pty.openpty()
-    stages = ["corpus", "vocab", "tokenize", "train"]
-    command = [sys.executable, "-m", "helpers.run", *stages, "--preset", "micro", "--run", "r", "-p", "epochs", "6"]
-    environment = os.environ | {"RUNS_DIR": str(tmp_path), "PYTHONPATH": str(paths.repo_root()), "COLUMNS": "120"}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=writer, stderr=writer)
-    os.close(writer)
-    shown = b""
-    while True:
-        try:
-            block = os.read(reader, 4096)
-        except OSError:  # Linux tells the end of a terminal so
-            break
-        if not block:
-            break
-        shown += block
-    assert process.wait() == 0
-    text = shown.decode()
-    assert "02_vocab      thulac" in text and "04_train      training " in text
-    assert "of 246 updates · " in text and " left" in text
-    lines = [line.split("\x1b[K")[-1] for line in text.replace("\r\n", "\n").split("\n")]
-    assert [line.split()[0] for line in lines if line] == ["01_corpus", "02_vocab", "03_tokenize", "04_train", "report"]
