@@ -1,7 +1,6 @@
 """What every test module gets without asking: a runs folder of its own, so that no test sees the user's runs."""
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -69,18 +68,10 @@ def house(tmp_path, monkeypatch):
     return root
 
 
-def changed_notebooks(root: Path) -> list[str]:
-    """Return the published notebooks that are not as git has them; none where there is no git."""
-    command = ["git", "-C", str(root), "diff", "--name-only", "HEAD", "--", "notebooks"]
-    try:
-        done = subprocess.run(command, capture_output=True, encoding="utf-8")
-    except FileNotFoundError:
-        return []
-    return done.stdout.splitlines() if done.returncode == 0 else []
-
-
 def pytest_terminal_summary(terminalreporter, exitstatus):
     """Tell a reader who has worked in the notebooks why tests of them fail, and how to keep the work."""
+    from published import changed_notebooks
+
     changed = changed_notebooks(Path(__file__).parent.parent) if exitstatus else []
     if changed:
         terminalreporter.section("your work in the notebooks")

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from conftest import changed_notebooks
+from published import changed_notebooks
 
 from helpers import paths
 
@@ -32,8 +32,8 @@ def test_a_failing_test_says_how_to_keep_the_work(tmp_path):
     (tmp_path / "notebooks").mkdir()
     (tmp_path / "tests").mkdir()
     (tmp_path / "notebooks" / "05_generate.ipynb").write_text("{}", "utf-8")
-    ours = (paths.repo_root() / "tests" / "conftest.py").read_text("utf-8")
-    (tmp_path / "tests" / "conftest.py").write_text(ours, "utf-8")
+    for name in ("conftest.py", "published.py"):
+        (tmp_path / "tests" / name).write_bytes((paths.repo_root() / "tests" / name).read_bytes())
     (tmp_path / "tests" / "test_a.py").write_text("def test_a():\n    assert False\n", "utf-8")
     git(tmp_path, "init")
     git(tmp_path, "add", ".")
