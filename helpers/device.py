@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import os
 import platform
-import resource
 import sys
 import time
 from pathlib import Path
@@ -103,10 +102,16 @@ def memory_peak(device: torch.device) -> int:
     """Return the most memory that this process has held so far: on the GPU if that is the device, else in RAM."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    if sys.platform == "win32":
+        import psutil
+
+        return psutil.Process().memory_info().peak_wset
     try:  # on Linux: there ru_maxrss may be that of the parent process
         with open("/proc/self/status", encoding="ascii") as lines:
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
     except (OSError, StopIteration):
+        import resource  # a module of Unix
+
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 

@@ -1,9 +1,17 @@
-"""Phrases that many messages share: a duration, "did you mean", which notebook to run again."""
+"""Phrases that many messages share: a duration, "did you mean", which notebook to run again; and consoles for them."""
 
 import difflib
+import sys
 from collections.abc import Iterable
 
 from helpers.paths import NOTEBOOKS
+
+
+def let_console_replace() -> None:
+    """Let a console whose encoding lacks a character print "?" for it, instead of ending the command with an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # not where a test or a notebook has put its own
+            stream.reconfigure(errors="replace")
 
 
 def duration(seconds: float) -> str:

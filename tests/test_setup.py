@@ -39,7 +39,7 @@ IMPORTS = {
     "tokens": {"paths", "wording", "files", "manifest", "parallel", "vocab"},
     "train": {"paths", "wording", "files", "manifest", "progress", "parallel", "device", "vocab", "tokens"},
     "generate": {"paths", "files", "manifest", "vocab", "corpus.shards"},
-    "serve": {"paths", "manifest", "vocab.chat", "generate"},
+    "serve": {"paths", "wording", "manifest", "vocab.chat", "generate"},
     "chat": {"paths", "files", "manifest", "device", "corpus", "vocab", "tokens", "train", "generate"},
     "reward": {"paths", "device", "manifest", "corpus", "vocab", "train", "generate", "chat"},
     "report": {"paths", "files", "manifest"},

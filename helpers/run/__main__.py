@@ -20,6 +20,7 @@ from helpers.run.parameters import Refused, choose_stages, plan
 from helpers.run.refresh import refresh
 from helpers.run.sweep import Sweep, places
 from helpers.run.verify import print_verdict
+from helpers.wording import let_console_replace
 
 
 def _require_run(run: str) -> None:
@@ -83,6 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
     sweep.add_argument("--jobs", type=int, default=0, metavar="N", help="runs at once; without it one for each GPU")
     asked = parser.parse_intermixed_args(arguments)
 
+    let_console_replace()
     # the notebooks read it: without a browser a dashboard prints lines instead of drawing widgets
     os.environ["HEADLESS"] = "1"
     os.environ["TQDM_DISABLE"] = "1"

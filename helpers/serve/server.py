@@ -26,6 +26,7 @@ from helpers.serve.app import GUARD, LISTENER, STATE, make_app
 from helpers.serve.engine import Engine
 from helpers.serve.limits import Limits
 from helpers.serve.workers import Supervisor
+from helpers.wording import let_console_replace
 
 KEY = "CHINESE_GPT_API_KEY"  # the environment variable
 
@@ -109,11 +110,11 @@ def serve(
 
     async def until_stopped() -> None:
         stopped, loop = asyncio.Event(), asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, stopped.set)
+        on_signal(signal.SIGTERM, stopped.set)
         if parent := multiprocessing.parent_process():  # if it dies, no signal comes
             loop.add_reader(parent.sentinel, stopped.set)
         else:
-            loop.add_signal_handler(signal.SIGINT, stopped.set)
+            on_signal(signal.SIGINT, stopped.set)
         runner, address = await start_on(app, listening, options.host)
         ready()
         if not parent:
@@ -122,7 +123,7 @@ def serve(
         if parent:
             loop.remove_reader(parent.sentinel)
         else:
-            loop.remove_signal_handler(signal.SIGINT)  # a second Ctrl-C ends at once
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C ends at once
         await stop(runner)
 
     engine.start()
@@ -134,6 +135,12 @@ def serve(
     finally:
         engine.close(cancel=True)
     return 0
+
+
+def on_signal(number: int, call: Callable[[], None]) -> None:
+    """Let the running event loop make this call when a signal comes: also on Windows, where loops know no signals."""
+    loop = asyncio.get_running_loop()
+    signal.signal(number, lambda *_: loop.call_soon_threadsafe(call))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -159,6 +166,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Serve a trained run until SIGINT or SIGTERM; return the exit code."""
+    let_console_replace()
     # 1. check what costs nothing to check
     options = parser().parse_args(arguments)
     try:
@@ -167,6 +175,8 @@ def main(arguments: list[str] | None = None) -> int:
         auth.require_key(options.host, bool(key))
         if options.processes < 1:
             raise ValueError(f"--processes is {options.processes}: it must be 1 or more")
+        if options.processes > 1 and "forkserver" not in multiprocessing.get_all_start_methods():
+            raise ValueError("several processes cannot share a port on Windows: leave --processes out")
         options.room = options.room or generate.latest_model(options.run)
     except ValueError as error:
         print(error, file=sys.stderr)
