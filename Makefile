@@ -23,7 +23,7 @@ export ENV
 PY := "$$ENV/bin/python"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev run test unit test-deeper test-faults bench lab serve refresh lint clean
+.PHONY: help setup setup-dev run test unit test-outside test-deeper test-faults bench lab serve refresh lint clean
 
 NBVAL := --nbval --nbval-current-env --nbval-sanitize-with tests/nbval.cfg \
 	--nbval-cell-timeout 1800 --nbval-kernel-startup-timeout 180
@@ -37,10 +37,14 @@ run: setup  ## the six notebooks in order, then runs/<RUN>/report.html; CORPUS: 
 
 test: setup-dev  ## unit tests, the six notebooks at a tiny scale, and the committed outputs computed anew (about 25 minutes)
 	@RUNS_DIR="$$(mktemp -d)" && export RUNS_DIR && trap 'rm -rf "$$RUNS_DIR"' EXIT && \
-	HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests notebooks/0[1-6]_*.ipynb $(NBVAL)
+	HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests notebooks/0[1-6]_*.ipynb $(NBVAL) -m "not outside"
 
 unit: setup-dev  ## the unit tests that need no long training, no injected fault and no browser (under four minutes)
-	@HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests -m "not slow" -q
+	@HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests -m "not slow and not outside" -q
+
+test-outside: setup-dev  ## JupyterLab in a browser, nginx, the package index, and each command of the README (about ten minutes)
+	@RUNS_DIR="$$(mktemp -d)" && export RUNS_DIR && trap 'rm -rf "$$RUNS_DIR"' EXIT && \
+	HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests -m outside
 
 test-deeper: setup-dev  ## the committed outputs of notebooks/deeper/ computed anew, on a run of its own
 	@RUNS_DIR="$$(mktemp -d)" && export RUNS_DIR && trap 'rm -rf "$$RUNS_DIR"' EXIT && \

@@ -94,8 +94,7 @@ class Engine:
     @property
     def waiting(self) -> int:
         """The number of requests that wait for a place in the batch."""
-        with self._wake:
-            return sum(not request.future.cancelled() for request in self._waiting)
+        return len(self._waiting)
 
     @property
     def full(self) -> bool:
@@ -139,7 +138,14 @@ class Engine:
                 raise QueueFull(f"{self.limits.max_queue} requests are waiting already: ask again later")
             self._waiting.append(request)
             self._wake.notify()
+        request.future.add_done_callback(lambda _: self._give_up(request))
         return request.future
+
+    def _give_up(self, request: _Request) -> None:
+        """Free the place of a request that was cancelled while it waited (in the thread that cancelled it)."""
+        with self._wake:
+            if request.future.cancelled() and request in self._waiting:
+                self._waiting.remove(request)
 
     def close(self, cancel: bool = False) -> None:
         """Accept no more requests, finish (or cancel) those in the engine, and wait for the thread to end."""
