@@ -26,9 +26,14 @@ QUIET = (
 )  # fmt: skip
 
 
-def notebook_with(stage: str, folder: Path, parameters: Mapping[str, Any]) -> None:
-    """Write a copy of a notebook without outputs, with other values in its parameters cell, as a reader types them."""
+def notebook_with(stage: str, folder: Path, parameters: Mapping[str, Any], first: str = "") -> None:
+    """Write a copy of a notebook without outputs, with other values in its parameters cell, as a reader types them.
+
+    first: a cell of code that comes before all others.
+    """
     book = nbformat.read(paths.notebook(stage), as_version=4)
+    if first:
+        book.cells.insert(0, nbformat.v4.new_code_cell(first))
     for cell in book.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
@@ -47,11 +52,13 @@ def running(folder: Path, runs: Path, patience: float = 60) -> Iterator[str]:
     environment = {name: value for name, value in os.environ.items() if name not in ("HEADLESS", "TQDM_DISABLE")}
     for kind in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR"):
         environment[kind] = str(folder / ".jupyter" / kind.lower())
+    quiet = folder / ".jupyter" / "jupyterlab_settings_dir" / "@jupyterlab" / "apputils-extension"
+    quiet.mkdir(parents=True, exist_ok=True)  # a question about news would lie over the notebook
+    (quiet / "notification.jupyterlab-settings").write_text('{"fetchNews": "false"}', "utf-8")
     environment |= {"RUNS_DIR": str(runs), "PYTHONPATH": str(paths.repo_root())}
     command = [
         sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", "--port=0", "--allow-root",
-        f"--ServerApp.root_dir={folder}", f"--IdentityProvider.token={token}", "--LabApp.news_url=None",
-        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+        f"--ServerApp.root_dir={folder}", f"--IdentityProvider.token={token}",
     ]  # fmt: skip
     log = folder / "lab.log"
     with open(log, "w") as file:
@@ -70,44 +77,67 @@ def running(folder: Path, runs: Path, patience: float = 60) -> Iterator[str]:
 class Reader:
     """Somebody before one notebook. Cells are named by a piece of their source."""
 
-    def __init__(self, page, address: str, stage: str):
+    def __init__(self, page: Any, address: str, stage: str, busy: bool = False):
+        """Open a notebook; `busy`: its kernel is at work, and says nothing to a new tab before it has ended."""
         self.page, self.stage = page, stage
         self.errors: list[str] = []
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.goto(address.format(f"{stage}.ipynb"))
         page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=60_000)
-        self.until_idle(60)
+        self.steadily(lambda: self.status() == "unknown" if busy else self.status() == "idle", 90, "a kernel")
 
     def menu(self, *names: str) -> None:
-        """Choose an entry of a menu, by its words."""
+        """Choose an entry of a menu, by how its words begin."""
         bar, *entries = names
         self.page.locator(".lm-MenuBar-itemLabel", has_text=re.compile(f"^{bar}$")).click()
         for entry in entries:
             self.page.locator(".lm-Menu-itemLabel", has_text=re.compile(f"^{entry}")).last.click()
 
-    def run_all(self) -> None:
-        """Run > Run All Cells."""
-        self.menu("Run", "Run All Cells")
+    def agree(self) -> None:
+        """Press the button of a question that says yes."""
+        self.page.locator(".jp-Dialog button.jp-mod-accept").click()
+
+    def interrupt(self) -> None:
+        """Press the square in the toolbar."""
+        self.page.locator("[data-command='notebook:interrupt-kernel']").first.click()
 
     def status(self) -> str:
         """Return what the kernel's indicator says: idle, busy, …"""
         return self.page.locator(".jp-Notebook-ExecutionIndicator").get_attribute("data-status") or ""
 
+    def at_work(self) -> bool:
+        """Return whether a cell runs or waits to be run."""
+        prompts = "[...document.querySelectorAll('.jp-InputPrompt')].some(prompt => prompt.textContent.includes('*'))"
+        return self.status() != "idle" or self.page.evaluate(prompts)
+
     def until_idle(self, seconds: float) -> None:
         """Wait until nothing runs and nothing waits to be run."""
-        idle = "() => document.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status === 'idle' && ![..."
-        idle += "document.querySelectorAll('.jp-InputPrompt')].some(prompt => prompt.textContent.includes('*'))"
-        self.page.wait_for_function(idle, timeout=1000 * seconds)
+        self.steadily(lambda: not self.at_work(), seconds, "the notebook comes to its end")
 
-    def cell(self, words: str):
-        """Return the one code cell whose source holds these words."""
-        cells = self.page.locator(".jp-CodeCell").filter(has=self.page.locator(".jp-InputArea", has_text=words))
-        return cells.first
+    def steadily(self, what: Callable[[], bool], seconds: float, words: str) -> None:
+        """Wait until something has been so for a second: a status also flickers."""
+        seen: list[bool] = []
+        self.wait(lambda: seen.append(what()) or seen[-10:] == [True] * 10, seconds, words)
 
-    def see(self, locator, seconds: float = 20):
+    def wait(self, what: Callable[[], object], seconds: float, words: str) -> None:
+        """Wait until something is so."""
+        deadline = time.monotonic() + seconds
+        while not what():
+            if time.monotonic() > deadline:
+                self.picture("in-vain")
+                raise AssertionError(f"in vain for {seconds:g} s: {words}; errors: {self.failures()}")
+            self.page.wait_for_timeout(100)
+
+    def cell(self, words: str) -> Any:
+        """Return the first code cell whose source holds these words."""
+        holds = self.page.locator(".jp-InputArea", has_text=words)
+        return self.page.locator(".jp-CodeCell").filter(has=holds).first
+
+    def see(self, locator: Any, seconds: float = 20) -> Any:
         """Scroll until something is on the screen, and return it."""
-        locator.wait_for(state="attached", timeout=1000 * seconds)
-        locator.scroll_into_view_if_needed(timeout=1000 * seconds)
+        self.wait(lambda: locator.count() or self.failures(), seconds, f"{locator} appears")
+        assert not self.failures()
+        locator.scroll_into_view_if_needed(timeout=10_000)
         return locator
 
     def run_cell(self, words: str) -> None:
@@ -115,20 +145,13 @@ class Reader:
         self.see(self.cell(words)).locator(".jp-InputArea .cm-content").click()
         self.page.keyboard.press("Shift+Enter")
 
-    def wait(self, what: Callable[[], bool], seconds: float, words: str) -> None:
-        """Wait until something is so."""
-        deadline = time.monotonic() + seconds
-        while not what():
-            assert time.monotonic() < deadline, f"{words}: not within {seconds} s"
-            self.page.wait_for_timeout(100)
-
     def output(self, words: str) -> str:
-        """Return what stands below a cell, as a reader sees it."""
+        """Return what stands below a cell."""
         return self.cell(words).locator(".jp-OutputArea").first.inner_text()
 
-    def tracebacks(self) -> list[str]:
+    def failures(self) -> list[str]:
         """Return the errors that stand in the notebook."""
-        return self.page.locator("[data-mime-type='application/vnd.jupyter.stderr'], .jp-RenderedText[data-mime-type='application/vnd.jupyter.error']").all_inner_texts()  # noqa: E501
+        return self.page.locator("[data-mime-type='application/vnd.jupyter.error']").all_text_contents()
 
     def picture(self, name: str) -> None:
         """Keep a screenshot."""

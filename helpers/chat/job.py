@@ -21,7 +21,7 @@ from helpers.device import pick_precision
 from helpers.files import fingerprint, write_text
 from helpers.manifest import open_room
 from helpers.train import checkpoint
-from helpers.train.job import Training, claim
+from helpers.train.job import Training, claim, occupied
 from helpers.train.loss import Loss
 from helpers.train.plan import load_windows
 from helpers.train.settings import TrainSettings
@@ -95,7 +95,8 @@ class FineTuning:
 
         val_bits_per_char is that of the answers alone, which `floor_bits_per_char` bounds where it is known.
         """
-        return self.trainer.run() | {"floor_bits_per_char": self.lessons.floor_bits_per_char}
+        with occupied(self.trainer.folder):
+            return self.trainer.run() | {"floor_bits_per_char": self.lessons.floor_bits_per_char}
 
     def start(self) -> Training:
         """Do the same in a worker thread; return at once."""

@@ -37,7 +37,8 @@ if TYPE_CHECKING:  # these load torch
     from helpers.generate.memorization import Copied, Stretch
 
 END = "■"  # stands for the document's end
-ALPHAS = (0.0, 0.18, 0.34, 0.5, 0.7)  # how strong the colour of each level of surprisal is; the first has none
+# how strong the colour of each level of surprisal is; the first has none, and on the last white text can still be read
+ALPHAS = (0.0, 0.18, 0.34, 0.48, 0.6)
 SURPRISE = 2  # from this level of surprisal on, a character is underlined and has its bits where styles are stripped
 MOST_TOKENS = 30  # of the picture of a head: n tokens are n² / 2 cells
 PRINTED = 0.1  # weights from here on are printed in it

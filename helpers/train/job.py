@@ -1,5 +1,6 @@
 """One training run of notebook 04: prepare its room, train in a thread or from a shell, watch it, stop it."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -7,13 +8,14 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
+from filelock import FileLock, Timeout
 
 from helpers import paths
 from helpers.device import pick_device, release_threads
@@ -27,6 +29,7 @@ from helpers.train.settings import TrainSettings
 from helpers.train.trainer import Diverged, Trainer
 from helpers.vocab.tokenizer import load_tokenizer
 
+PATIENCE = 10.0  # seconds that a run which is just ending has to leave its folder
 TRIAL_WINDOWS = 256  # of the validation text, for a trial of seconds
 
 
@@ -43,16 +46,41 @@ def prepare(settings: TrainSettings) -> None:
 
 
 def claim(folder: Path, identity: str, resume: bool) -> None:
-    """Make a folder ready for a run: a model that cannot be resumed (without `resume`: any) moves to `…-previous/`."""
+    """Make a folder ready for a run: a model that cannot be resumed (without `resume`: any) moves to `…-previous/`.
+
+    Raises RuntimeError if a run is at work there.
+    """
     file = folder / "identity.txt"
-    same = file.is_file() and file.read_text("utf-8") == identity
-    if folder.exists() and not (resume and same):
-        previous = folder.with_name(f"{folder.name}-previous")
-        shutil.rmtree(previous, ignore_errors=True)
-        folder.rename(previous)
-        print(f"the model that was here is kept in {previous.name}/")
-    write_text(file, identity)
-    (folder / "STOP").unlink(missing_ok=True)
+    with occupied(folder):
+        same = file.is_file() and file.read_text("utf-8") == identity
+        if folder.exists() and not (resume and same):
+            previous = folder.with_name(f"{folder.name}-previous")
+            shutil.rmtree(previous, ignore_errors=True)
+            folder.rename(previous)
+            print(f"the model that was here is kept in {previous.name}/")
+        write_text(file, identity)
+        (folder / "STOP").unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def occupied(folder: Path) -> Iterator[None]:
+    """Keep a folder for one run; the system gives it free when a process ends, however it ends.
+
+    Raises RuntimeError if another run, in this process or in another one, keeps it for longer than PATIENCE.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
+    try:
+        lock.acquire(timeout=PATIENCE)
+    except Timeout:
+        raise RuntimeError(
+            f"another program, or another notebook, trains in {folder}: two would spoil each other's files. "
+            f"Wait until it has ended, or end it (`touch {folder / 'STOP'}` lets it save first)."
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def trial(settings: TrainSettings, seconds: float, folder: Path) -> dict[str, Any]:
@@ -72,17 +100,19 @@ def run_job(
     tokens = manifest["result"]
     tokenizer = load_tokenizer(paths.room(settings.run, "vocab"))
     train, val = load_windows(settings.run, tokens, tokenizer.pad_token_id)
-    return Trainer(
-        model_from_settings(settings, tokenizer, tokens["n_ctx"]),
-        train,
-        val.first(TRIAL_WINDOWS) if trial_folder else val,
-        settings,
-        trial_folder or paths.room(settings.run, "train"),
-        tokenizer,
-        chars_per_token={"train": tokens["chars_per_token"], "val": tokens["val_chars_per_token"]},
-        identity=_identity(settings, manifest),
-        stop=stop,
-    ).run()
+    folder = trial_folder or paths.room(settings.run, "train")
+    with occupied(folder) if world()[0] == 0 else contextlib.nullcontext():
+        return Trainer(
+            model_from_settings(settings, tokenizer, tokens["n_ctx"]),
+            train,
+            val.first(TRIAL_WINDOWS) if trial_folder else val,
+            settings,
+            folder,
+            tokenizer,
+            chars_per_token={"train": tokens["chars_per_token"], "val": tokens["val_chars_per_token"]},
+            identity=_identity(settings, manifest),
+            stop=stop,
+        ).run()
 
 
 class Training:

@@ -1,5 +1,10 @@
 """Room 04 with a run's rooms: one model beside another, a thread that can be stopped, a trial."""
 
+import os
+import subprocess
+import sys
+import threading
+
 import pytest
 import torch
 from models import settings, weights
@@ -72,3 +77,44 @@ def test_the_librarys_generate_writes_no_padding_even_if_the_model_would(run, ca
     written = model.generate(start, attention_mask=torch.ones_like(start), do_sample=True, max_new_tokens=5)
     ended = (written == tok.eos_token_id).cumsum(1).bool()  # `generate` fills up behind the end
     assert not set(written[:, 1:][~ended[:, 1:]].tolist()) & special
+
+
+KEEPER = """
+import sys
+from pathlib import Path
+from helpers.train.job import occupied
+with occupied(Path(sys.argv[1])):
+    print("kept", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_two_runs_never_train_in_one_folder(run, monkeypatch):
+    """Another program has it: nothing is moved or written. It is killed: the folder is free at once."""
+    job.start(settings(run)).wait()
+    folder = paths.room(run, "train")
+    before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    environment = os.environ | {"PYTHONPATH": str(paths.repo_root())}
+    command = [sys.executable, "-c", KEEPER, str(folder)]
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "kept\n"
+        monkeypatch.setattr(job, "PATIENCE", 0.1)
+        with pytest.raises(RuntimeError, match="another program, or another notebook, trains in .*model.*STOP"):
+            job.start(settings(run, lr=5e-3))
+        with pytest.raises(RuntimeError, match="another program"):
+            job.run_job(settings(run))
+        assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before
+        other.kill()
+        other.wait()
+        assert job.start(settings(run, lr=5e-3)).wait()["steps"] > 0
+
+
+def test_a_second_start_in_the_same_process_waits_for_the_first_to_end(run):
+    training = job.start(settings(run, epochs=60))
+    while not rows_so_far(training):
+        pass
+    threading.Timer(0.5, training.stop).start()
+    again = job.start(settings(run, epochs=60))
+    assert not training.running
+    again.stop()
+    assert again.wait()["steps"] > training.wait()["steps"]
