@@ -3,10 +3,14 @@
 None of this replaces a run on macOS or Windows; it keeps what would fail there at once from coming back.
 """
 
+import gzip
+import json
 import os
 import signal
 import subprocess
 import sys
+import zipfile
+from collections import Counter
 from types import SimpleNamespace
 
 import psutil
@@ -94,3 +98,84 @@ def test_several_processes_are_refused_where_they_cannot_share_a_port(tmp_path, 
     monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
     assert serve(["--run", "tiny", "--processes", "2"]) == 1
     assert "cannot share a port on Windows" in capsys.readouterr().err
+
+
+READ_ONLY = """
+import os, sys
+folder = os.environ["MUST_NOT_CHANGE"]
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+CHANGES = {f"os.{name}" for name in "remove rename mkdir rmdir utime truncate chmod link symlink".split()}
+def guard(event, arguments):
+    if event == "open" or event in CHANGES:
+        writes = event != "open" or arguments[2] & WRITES
+        if writes and any(str(each).startswith(folder) for each in arguments if isinstance(each, str | os.PathLike)):
+            raise PermissionError(f"[Errno 30] Read-only file system: {arguments}")
+sys.addaudithook(guard)
+"""
+
+
+@pytest.mark.slow
+def test_a_corpus_on_a_read_only_disk_is_read(tmp_path):
+    """In every process, whoever writes below the folder gets the error of such a disk."""
+    folder, site = tmp_path / "disk", tmp_path / "site"
+    folder.mkdir(), site.mkdir()
+    own_text = "\n\n".join(f"第{n}盆绿萝放在窗边，两天浇一次水，叶子很绿。" for n in range(60))
+    (folder / "a.txt").write_text(own_text, "utf-8")
+    (folder / "b.txt.gz").write_bytes(gzip.compress(own_text.replace("绿萝", "吊兰").encode("gb18030")))
+    (folder / "c.jsonl").write_text(json.dumps({"text": own_text}, ensure_ascii=False), "utf-8")
+    with zipfile.ZipFile(folder / "d.zip", "w") as archive:
+        archive.writestr("e.txt", own_text.replace("绿萝", "文竹"))
+    (site / "sitecustomize.py").write_text(READ_ONLY, "utf-8")
+    here = os.pathsep.join([str(site), str(paths.repo_root())])
+    variables = os.environ | {"PYTHONPATH": here, "MUST_NOT_CHANGE": str(folder), "RUNS_DIR": str(tmp_path / "runs")}
+    refused = subprocess.run([sys.executable, "-c", f"open({str(folder / 'a.txt')!r}, 'r+')"], env=variables)
+    assert refused.returncode == 1, "the guard is on watch"
+    command = [
+        sys.executable,
+        "-m",
+        "helpers.run",
+        "corpus",
+        "--run",
+        "x",
+        "--corpus",
+        str(folder),
+        "--preset",
+        "micro",
+    ]
+    done = subprocess.run(command, env=variables, capture_output=True, encoding="utf-8")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "runs" / "x" / "corpus" / "manifest.json").read_text("utf-8"))
+    assert found["result"]["documents"] > 150
+
+
+@pytest.mark.slow
+def test_the_corpus_is_made_in_the_c_locale(tmp_path):
+    """Where no locale is set, Python 3.11 and newer read and write UTF-8 by itself; what we start must, too."""
+    (tmp_path / "我的文章.txt").write_text("\n\n".join(f"第{n}盆绿萝两天浇一次水。" for n in range(60)), "utf-8")
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG"))}
+    variables |= {"LC_ALL": "C", "PYTHONPATH": str(paths.repo_root()), "RUNS_DIR": str(tmp_path / "runs")}
+    command = [
+        sys.executable,
+        "-m",
+        "helpers.run",
+        "corpus",
+        "--run",
+        "x",
+        "--preset",
+        "micro",
+        "--corpus",
+        "我的文章.txt",
+    ]
+    done = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, encoding="utf-8")
+    assert done.returncode == 0, done.stdout + done.stderr
+    written = (tmp_path / "runs" / "x" / "corpus" / "train-00000.jsonl").read_text("utf-8")
+    assert "绿萝" in written
+
+
+def test_no_two_files_differ_only_in_capitals():
+    """On macOS and Windows they would be one."""
+    listed = subprocess.run(["git", "-C", str(paths.repo_root()), "ls-files"], capture_output=True, encoding="utf-8")
+    names = Counter(name.lower() for name in listed.stdout.splitlines())
+    assert len(names) > 300 and not [name for name, count in names.items() if count > 1]
+    reserved = {"con", "prn", "aux", "nul"}
+    assert not [name for name in names if {part.split(".")[0] for part in name.split("/")} & reserved or ":" in name]

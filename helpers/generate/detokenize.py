@@ -1,6 +1,7 @@
 """Detokenize while a text is being written: turn ids into characters, find stop strings and finished sentences."""
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable
 
 from transformers import PreTrainedTokenizerFast
@@ -67,4 +68,4 @@ class Detokenizer:
         """How many tokens are in the text, at least in part."""
         if not self.stopped:
             return len(self.starts)
-        return sum(start < len(self.text) for start in self.starts)
+        return bisect_left(self.starts, len(self.text))

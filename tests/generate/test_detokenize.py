@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.generate import detokenize
 from helpers.generate.detokenize import Detokenizer
-from helpers.vocab.tokenizer import encode
+from helpers.vocab.tokenizer import decode, encode
 
 
 @settings(max_examples=200, deadline=None)
@@ -53,3 +54,12 @@ def test_a_sentence_ends_with_the_character_after_it(tok, text, ended):
 def test_tokens_after_the_end_do_not_count(tok):
     written = Detokenizer(tok, stop=("土",)).extend(encode(tok, "绿萝看土"))
     assert written.text == "绿萝看" and written.tokens == 2
+
+
+def test_each_token_is_decoded_once_however_long_the_text(tok, monkeypatch):
+    """To decode the whole text again for each token would take a time that grows with its square."""
+    decoded = []
+    monkeypatch.setattr(detokenize, "decode", lambda tok, ids: decoded.append(len(ids)) or decode(tok, ids))
+    ids = encode(tok, "绿萝浇水🌱" * 500)
+    Detokenizer(tok, stop=("不在",), sentence=True).extend(ids)
+    assert sum(decoded) == len(ids) + 500 * (1 + 2 + 3)  # the four bytes of a character are tried one, two, three, four

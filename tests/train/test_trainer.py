@@ -2,6 +2,7 @@
 
 import math
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -164,6 +165,62 @@ def test_a_step_says_how_fast_how_large_and_how_far(tmp_path):
         assert 0 < row["mfu"] < 1 and row["tokens_per_second"] > 0 and row["skipped"] == 0
     last = rows(tmp_path / "m", "step")[-1]
     assert last["step"] == last["total_steps"] == 8 and last["seconds_left"] == 0 and last["epoch"] == 2
+
+
+def test_speed_and_time_left_are_what_a_clock_says(tmp_path, monkeypatch):
+    """A clock that stands still but for a quarter of a second in each forward pass: two of them are an update."""
+    now = [100.0]
+    monkeypatch.setattr("helpers.train.trainer.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    loop = make_trainer(tmp_path / "m", log_step=2)
+    forward = loop.loss_of
+
+    def slow(*batch):
+        now[0] += 0.25
+        return forward(*batch)
+
+    loop.loss_of = slow
+    loop.run()
+    lengths = Windows(Numbers(200), 8, 8, PAD).lengths
+    parts = [part for epoch in range(2) for part in np.split(epoch_order(lengths, 0, epoch), range(8, 25, 8))]
+    labels = [int(lengths[part].sum()) for part in parts]  # of each update; an epoch's last one has a single window
+    seconds = [0.25 * -(-len(part) // 4) for part in parts]
+    for row in rows(tmp_path / "m", "step"):
+        done = row["step"]
+        speed = sum(labels[done - 2 : done]) / sum(seconds[done - 2 : done])
+        assert row["tokens_per_second"] == pytest.approx(speed)
+        assert row["mfu"] == pytest.approx(speed * loop.flops_per_token / loop.peak_flops)
+        assert row["train_seconds"] == pytest.approx(sum(seconds[:done]))
+        assert row["seconds_left"] == pytest.approx((8 - done) * sum(seconds[:done]) / done)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp32", torch.float32)])
+def test_products_are_computed_in_the_precision_that_was_asked_for_and_backward_outside_of_it(
+    tmp_path, precision, dtype
+):
+    """Weights and their gradients stay fp32; the backward pass repeats the casts of the forward pass by itself."""
+    products, within, backward = set(), [], []
+    loop = make_trainer(tmp_path / "m", precision=precision)
+
+    def product(module, inputs, output):
+        if module.training:  # samples are written in fp32, in the other mode
+            products.add(output.dtype)
+
+    for name, module in loop.model.named_modules():
+        if name.endswith(("c_attn", "c_fc", "c_proj")):
+            module.register_forward_hook(product)
+    for parameter in loop.parameters:
+        parameter.register_post_accumulate_grad_hook(lambda _: backward.append(torch.is_autocast_enabled("cpu")))
+    forward = loop.loss_of
+    loop.loss_of = lambda *batch: (within.append(torch.is_autocast_enabled("cpu")), forward(*batch))[1]
+    loop.run()
+    assert products == {dtype} and set(within) == {precision == "bf16"} and set(backward) == {False}
+    assert {parameter.dtype for parameter in loop.parameters} == {torch.float32}
+    assert rows(tmp_path / "m", "start")[0]["precision"] == precision
+
+
+def test_a_folder_deep_below_what_exists_is_made(tmp_path):
+    fit(tmp_path / "not" / "yet" / "there")
+    assert (tmp_path / "not" / "yet" / "there" / "final_model" / "model.safetensors").is_file()
 
 
 def test_the_final_model_is_the_trained_one(tmp_path):
