@@ -35,7 +35,7 @@ IMPORTS = {
     "parallel": {"progress"},
     "device": {"parallel"},
     "corpus": {"paths", "wording", "files", "manifest", "progress", "parallel"},
-    "vocab": {"paths", "wording", "files", "manifest", "parallel", "corpus.conversations"},
+    "vocab": {"paths", "wording", "files", "manifest", "parallel", "corpus.conversations", "corpus.encodings"},
     "tokens": {"paths", "wording", "files", "manifest", "parallel", "vocab"},
     "train": {"paths", "wording", "files", "manifest", "progress", "parallel", "device", "vocab", "tokens"},
     "generate": {"paths", "files", "manifest", "vocab", "corpus.shards"},
@@ -434,4 +434,4 @@ def test_links_inside_the_repository_live(path):
 @pytest.mark.parametrize("preset", sorted((ROOT / "presets").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_preset_fits_the_notebooks(preset):
 
-    assert plan(list(paths.STAGES)[1:], "r", None, preset.stem, [])
+    assert plan(list(paths.STAGES)[1:], "r", None, [preset.stem], [])

@@ -18,5 +18,6 @@ In the order in which a text passes through them:
     report         what happened to each file and to the whole corpus
     build          all of it in one call
     shards         reading the finished corpus
+    export         the finished corpus as one JSON list, from the command line
     built_in       the course's own corpus, drawn from a grammar with a known entropy
 """

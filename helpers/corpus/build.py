@@ -81,7 +81,7 @@ def build_corpus(
     parts = folder / "parts"
     parts.mkdir(parents=True, exist_ok=True)
     left_behind = [*folder.glob("*-[0-9]*.jsonl"), *folder.glob(".*.part")]
-    for old in [folder / MANIFEST, folder / "report.json", folder / "train.json", *left_behind]:
+    for old in [folder / MANIFEST, folder / "report.json", *left_behind]:
         old.unlink(missing_ok=True)
 
     # 3. map, reduce; what stops a build on its way leaves the finished parts to the next one

@@ -35,11 +35,11 @@ def read_texts(run: str, split: str) -> Iterator[str]:
         yield from (document["text"] for document in shard_documents(shard))
 
 
-def write_json_list(run: str) -> Path:
-    """Write the training documents as one JSON list of strings, corpus/train.json, and return its path."""
-    path = paths.room(run, "corpus") / "train.json"
+def write_json_list(run: str, split: str, path: Path) -> int:
+    """Write the documents of a split as one JSON list of strings, and return how many they are; memory stays small."""
+    count = 0
     with atomic_write(path) as file:
-        for i, text in enumerate(read_texts(run, "train")):
-            file.write(((",\n" if i else "[\n") + json.dumps(text, ensure_ascii=False)).encode())
+        for count, text in enumerate(read_texts(run, split), 1):
+            file.write(((",\n" if count > 1 else "[\n") + json.dumps(text, ensure_ascii=False)).encode())
         file.write(b"\n]\n")
-    return path
+    return count

@@ -4,6 +4,7 @@ What continuous batching needs (Yu et al. 2022, "Orca"); the engine of room 06 i
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -95,7 +96,7 @@ class Row:
         written = self._detokenizer
         assert written is not None
         text = written.text if self.done else written.text[: written.settled]
-        tokens = written.tokens if self.done else sum(start < len(text) for start in written.starts)
+        tokens = written.tokens if self.done else bisect_left(written.starts, len(text))
         (characters, taken), self._taken = self._taken, (len(text), tokens)
         if len(text) == characters and not self.done:
             return None

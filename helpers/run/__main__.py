@@ -16,6 +16,7 @@ from pathlib import Path
 from helpers import paths
 from helpers.run.execute import StageFailed, run_stages
 from helpers.run.grid import combinations, last_stage, member, number, read_grid
+from helpers.run.model_config import say_vocab_size
 from helpers.run.parameters import Refused, choose_stages, plan
 from helpers.run.refresh import refresh
 from helpers.run.sweep import Sweep, places
@@ -26,6 +27,12 @@ from helpers.wording import let_console_replace
 def _require_run(run: str) -> None:
     if not paths.run_dir(run).is_dir():
         raise Refused(f"there is no run '{run}' in {paths.runs_dir()}")
+
+
+def _say_what_is_not_kept(presets: list[str]) -> None:
+    for preset in presets:
+        if preset.endswith(".json") and (said := say_vocab_size(Path(preset))):
+            print(said, flush=True)
 
 
 def run_sweep(asked: argparse.Namespace) -> int:
@@ -40,16 +47,17 @@ def run_sweep(asked: argparse.Namespace) -> int:
     last = max(order.index(stage) for stage in (*stages, *reached))
     every = [stage for stage in order[: last + 1] if stage in paths.STAGES or stage in stages]
     for combination in wanted:  # before a number is given
-        plan(every, asked.run, asked.corpus, asked.preset, [*asked.settings, *combination.items()])
+        plan(every, asked.run, asked.corpus, asked.presets, [*asked.settings, *combination.items()])
     members = number(asked.run, wanted)
     if asked.only:
         if asked.only not in members:
             raise Refused(f"--only {asked.only}: the runs are numbered {', '.join(map(str, members))}")
         members = {asked.only: members[asked.only]}
     values = {
-        i: plan(every, member(asked.run, i), asked.corpus, asked.preset, [*asked.settings, *combination.items()])
+        i: plan(every, member(asked.run, i), asked.corpus, asked.presets, [*asked.settings, *combination.items()])
         for i, combination in members.items()
     }
+    _say_what_is_not_kept(asked.presets)
     print(f"{len(members)} runs: {', '.join(f'{name} {values}' for name, values in grid.items())}", flush=True)
     devices = max(each.get("train", {}).get("devices", 1) for each in values.values())
     sweep = Sweep(asked.run, members, values, stages, asked.halving, asked.force)
@@ -69,7 +77,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--corpus", metavar="PATH", help="a text file, a folder, a pattern, an address; see notebook 01"
     )
-    parser.add_argument("--preset", metavar="NAME", help="presets/NAME.yaml, or a YAML file")
+    parser.add_argument(
+        "--preset", action="append", default=[], metavar="NAME", dest="presets", help="presets/NAME.yaml, a YAML file "
+        "or GPT-2's model_config.json; may be repeated, the later over the earlier",
+    )  # fmt: skip
     parser.add_argument("-p", nargs=2, action="append", default=[], metavar=("PARAMETER", "VALUE"), dest="settings",
                         help="set a parameter in every notebook that has it; may be repeated")  # fmt: skip
     parser.add_argument("--force", action="store_true", help="run a stage even if nothing changed since it finished")
@@ -101,9 +112,10 @@ def main(arguments: list[str] | None = None) -> int:
             refresh(choose_stages(asked.stages[1:]))
         else:
             stages = choose_stages(asked.stages)
-            values = plan(stages, asked.run, asked.corpus, asked.preset, asked.settings)
+            values = plan(stages, asked.run, asked.corpus, asked.presets, asked.settings)
             if not set(stages) & set(paths.STAGES):
                 _require_run(asked.run)
+            _say_what_is_not_kept(asked.presets)
             run_stages(asked.run, values, asked.force)
     except Refused as error:
         print(f"nothing was run: {error}", file=sys.stderr)

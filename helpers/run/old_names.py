@@ -10,6 +10,7 @@ from helpers.wording import did_you_mean
 NEW_NAMES = {
     # the book
     "raw_data_path": "source",
+    "tokenized_data_path": "token_files",
     "tokenizer_path": "pretrained_model",
     "fp16": "precision",
     "fp16_opt_level": "precision",
@@ -66,10 +67,8 @@ GONE = {
     "out_dir": "a run is in runs/<run>/: name it with --run, or set RUNS_DIR",
     "save_dir": "a run is in runs/<run>/: name it with --run, or set RUNS_DIR",
     "writer_dir": "TensorBoard's files are in runs/<run>/model/tensorboard",
-    "tokenized_data_path": "tokens are in runs/<run>/tokens",
-    "vocab_file": "the vocabulary is in runs/<run>/vocab",
-    "vocab_filename": "the vocabulary is in runs/<run>/vocab",
-    "model_config": "its numbers are parameters: n_embd, n_layer, n_head, and n_ctx in notebook 03",
+    "vocab_filename": "the vocabulary is in runs/<run>/vocab; give a list of your own as vocab_file",
+    "model_config": "give it as a preset: --preset model_config.json",
     "max_iters": "give epochs or max_minutes",
     "max_steps": "give epochs or max_minutes",
     "no_cuda": "it is device here: cpu",

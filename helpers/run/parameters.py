@@ -3,8 +3,9 @@
 Knows the notebooks by name and by their parameters, and nothing of what they do.
 """
 
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ import yaml
 from helpers import paths
 from helpers.corpus.find import resolve_source
 from helpers.manifest import notebook_parameters
+from helpers.run.model_config import read_model_config
 from helpers.run.old_names import explain
 from helpers.wording import did_you_mean
+
+_FILES = ("vocab_file", "token_files")  # parameters that name files which the user brings
 
 
 class Refused(ValueError):
@@ -56,11 +60,19 @@ def _check_type(where: str, name: str, value: Any, default: Any) -> Any:
 
 
 def read_preset(name: str) -> dict[str, dict]:
-    """Return {stage: {parameter: value}} of presets/<name>.yaml, or of a YAML file given by its path, else refuse."""
+    """Return {stage: {parameter: value}} of presets/<name>.yaml, of a YAML file, or of GPT-2's model_config.json.
+
+    Raises Refused for what is none of them.
+    """
     folder = paths.repo_root() / "presets"
-    path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
+    path = Path(name) if name.endswith((".yaml", ".yml", ".json")) else folder / f"{name}.yaml"
     if not path.is_file():
         raise Refused(f"no preset '{name}'{did_you_mean(name, sorted(file.stem for file in folder.glob('*.yaml')))}")
+    if path.suffix == ".json":
+        try:
+            return read_model_config(path)
+        except ValueError as error:
+            raise Refused(str(error)) from None
     try:
         sections = yaml.safe_load(path.read_text("utf-8")) or {}
     except yaml.YAMLError as error:
@@ -85,10 +97,18 @@ def _parse_value(text: str, default: Any) -> Any:
         return text
 
 
+def _resolve(name: str, given: str) -> str:
+    """Return the absolute path of a file, a folder or a pattern, else refuse it."""
+    path = Path(os.path.abspath(Path(given).expanduser()))
+    if not path.exists() and not any(sign in given for sign in "*?["):
+        raise Refused(f"{name}: {path} does not exist")
+    return str(path)
+
+
 def plan(
-    stages: list[str], run: str, corpus: str | None, preset: str | None, settings: Iterable[tuple[str, Any]]
+    stages: list[str], run: str, corpus: str | None, presets: Sequence[str], settings: Iterable[tuple[str, Any]]
 ) -> dict[str, dict[str, Any]]:
-    """Return {stage: {parameter: value}}, complete and checked: defaults, then preset, then --corpus, then -p.
+    """Return {stage: {parameter: value}}, complete and checked: defaults, then presets, then --corpus, then -p.
 
     `settings` are the pairs of -p, (name, text), and those of a sweep, (name, value). Raises Refused at the first name
     or type that no notebook has.
@@ -108,7 +128,8 @@ def plan(
         values[stage][name] = _check_type(where, name, value, defaults[stage][name])
 
     # 2. what the command says, the later over the earlier
-    for stage, section in (read_preset(preset) if preset else {}).items():
+    sections = [(preset, *section) for preset in presets for section in read_preset(preset).items()]
+    for preset, stage, section in sections:
         for name, value in section.items():
             if name == "run":
                 raise Refused(f"preset {preset}: a run is named on the command line, with --run")
@@ -125,9 +146,12 @@ def plan(
         for stage in owners:
             value = _parse_value(text, defaults[stage][name]) if isinstance(text, str) else text
             put(f"-p {name}", stage, name, value)
-    # 3. the run, and the corpus as the kernel will find it, wherever it works
+    # 3. the run, and the corpus and other files as the kernel will find them, wherever it works
     for stage in stages:
         values[stage]["run"] = run
+        for name in _FILES:
+            if given := values[stage].get(name):
+                values[stage][name] = _resolve(name, given)
     if "corpus" in stages and "source" in values["corpus"]:
         try:
             values["corpus"]["source"] = resolve_source(values["corpus"]["source"])

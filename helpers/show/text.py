@@ -131,7 +131,7 @@ def table(rows: Iterable[Sequence], header: Sequence[str]) -> None:
 
 def card(body: str, note: str = "") -> str:
     """Return a framed block of HTML; line breaks in `body` are kept, without styles too."""
-    above = element("div", "font-size:.8em;opacity:.6", note) if note else ""
+    above = element("div", "font-size:.8em;opacity:.7", note) if note else ""
     inside = element("div", "white-space:pre-wrap;line-height:1.7", lines_kept(body))
     frame = f"border-left:3px solid rgba({HUES[0]},.55);padding:.15em 0 .15em .9em;margin:.6em 0;color:inherit"
     return element("blockquote", frame, above + inside)
@@ -161,7 +161,7 @@ def pieces(cuts: Mapping[str, Sequence[str]]) -> None:
     rows, plain = [], []
     for name, tokens in cuts.items():
         boxes = [chip(token, HUES[i % len(HUES)]) + ("<br>" if "\n" in token else "") for i, token in enumerate(tokens)]
-        count = element("span", "font-weight:normal;opacity:.6", f"{len(tokens)} pieces")
+        count = element("span", "font-weight:normal;opacity:.7", f"{len(tokens)} pieces")
         head = "text-align:left;vertical-align:top;padding:.4em 1em .4em 0;white-space:nowrap"
         cells = element("th", head, f"{escape(name)}<br>{count}")
         cells += element("td", "text-align:left;padding:.4em 0;line-height:2", unstyled("|").join(boxes))
@@ -192,7 +192,7 @@ def render_probabilities(rows: Iterable[tuple[str, float, float]]) -> tuple[str,
     lines = [table_row("".join(element("th", f"{edge};min-width:{width}em", name) for name, width in heads))]
     flat = []
     for token, before, after in rows:
-        fade = "" if after else "opacity:.55;"
+        fade = "" if after else "opacity:.7;"
         name = element("td", f"{fade}text-align:left;padding:.15em .6em", chip(token, HUES[0], 0.12))
         lines.append(table_row(name + bar(before, "128,128,128") + bar(after, HUES[0])))
         flat.append([visible(token), f"{percent(before):>7}", f"{percent(after):>7}", blocks(after / most, 24)])
@@ -211,7 +211,7 @@ def render_continuation(text: str, prompt: str = "") -> str:
         return escape(text)
     rest = text[len(prompt) :]
     sign = unstyled(CONTINUES) if rest else ""
-    return f'<span style="opacity:.55">{escape(prompt)}</span>{sign}{escape(rest)}'
+    return f'<span style="opacity:.7">{escape(prompt)}</span>{sign}{escape(rest)}'
 
 
 def samples(texts: Iterable[str], prompt: str = "") -> None:
@@ -251,10 +251,10 @@ def labels(inputs: Sequence[str], labels: Sequence[str | None], columns: int = 9
 
     html, plain = [], []
     for line in lines:
-        tops, bottoms = (cell(name, "opacity:.6;font-size:.85em") for name in ("input", "label"))
+        tops, bottoms = (cell(name, "opacity:.7;font-size:.85em") for name in ("input", "label"))
         for token, label, masked in line:
-            tops += cell(token, f"background:rgba({HUES[0]},.12)" + (";opacity:.4" if masked else ""))
-            bottoms += cell(label, "opacity:.4" if masked else f"background:rgba({HUES[1]},.22)")
+            tops += cell(token, f"background:rgba({HUES[0]},.12)" + (";opacity:.7" if masked else ""))
+            bottoms += cell(label, "opacity:.7" if masked else f"background:rgba({HUES[1]},.22)")
         look = "border-collapse:separate;border-spacing:2px;margin:.5em 0"
         html.append(element("table", look, table_row(tops) + table_row(bottoms)))
         rows = [["input", *(token for token, _, _ in line)], ["label", *(label for _, label, _ in line)]]

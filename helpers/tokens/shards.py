@@ -122,8 +122,7 @@ def write_shards(run: str, num_pieces: int, workers: int = 0, cluster: str = "")
     for other in set((folder / "parts").glob("*")) - {parts}:
         shutil.rmtree(other)
     parts.mkdir(parents=True, exist_ok=True)
-    for old in [*folder.glob("*.bin"), *folder.glob("*.offsets.npy")]:
-        old.unlink()
+    remove_shards(folder)
 
     # 2. encode the corpus part by part
     tasks = [
@@ -136,11 +135,25 @@ def write_shards(run: str, num_pieces: int, workers: int = 0, cluster: str = "")
 
     # 3. join the parts into shards
     encoded = {split: [task.file for task in tasks if task.file.name.startswith(split)] for split in files}
-    sizes = {split: sum(file.stat().st_size for file in encoded[split]) for split in files}
-    wanted = {"train": num_pieces, "val": max(1, round(num_pieces * sizes["val"] / max(1, sizes["train"])))}
-    facts = {split: _join(encoded[split], folder, split, wanted[split], np.dtype(dtype)) for split in files}
+    facts = join_parts(encoded, folder, num_pieces, dtype)
     shutil.rmtree(folder / "parts")
     return facts
+
+
+def remove_shards(folder: Path) -> None:
+    """Remove the shards of an earlier run."""
+    for old in [*folder.glob("*.bin"), *folder.glob("*.offsets.npy")]:
+        old.unlink()
+
+
+def join_parts(parts: dict[str, list[Path]], folder: Path, num_pieces: int, dtype: str) -> dict[str, list[dict]]:
+    """Join the encoded parts of both splits to shards, and return the facts that `write_shards` returns.
+
+    A part is a file of ids; beside it, in a .npy, are the lengths of its documents (see `encode_part`).
+    """
+    sizes = {split: sum(file.stat().st_size for file in parts[split]) for split in parts}
+    wanted = {"train": num_pieces, "val": max(1, round(num_pieces * sizes["val"] / max(1, sizes["train"])))}
+    return {split: _join(parts[split], folder, split, wanted[split], np.dtype(dtype)) for split in parts}
 
 
 def _join(parts: list[Path], folder: Path, split: str, wanted: int, dtype: np.dtype) -> list[dict]:

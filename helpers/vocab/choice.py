@@ -33,3 +33,16 @@ def choose_kind(kind: str, covered: float, characters: int) -> str:
     if kind not in KINDS:
         raise ValueError(f"kind is '{kind}': choose one of {', '.join(KINDS)}, or auto")
     return kind
+
+
+def kind_of_word_file(kind: str, pretrained_model: str) -> str:
+    """Return the kind where a word list is given, "words"; raise ValueError where something else is asked for too."""
+    if kind not in ("auto", "words"):
+        raise ValueError(
+            f"vocab_file is a list of words, but kind is '{kind}': leave it at auto, or give no vocab_file"
+        )
+    if pretrained_model:
+        raise ValueError(
+            "vocab_file and pretrained_model are both given: a pretrained model keeps its own vocabulary, so give one"
+        )
+    return "words"

@@ -72,22 +72,28 @@ SPECIAL_TOKENS = parse_special_tokens("pad:<pad> bos:<bos> eos:<eos> unk:<unk> u
 
 
 def build_words(
-    words: Mapping[str, int], characters: Iterable[str], special_tokens: Mapping[str, str] = SPECIAL_TOKENS
+    words: Mapping[str, int],
+    characters: Iterable[str],
+    special_tokens: Mapping[str, str] = SPECIAL_TOKENS,
+    order: Sequence[str] = (),
 ) -> PreTrainedTokenizerFast:
     """Make the tokenizer "words" of a word list: first come special tokens, then words, characters and bytes.
 
     `words` maps a word to its count, in the order of the ids. A character seen in training that is no word of the list
-    scores like a word seen once. `special_tokens` maps a meaning to a name, see `parse_special_tokens`.
+    scores like a word seen once. `special_tokens` maps a meaning to a name, see `parse_special_tokens`. `order` names
+    the tokens that come first instead, special tokens and words (see `word_file`); what it alone names is special too.
     """
     total = sum(words.values()) or 1
-    scores = dict.fromkeys(special_tokens.values(), _NEVER)
+    nameless = [token for token in order if token not in words and token not in special_tokens.values()]
+    scores = dict.fromkeys([*(order or special_tokens.values()), *special_tokens.values()], _NEVER)
     for word, count in words.items():
-        scores.setdefault(word, math.log(count / total))
+        if word not in special_tokens.values():
+            scores[word] = math.log(count / total)
     for character in sorted({*characters, *_ASCII}):
         scores.setdefault(character, math.log(1 / total))
     scores |= dict.fromkeys(_BYTES, _NEVER)
-    unk = list(special_tokens).index("unk")
-    return _lossless(models.Unigram(list(scores.items()), unk_id=unk, byte_fallback=True), special_tokens)
+    unk = list(scores).index(special_tokens["unk"])
+    return _lossless(models.Unigram(list(scores.items()), unk_id=unk, byte_fallback=True), special_tokens, nameless)
 
 
 def build_characters(
@@ -139,10 +145,12 @@ def _bpe(
     return _lossless(model, special_tokens)
 
 
-def _lossless(model: models.Model, special_tokens: Mapping[str, str]) -> PreTrainedTokenizerFast:
+def _lossless(
+    model: models.Model, special_tokens: Mapping[str, str], others: Sequence[str] = ()
+) -> PreTrainedTokenizerFast:
     backend = Tokenizer(model)
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    return _wrap(backend, special_tokens)
+    return _wrap(backend, special_tokens, others)
 
 
 def _wrap(backend: Tokenizer, special_tokens: Mapping[str, str], others: Sequence[str] = ()) -> PreTrainedTokenizerFast:

@@ -20,7 +20,8 @@ def test_the_json_list_can_be_read_again(raw):
     (raw / "a.txt").write_text(PROSE, "utf-8")
     build(raw, document="line")
     texts = list(read_texts("test", "train"))
-    path = write_json_list("test")
+    path = raw.parent / "out" / "train.json"
+    assert write_json_list("test", "train", path) == len(texts) > 40
     assert json.loads(path.read_text("utf-8")) == texts
     again = build_corpus("again", str(path), workers=1)
     assert again.documents == len(texts)

@@ -17,7 +17,8 @@ def preset(house, text):
 
 
 def plan(stages=(), corpus=None, preset=None, **settings):
-    return parameters.plan(choose_stages(list(stages)), "r", corpus, preset, settings.items())
+    presets = [] if preset is None else [preset] if isinstance(preset, str) else preset
+    return parameters.plan(choose_stages(list(stages)), "r", corpus, presets, settings.items())
 
 
 @pytest.mark.parametrize("word", ["train", "04", "04_train", "04_train.ipynb"])
@@ -130,3 +131,17 @@ def test_what_is_on_the_net_is_no_path(house):
     for source in ("https://example.org/a.jsonl.gz", "hf:owner/name", *list(CORPORA)[:1]):
         assert plan(corpus=source)["corpus"]["source"] == source
     assert plan(corpus="books/*.txt")["corpus"]["source"] == str(Path.cwd() / "books/*.txt")
+
+
+def test_files_that_the_user_brings_are_found_from_where_the_command_is_called(tmp_path, monkeypatch):
+    """A kernel may work in another folder, and a room remembers which file it read."""
+    monkeypatch.chdir(tmp_path)
+    for stage, name in (("vocab", "vocab_file"), ("tokenize", "token_files")):
+        with pytest.raises(Refused, match=rf"{name}: {re.escape(str(tmp_path))}.*我的\.txt does not exist"):
+            parameters.plan([stage], "r", None, [], [(name, "我的.txt")])
+    (tmp_path / "我的.txt").write_text("绿萝", "utf-8")
+    for stage, name in (("vocab", "vocab_file"), ("tokenize", "token_files")):
+        for given in ("我的.txt", "*.txt"):
+            values = parameters.plan([stage], "r", None, [], [(name, given)])
+            assert values[stage][name] == str(tmp_path / given)
+        assert parameters.plan([stage], "r", None, [], [])[stage][name] == ""

@@ -53,8 +53,8 @@ def test_each_character_has_the_colour_of_its_own_chance(shown):
     html = shown[0]["data"]["text/html"]
     grounds = re.findall(r'<span(?: style="background:rgba\([\d,]+,([\d.]+)\)[^"]*")? title="[^"]*">(.*?)</span>', html)
     # 0.001 ** (1/3) = 0.1, and 0.5 × 0.5 × 0.02 = 0.005
-    assert grounds == [("", "好"), ("0.34", "龟背竹"), ("0.7", "🌱"), ("0.18", "■")]
-    assert '<span style="opacity:.55">问<br></span>' in html
+    assert grounds == [("", "好"), ("0.34", "龟背竹"), ("0.6", "🌱"), ("0.18", "■")]
+    assert '<span style="opacity:.7">问<br></span>' in html
     first = stripped(html).splitlines()[:2]
     assert first == ["问", "▸好_龟背竹_^3.3_🌱_^7.6■"], "surprises are underlined, with bits per character"
     assert "less than 20 % is underlined, with its bits" in stripped(html)

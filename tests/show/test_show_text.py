@@ -66,7 +66,7 @@ def test_removed_tokens_are_told_from_unlikely_ones(shown):
 def test_the_prompt_is_dimmed_only_where_it_is(shown):
     show.samples(["问\n答"], prompt="问\n")
     html = shown[0]["data"]["text/html"]
-    assert '<span style="opacity:.55">问<br></span>' in html and Page(html).words == "问\n▸答"
+    assert '<span style="opacity:.7">问<br></span>' in html and Page(html).words == "问\n▸答"
     assert shown[0]["data"]["text/plain"] == "问\n▸答"
     assert text.render_continuation("别的", "问") == "别的"
     assert "▸" not in text.render_continuation("问", "问"), "nothing was written yet"

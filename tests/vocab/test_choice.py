@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.vocab.choice import ENOUGH, choose_kind, choose_sizes
+from helpers.vocab.choice import ENOUGH, choose_kind, choose_sizes, kind_of_word_file
 from helpers.vocab.tokenizer import KINDS
 
 
@@ -39,3 +39,18 @@ def test_what_is_given_stays_and_nothing_is_left_open(size, fewest, characters, 
 def test_a_larger_corpus_never_gets_a_smaller_vocabulary_nor_keeps_rarer_characters(characters, times):
     small, large = (choose_sizes(0, 0, size, False) for size in (characters, characters * times))
     assert small[0] <= large[0] and small[1] <= large[1]
+
+
+def test_no_rule_decides_against_a_list_that_was_given():
+    """By rule a long text gets characters where the list covers little of it."""
+    assert choose_kind("auto", 0.2, 10**9) == "characters"
+    kind = kind_of_word_file("auto", "")
+    assert choose_kind(kind, 0.2, 10**9) == kind_of_word_file("words", "") == "words"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"), [(("bpe", ""), "kind is 'bpe'"), (("words", "some/model"), "pretrained_model are both given")]
+)
+def test_a_list_beside_another_vocabulary_is_refused(given, words):
+    with pytest.raises(ValueError, match=words):
+        kind_of_word_file(*given)

@@ -1,0 +1,328 @@
+"""Each command and each piece of Python in the README is typed here on small texts, or a line says where it is done.
+
+The commands are those of the README, letter by letter: `SMALLER` is all that is changed in them.
+"""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from helpers import paths
+
+pytestmark = [pytest.mark.outside, pytest.mark.timeout(1200)]
+ROOT = paths.repo_root()
+README = (ROOT / "README.md").read_text("utf-8")
+SHELL = ("make ", "python -m", "curl", "dask", "torchrun", "touch", "papermill", "vllm", "pip ", "cat >", "cp ", "git ",
+         "apt ", "source ", "CHINESE_GPT_API_KEY=")  # fmt: skip
+
+# what is typed here, in this order, and what the README says comes out (a pattern of the last lines)
+TOGETHER = {
+    "make run": r"06_serve",
+    "make run RUN=songci CORPUS=songci.jsonl": r"06_serve",
+    'make run RUN=novels CORPUS="/path/to/a folder of 小说"': r"06_serve",
+    "make run RUN=clinic CORPUS=dialogues.csv PRESET=clinic.yaml": r"06_serve",
+}
+ONE_BY_ONE = {
+    "make help": r"make TARGET",
+    "python -m helpers.run chat --run clinic": r"chat ",
+    "cat > lr.yaml <<'END'": "",
+    "python -m helpers.run --sweep lr.yaml --run songci --corpus songci.txt -p max_minutes 5": r"sweep\.html",
+    "python -m helpers.run --run songci --corpus songci.txt -p epochs 3": r"04_train .*steps",
+    "python -m helpers.run train generate --run songci -p lr 5e-4": r"04_train .*steps",
+    "papermill notebooks/04_train.ipynb out.ipynb -p run songci -p lr 0.01": r"",
+    "python -m helpers.run verify --run big": r"",
+    "python -m helpers.corpus --run songci --json train.json": r"\d+ documents in",
+    'python -m helpers.generate --run songci "明月" -n 3 --temperature 0.9': r"明月(?s:.*)明月(?s:.*)明月",
+    "python -m helpers.generate --run songci": r"春江",
+    "python -m helpers.generate --run songci --score poems.txt": r"bits per character",
+    "python -m helpers.generate --run clinic --chat": r"",
+    "python -m helpers.train runs/songci/model/parameters.json": r"",
+    "torchrun --nproc-per-node 8 --max-restarts 3 -m helpers.train runs/songci/model/parameters.json": r"",
+}
+SERVERS = {  # a server, and what is asked of it
+    "make lab": [],
+    "make serve RUN=songci": [
+        "curl -s http://127.0.0.1:5005/generate -H 'Content-Type: application/json' "
+        '-d \'{"context": "明月", "maxlength": 50, "samples": 3}\''
+    ],
+    "python -m helpers.serve --run clinic": [],
+    "CHINESE_GPT_API_KEY=… python -m helpers.serve --run songci --host 0.0.0.0 --allow-host poems.example.org "
+    "--processes 2": ['curl -s http://poems.example.org:5005/v1/models -H "Authorization: Bearer …"'],
+}
+CLUSTER = [
+    "dask scheduler",
+    "dask worker tcp://scheduler:8786 --nthreads 1",
+    "python -m helpers.run --run big --corpus /shared/web -p cluster tcp://scheduler:8786",
+]
+ELSEWHERE = {  # command -> the test file that does it
+    "make test": ".ci/run",
+    "make setup": "Makefile",  # the first part of each other target
+    "python -m helpers.run tournament --run sample": "tests/test_notebooks.py",
+    "python -m helpers.run recipes --run sample": "tests/test_notebooks.py",
+    "python -m helpers.run chat --run sample": "tests/test_notebooks.py",
+    "python -m helpers.run reward --run sample": "tests/test_notebooks.py",
+    "make run RUN=mine CORPUS=… PRESET=minimind": "tests/test_source_systems.py",
+    "make run RUN=clinic CORPUS=dialogues.csv": "tests/test_notebooks.py",
+    "python -m helpers.run corpus --run …": "tests/test_notebooks.py",
+    "python -m helpers.serve --run … --port 5006": "tests/serve/test_server.py",
+    "python -m helpers.serve --run NAME": "tests/serve/test_server.py",
+    "touch runs/songci/model/STOP": "tests/train/test_job.py",
+    "python -m ipykernel install --sys-prefix": "Makefile",
+    "python -m venv .venv": "Makefile",
+    'python -m pip install -e ".[text]" -c constraints.txt': "Dockerfile",
+    "python -m ipykernel install --sys-prefix --name python3": "Makefile",
+    "python -m helpers.run --run sample": "Makefile",
+    "make test-outside": "Makefile",
+    "source .venv/bin/activate": "tests/test_readme.py",  # PATH begins with that folder
+    "git pull": "tests/test_published.py",
+    "cp -r notebooks mine; git checkout notebooks": "tests/test_published.py",
+}
+NOT_TYPED = {  # command -> what it needs; the README says so in one sentence
+    "make run RUN=tang CORPUS=tang-poems": "the net",
+    "make run RUN=wiki CORPUS=hf:owner/name": "the net",
+    "vllm serve runs/songci/model/final_model --served-model-name songci": "vLLM",
+    "make run PYTHON=python3.12": "another Python",
+    "apt install python3-venv": "an administrator",
+    "pip install -e .[fast]": "an environment of its own",
+    "make bench": "an hour",
+    "make test-faults": "ten minutes",
+}
+
+VERSES = (
+    "春江潮水连海平，海上明月共潮生。", "滟滟随波千万里，何处春江无月明。", "江流宛转绕芳甸，月照花林皆似霰。",
+    "空里流霜不觉飞，汀上白沙看不见。", "江天一色无纤尘，皎皎空中孤月轮。", "江畔何人初见月，江月何年初照人。",
+    "人生代代无穷已，江月年年望相似。", "不知江月待何人，但见长江送流水。", "白云一片去悠悠，青枫浦上不胜愁。",
+    "谁家今夜扁舟子，何处相思明月楼。", "可怜楼上月裴回，应照离人妆镜台。", "玉户帘中卷不去，捣衣砧上拂还来。",
+)  # fmt: skip  # Zhang Ruoxu, 8th century
+
+
+def blocks(language: str) -> list[str]:
+    """Return the README's blocks of code in a language; "" is the shell, or no language at all."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    return [block for name, block in found if name == language]
+
+
+def commands() -> list[str]:
+    """Return the README's shell commands in order, without their comments; of a here-document its first line."""
+    shell = re.sub(r"\\\n\s*", "", "".join(blocks("")))
+    typed = [re.sub(r"\s{2,}#.*$", "", line) for line in shell.splitlines()]
+    prose = re.sub(r"^```.*?^```", "", README, flags=re.MULTILINE | re.DOTALL)
+    inline = [re.sub(r"\s+", " ", each) for each in re.findall(r"`([^`]+)`", prose)]
+    return list(dict.fromkeys(each.strip() for each in typed + inline if each.startswith(SHELL)))
+
+
+def free_port() -> int:
+    with socket.socket() as any_socket:
+        any_socket.bind(("127.0.0.1", 0))
+        return any_socket.getsockname()[1]
+
+
+class Desk:
+    """A reader's desk: texts, runs, a port. The repository is the real one; nothing is written there."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.scheduler = folder, free_port()
+        self.write_texts()
+        micro = (ROOT / "presets" / "micro.yaml").read_text("utf-8")
+        self.preset = folder / "small.yaml"
+        self.preset.write_text(micro, "utf-8")
+        clinic = micro.replace("corpus:\n", 'corpus:\n  text_key: "{title}\\n{ask}\\n{answer}"\n')
+        (folder / "clinic.yaml").write_text(clinic, "utf-8")
+        self.environment = {
+            name: value for name, value in os.environ.items() if name not in ("RUN", "CORPUS", "MAKEFLAGS")
+        }
+        config = {"ServerApp": {"allow_root": True, "open_browser": False}}  # containers often have no other user
+        (folder / "jupyter_server_config.json").write_text(json.dumps(config), "utf-8")
+        self.environment |= {
+            "JUPYTER_CONFIG_DIR": str(folder),
+            "RUNS_DIR": str(folder / "runs"),
+            "VIRTUAL_ENV": sys.prefix,
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "PYTHONPATH": str(ROOT),
+            "HEADLESS": "1",
+        }
+        self.smaller = {
+            "/path/to/a folder of 小说": str(folder / "a folder of 小说"),
+            "/shared/web": str(folder / "a folder of 小说"),
+            "runs/": f"{folder / 'runs'}/",
+            "out.ipynb": str(folder / "out.ipynb"),
+            **{
+                name: str(folder / name)
+                for name in ("songci.jsonl", "songci.txt", "dialogues.csv", "poems.txt", "lr.yaml", "train.json")
+            },
+            "PRESET=clinic.yaml": f"PRESET={folder / 'clinic.yaml'}",
+            "poems.example.org:5005/v1/models": "127.0.0.1:5005/v1/models -H 'Host: poems.example.org'",
+            "tcp://scheduler:8786": f"tcp://127.0.0.1:{self.scheduler}",
+            "--nproc-per-node 8": "--nproc-per-node 2",
+            "KEY=…": f"KEY={'k' * 40}",
+            "Bearer …": f"Bearer {'k' * 40}",
+            "-p max_minutes 5": "-p max_minutes 0.05",
+        }
+
+    def write_texts(self) -> None:
+        """Write a text for each name that the README's commands have."""
+        poems = ["\n".join(VERSES[(n + k) % 12] for k in (0, 3, 7 - n % 5)) for n in range(240)]
+        rows = [f"第{n}个问题,绿萝第{n}天怎么浇水,每隔{n}天浇一次水就好" for n in range(60)]
+        novel = "\n\n".join(f"第{n}回\n" + "".join(VERSES[(n * k) % 12] for k in range(1, 9)) for n in range(60))
+        (self.folder / "a folder of 小说").mkdir()
+        for name, text in {
+            "songci.txt": "\n\n".join(poems),
+            "songci.jsonl": "\n".join(json.dumps({"text": poem}, ensure_ascii=False) for poem in poems),
+            "dialogues.csv": "\n".join(["title,ask,answer", *rows]),
+            "poems.txt": "\n\n".join(poems[:5]),
+            "a folder of 小说/一.txt": novel,
+            "a folder of 小说/二.txt": novel.replace("江", "河"),
+        }.items():
+            (self.folder / name).write_text(text + "\n", "utf-8")
+
+    def small(self, command: str) -> str:
+        """Return a command with names, ports and sizes of this desk."""
+        pattern = "|".join(map(re.escape, sorted(self.smaller, key=len, reverse=True)))
+        command = re.sub(pattern, lambda found: self.smaller[found[0]], command)
+        if re.search(r"helpers\.run (?!verify)", command):
+            command += f" --preset {self.preset}"
+        if command.startswith("make run") and "PRESET=" not in command:
+            command += f" PRESET={self.preset}"
+        return command
+
+    def type(self, command: str, typed: str = "") -> subprocess.CompletedProcess[str]:
+        """Type a command, and then what it asks for."""
+        return subprocess.run(
+            ["bash", "-c", self.small(command)], cwd=ROOT, env=self.environment, input=typed, capture_output=True,
+            encoding="utf-8", timeout=600,
+        )  # fmt: skip
+
+    @contextmanager
+    def served(self, command: str, ready: str, seconds: float = 90) -> Iterator[str]:
+        """Start what runs until it is stopped; yield what it printed when it is ready. Ctrl-C ends it."""
+        file = self.folder / "server.log"
+        with open(file, "w") as log:
+            process = subprocess.Popen(
+                ["bash", "-c", f"exec {self.small(command)}" if "=…" not in command else self.small(command)],
+                cwd=ROOT, env=self.environment, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        try:
+            deadline = time.monotonic() + seconds
+            while not re.search(ready, printed := file.read_text("utf-8")):
+                assert process.poll() is None and time.monotonic() < deadline, f"{command}:\n{printed}"
+                time.sleep(0.1)
+            yield printed
+        finally:
+            os.killpg(process.pid, signal.SIGINT)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory):
+    """A desk on which the four runs have been made."""
+    made = Desk(tmp_path_factory.mktemp("desk"))
+    with ThreadPoolExecutor(2) as pool:
+        made.runs = dict(zip(TOGETHER, pool.map(made.type, TOGETHER), strict=True))
+    return made
+
+
+def check(command, done, promise):
+    assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    assert re.search(promise, done.stdout), f"{command}\n{done.stdout[-3000:]}"
+
+
+def test_no_command_of_the_readme_is_left_out():
+    known = {*TOGETHER, *ONE_BY_ONE, *SERVERS, *sum(SERVERS.values(), []), *CLUSTER, *ELSEWHERE, *NOT_TYPED}
+    assert set(commands()) == known
+    for file in ELSEWHERE.values():
+        assert (ROOT / file).is_file()
+
+
+def test_the_readme_says_which_commands_no_test_runs():
+    (sentence,) = re.findall(r"Not run by any test: ([^\n]+(?:\n[^\n]+)*)", README)
+    sentence = re.sub(r"\s+", " ", sentence)
+    for need in NOT_TYPED.values():
+        assert need in sentence, need
+
+
+@pytest.mark.parametrize("command", TOGETHER)
+def test_a_course_is_run(desk, command):
+    check(command, desk.runs[command], TOGETHER[command])
+    name = (re.findall(r"RUN=(\w+)", command) or ["sample"])[0]
+    assert (desk.folder / "runs" / name / "report.html").stat().st_size > 100_000
+
+
+@pytest.mark.parametrize("command", ONE_BY_ONE)
+def test_a_command_does_what_is_said(desk, command):
+    typed = {"python -m helpers.generate --run songci": "春江\n明月\n"}.get(command, "")
+    if command.endswith("--chat"):
+        typed = "绿萝怎么浇水？\n/new\n多久一次？\n"
+    whole = command
+    if command.startswith("cat >"):
+        (whole,) = re.findall(rf"^{re.escape(command)}\n.*?\nEND$", "".join(blocks("")), re.MULTILINE | re.DOTALL)
+        whole = whole.replace("[3.0e-3, 1.0e-2, 3.0e-2]", "[3.0e-3, 1.0e-2]").replace("[128, 192]", "[32]")
+    if "verify" in command:
+        desk.smaller["--run big"] = "--run sample"
+    check(command, desk.type(whole, typed), ONE_BY_ONE[command])
+
+
+@pytest.mark.parametrize("command", SERVERS)
+def test_a_server_answers(desk, command):
+    ready = r"http://[\w.]+:\d+/lab\?token=\w+" if command == "make lab" else r"answers at http://[\w.]+:\d+"
+    with desk.served(command, ready) as printed:
+        for question in SERVERS[command]:
+            done = desk.type(question)
+            answer = json.loads(done.stdout)
+            if "generate" in question:
+                assert len(answer) == 3 and all(text.startswith("明月") for text in answer)
+            else:
+                assert answer["data"][0]["id"] == "songci"
+        if not SERVERS[command]:
+            address = re.search(ready, printed)[0].removeprefix("answers at ")
+            with urllib.request.urlopen(address, timeout=20) as page:
+                assert page.status == 200
+        if command == "python -m helpers.serve --run clinic":
+            (code,) = [block for block in blocks("python") if "chat.completions" in block]
+            client = 'OpenAI(base_url="http://127.0.0.1:5005/v1", api_key="none")'
+            run_python(desk, f"from openai import OpenAI\nclient = {client}\n{code}")
+        elif command == "make serve RUN=songci":
+            (code,) = [block for block in blocks("python") if "client.completions" in block]
+            assert run_python(desk, code).strip()
+
+
+def run_python(desk, code: str) -> str:
+    """Run a block of Python as it stands in the README, and return what it printed."""
+    code = code.replace('"runs/', f'"{desk.folder}/runs/')
+    done = subprocess.run([sys.executable, "-c", code], env=desk.environment, capture_output=True, encoding="utf-8")
+    assert done.returncode == 0, code + done.stderr
+    return done.stdout
+
+
+def test_the_python_of_the_readme_runs(desk):
+    (poem,) = [block for block in blocks("python") if "quatrain" in block]
+    written = re.findall(r"\w+", run_python(desk, poem))
+    assert [line[0] for line in written] == list("春江花月") and {len(line) for line in written} == {7}
+    (plain,) = [block for block in blocks("python") if "AutoModelForCausalLM" in block]
+    run_python(desk, plain)
+    assert len(blocks("python")) == 4, "the other two are asked of servers"
+
+
+def test_a_cluster_is_started_as_it_is_said(desk):
+    scheduler, worker, run = CLUSTER
+    quiet = " --no-dashboard"
+    with (
+        desk.served(f"{scheduler} --host 127.0.0.1 --port {desk.scheduler}{quiet}", "Scheduler at"),
+        desk.served(worker + quiet, "Registered to"),
+    ):
+        check(run, desk.type(run), "06_serve")
