@@ -39,7 +39,10 @@ def test_hosted_ci_says_what_make_says():
     everything = re.search(r"^EVERYTHING := (.*)$", makefile, re.MULTILINE)[1]
     commands = "\n".join(steps("unit"))
     assert f'-e ".[{everything}]" -c constraints.txt' in commands
-    for same in ("-m ipykernel install --sys-prefix --name python3", '-m pytest tests -m "not slow and not outside" -q'):
+    for same in (
+        "-m ipykernel install --sys-prefix --name python3",
+        '-m pytest tests -m "not slow and not outside" -q',
+    ):
         assert same in commands and same in makefile
     assert "python -m helpers.run --run tiny --preset micro" in commands
 

@@ -25,12 +25,13 @@ MACHINES = {
 def lacking(python: str, machine: str, folder) -> str:
     """Return what pip says if it cannot install the pinned versions for another machine; "" if it can.
 
-    Without dependencies, for all of them are pinned: pip would ask this machine, not that one, which it needs.
+    Its Python is the first of that version: a Debian may have it for years. Without dependencies, for all of them are
+    pinned: pip would ask this machine, not that one, which it needs.
     """
     pins = folder / "pins.txt"
     command = [
         sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--disable-pip-version-check", "--no-deps",
-        "--ignore-installed", "--only-binary=:all:", "--implementation=cp", f"--python-version={python}",
+        "--ignore-installed", "--only-binary=:all:", "--implementation=cp", f"--python-version={python}.0",
         f"--target={folder / 'nowhere'}", *(f"--platform={tag}" for tag in MACHINES[machine]), f"--requirement={pins}",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=600)
