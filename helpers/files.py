@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +25,11 @@ _hashes: dict[Path, tuple[tuple[int, int, int], str]] = {}  # file -> (inode, si
 
 def sync(path: Path) -> None:
     """Flush a file or folder to the disk, and drop a file's cached pages, so that the next reader reads the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    windows = sys.platform == "win32"
+    if windows and path.is_dir():  # no folder can be opened there; NTFS keeps a journal of names
+        return
+    # Windows flushes only what is open for writing
+    descriptor = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0) if windows else os.O_RDONLY)
     try:
         os.fsync(descriptor)
         if path.is_file() and hasattr(os, "posix_fadvise"):

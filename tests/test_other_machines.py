@@ -20,6 +20,7 @@ from service import make_run
 
 from helpers import paths
 from helpers.device import memory_peak
+from helpers.files import write_folder, write_text
 from helpers.serve.server import main as serve
 
 UNIX_ONLY = ("resource", "fcntl", "pwd", "grp", "termios", "tty", "pty", "readline")
@@ -56,6 +57,34 @@ def test_the_peak_of_memory_on_windows(monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setattr(psutil.Process, "memory_info", lambda self: SimpleNamespace(peak_wset=12345))
     assert memory_peak(torch.device("cpu")) == 12345
+
+
+def test_a_folder_is_written_atomically_on_windows(tmp_path, monkeypatch):
+    """There, a folder cannot be opened, and a file that is open for reading cannot be flushed."""
+    opened, flushed, opens, fsync = {}, [], os.open, os.fsync
+
+    def open_as_on_windows(path, flags, *more, **options):
+        if os.path.isdir(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        descriptor = opens(path, flags, *more, **options)
+        opened[descriptor] = flags
+        return descriptor
+
+    def fsync_as_on_windows(descriptor):
+        if opened.get(descriptor, os.O_RDWR) & (os.O_RDWR | os.O_WRONLY) == 0:
+            raise OSError(9, "Bad file descriptor")
+        flushed.append(descriptor)
+        fsync(descriptor)
+
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(os, "open", open_as_on_windows)
+    monkeypatch.setattr(os, "fsync", fsync_as_on_windows)
+    folder = tmp_path / "new" / "folder"
+    for text in ("one", "two"):
+        write_folder(folder, lambda part, text=text: (part / "file.txt").write_text(text, "utf-8"))
+        assert (folder / "file.txt").read_text("utf-8") == text
+    write_text(folder / "other.txt", "three")
+    assert len(flushed) == 3 and sorted(file.name for file in folder.iterdir()) == ["file.txt", "other.txt"]
 
 
 @pytest.mark.parametrize("encoding", ["cp936", "cp1252", "ascii"])
