@@ -16,15 +16,17 @@ import torch
 from helpers.parallel import cores
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+WITHOUT_FLOAT64 = {"mps"}  # types of devices that have no 64-bit numbers: Apple's GPUs
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device called `name`; "auto" is this process's GPU if there is one, else the CPU.
+    """Return the device called `name`; "auto" is this process's GPU, NVIDIA's or Apple's, else the CPU.
 
     Raises ValueError for "cuda" where torch sees no GPU.
     """
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+        apple = "mps" if torch.backends.mps.is_available() else "cpu"
+        name = "cuda" if torch.cuda.is_available() else apple
     if name == "cuda":
         name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     device = torch.device(name)
@@ -36,8 +38,9 @@ def pick_device(name: str) -> torch.device:
 def pick_precision(name: str, device: torch.device) -> str:
     """Return "fp32", "bf16" or "fp16"; "auto" is what is fast here.
 
-    On a GPU that is bf16 where the card has it, else fp16. On a CPU both are measured: bf16 must beat fp32 clearly, by
-    1.3, for casts cost time as well; with bf16 units (AMX, AVX512-BF16) it is 2 to 2.7 times as fast, without slower.
+    On a GPU that is bf16 where the card has it, else fp16; on Apple's it is fp32, for nothing was measured there. On a
+    CPU both are measured: bf16 must beat fp32 clearly, by 1.3, for casts cost time as well; with bf16 units (AMX,
+    AVX512-BF16) it is 2 to 2.7 times as fast, without slower.
     Raises ValueError for another name.
     """
     if name in DTYPES:
@@ -46,7 +49,14 @@ def pick_precision(name: str, device: torch.device) -> str:
         raise ValueError(f"precision '{name}' is unknown: choose auto, fp32, bf16 or fp16")
     if device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    if device.type == "mps":
+        return "fp32"
     return "bf16" if matmul_rate("bf16", device) > 1.3 * matmul_rate("fp32", device) else "fp32"
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """Return the type of numbers for sums and comparisons that must be exact: float64 where the device has it."""
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
 
 
 def autocast(precision: str, device: torch.device) -> contextlib.AbstractContextManager:
@@ -74,6 +84,8 @@ def matmul_rate(precision: str, device: torch.device, laps: int = 6) -> float:
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
 
 
 def release_threads() -> None:
@@ -96,6 +108,8 @@ def empty_cache(device: torch.device) -> None:
     """Return memory that torch keeps for later to the device."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
+    elif device.type == "mps":
+        torch.mps.empty_cache()
 
 
 def memory_peak(device: torch.device) -> int:

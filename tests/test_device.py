@@ -29,6 +29,8 @@ def test_auto_is_the_gpu_of_this_process_where_there_is_one(monkeypatch):
     assert pick_device("cpu") == CPU
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert pick_device("auto") == CPU
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert pick_device("auto") == torch.device("mps") and pick_precision("auto", pick_device("auto")) == "fp32"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert pick_device("auto") == pick_device("cuda") == torch.device("cuda:3")

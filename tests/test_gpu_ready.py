@@ -339,7 +339,22 @@ def test_a_tensor_on_the_wrong_device_is_seen():
     assert all("two devices" in message for message in found.values()), found
 
 
+@pytest.mark.slow
+def test_without_64_bit_numbers_it_learns_and_writes_the_same():
+    """As on Apple's GPUs, where every such number is an error. Training, validation, and all filters of sampling."""
+    found = on_stand_in("apple")
+    assert "float64" in found.pop("refused")
+    for optimizer, figures in found["train"].items():
+        assert figures["losses"] == pytest.approx(figures["cpu"], rel=1e-5), optimizer
+    assert found["validation"]["card"] == pytest.approx(found["validation"]["cpu"], rel=1e-5)
+    for architecture, cases in found["decode"].items():
+        for name, figures in cases.items():
+            assert figures["tokens"] == figures["cpu"], (architecture, name)
+
+
 # ---- in the child process ----
+
+TOO_WIDE = set()  # types of numbers that the stand-in does not have
 
 
 def stand_in():
@@ -434,6 +449,10 @@ def stand_in():
         out = func(*inner_args, **inner_kwargs)
         if not lands_on_card:
             return out
+        if any(isinstance(each, torch.Tensor) and each.dtype in TOO_WIDE for each in tree_leaves(out)):
+            raise TypeError(
+                f"{name}: Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't have it"
+            )
         with torch.inference_mode(torch.is_inference_mode_enabled() and all(each.is_inference() for each in cards)):
             # else a view of a weight, taken while a text is written, could not share the weight's version
             out = tree_map(lambda x: Card(x) if isinstance(x, torch.Tensor) else x, out)
@@ -534,6 +553,27 @@ def child_decode(waits, uploads):
                 "uploads": dict(uploads),
                 "uploads_per_token": sum(uploads.values()) / steps,
             }
+    return figures
+
+
+def child_apple(waits, uploads):
+    import tempfile
+
+    from helpers import device
+    from helpers.train.trainer import evaluate
+
+    TOO_WIDE.add(torch.float64)
+    figures = {"validation": {}}
+    try:
+        child_decode(waits, uploads)
+    except TypeError as error:
+        figures["refused"] = str(error)
+    device.WITHOUT_FLOAT64.add("card")
+    figures |= {"train": child_train(waits, uploads), "decode": child_decode(waits, uploads)}
+    for place in ("cpu", "card"):
+        with tempfile.TemporaryDirectory() as folder:
+            trainer = make_trainer(Path(folder), tiny(architecture="llama"), device=place)
+            figures["validation"][place] = evaluate(trainer.local_loss, trainer.val, 4, "fp32", trainer.device)
     return figures
 
 

@@ -38,7 +38,7 @@ IMPORTS = {
     "vocab": {"paths", "wording", "files", "manifest", "parallel", "corpus.conversations", "corpus.encodings"},
     "tokens": {"paths", "wording", "files", "manifest", "parallel", "vocab"},
     "train": {"paths", "wording", "files", "manifest", "progress", "parallel", "device", "vocab", "tokens"},
-    "generate": {"paths", "files", "manifest", "vocab", "corpus.shards"},
+    "generate": {"paths", "files", "device", "manifest", "vocab", "corpus.shards"},
     "serve": {"paths", "wording", "manifest", "vocab.chat", "generate"},
     "chat": {"paths", "files", "manifest", "device", "corpus", "vocab", "tokens", "train", "generate"},
     "reward": {"paths", "device", "manifest", "corpus", "vocab", "train", "generate", "chat"},

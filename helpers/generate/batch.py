@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from helpers.device import widest_float
 from helpers.generate import inference, sampling
 from helpers.generate.constraints import ConstraintState
 from helpers.generate.detokenize import Detokenizer
@@ -233,7 +234,7 @@ class DecodeBatch:
         for row, own in zip(self.rows, noise, strict=True):
             if not row.settings.greedy:
                 row.random.standard_exponential(out=own)
-        return sampling.choose(logits, torch.from_numpy(noise).to(logits.device))
+        return sampling.choose(logits, torch.from_numpy(noise).to(widest_float(logits.device)).to(logits.device))
 
     def _written(self, ids: Tensor) -> Tensor:
         """Return ids (B, T) without those of the prompts."""
@@ -302,7 +303,7 @@ def active_filters(
     rows = [replace(row, temperature=0.0, top_p=1.0) if row.greedy else row for row in settings]
     columns = {name: [getattr(row, name) for row in rows] for name in RANGES}
     filters = {
-        name: torch.tensor(values, dtype=torch.float64, device=device)
+        name: torch.tensor(values, dtype=widest_float(torch.device(device)), device=device)
         for name, values in columns.items()
         if any(value != RANGES[name].off for value in values)
     }

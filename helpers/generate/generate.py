@@ -4,12 +4,12 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from helpers import paths
+from helpers.device import pick_device
 from helpers.generate import sampling
 from helpers.generate.batch import DecodeBatch, Row, active_filters, prompt_ids
 from helpers.generate.settings import DEFAULT, Chunk, Sample, Settings
@@ -40,7 +40,7 @@ def load(run: str | Path, model: str = "base") -> tuple[PreTrainedModel, PreTrai
         open_room(run, paths.MODELS[model])
         folder = paths.room(run, paths.MODELS[model]) / "final_model"
     loaded = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
-    loaded.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]  # its signature is hidden
+    loaded.to(pick_device("auto"))  # type: ignore[arg-type]  # its signature is hidden
     return loaded.eval().requires_grad_(False), load_tokenizer(folder)
 
 

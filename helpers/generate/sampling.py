@@ -12,6 +12,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from helpers.device import widest_float
+
 Setting = float | int | Tensor
 COLDEST = 1e-6  # logits divided by a smaller temperature would overflow
 LOOKING_BACK = frozenset({"repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram"})  # read ids
@@ -19,7 +21,9 @@ LOOKING_BACK = frozenset({"repetition_penalty", "presence_penalty", "frequency_p
 
 def _column(setting: Setting, logits: Tensor) -> Tensor:
     # float64: 1 - p must be rounded to the logits' type once, not twice
-    return torch.as_tensor(setting, dtype=torch.float64, device=logits.device).reshape(-1, 1)  # (B, 1) or (1, 1)
+    return torch.as_tensor(setting, dtype=widest_float(logits.device), device=logits.device).reshape(
+        -1, 1
+    )  # (B, 1) or (1, 1)
 
 
 def _targets(ids: Tensor, vocab_size: int) -> Tensor:
@@ -162,10 +166,10 @@ def ban(logits: Tensor, mask: Tensor) -> Tensor:
 def choose(logits: Tensor, noise: Tensor) -> Tensor:
     """Return one token per row (B,), drawn with its probability: the winner of a race.
 
-    noise (B, V), float64, is drawn from the exponential distribution with mean 1. A token arrives after its noise
-    divided by its probability; the first one wins, token i with probability p_i. In logarithms this is the Gumbel-max
-    trick (Gumbel 1954). A row's token depends on its own logits and its own noise, and on no other row. Raises
-    ValueError where logits are NaN or no token is left.
+    noise (B, V), float64 where the device has it, is drawn from the exponential distribution with mean 1. A token
+    arrives after its noise divided by its probability; the first one wins, token i with probability p_i. In logarithms
+    this is the Gumbel-max trick (Gumbel 1954). A row's token depends on its own logits and its own noise, and on no
+    other row. Raises ValueError where logits are NaN or no token is left.
     """
     # probabilities    0.60   0.30   0.10
     # noise            1.80   0.30   0.50
@@ -173,7 +177,7 @@ def choose(logits: Tensor, noise: Tensor) -> Tensor:
     # Drawing a point on a line of cumulated probabilities would be simpler. But a change in the last digits of a few
     # logits moves all borders behind them, thousands in a large vocabulary; here only two tokens that arrive together
     # can change places.
-    best, tokens = (logits.double() - noise.log()).max(-1)  # (B,) each
+    best, tokens = (logits.to(noise.dtype) - noise.log()).max(-1)  # (B,) each
     if not math.isfinite(best.sum()):
         raise ValueError("the logits are not numbers (NaN), or every token was removed: is the model well trained?")
     return tokens

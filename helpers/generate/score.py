@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from helpers.device import widest_float
 from helpers.generate import explain, inference
 from helpers.generate.batch import prompt_ids
 
@@ -42,5 +43,5 @@ def score(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, texts: Ite
         nats = 0.0
         for places, logits in explain.read_logits(model, ids, 1, n_ctx):
             labels = torch.tensor([ids[place] for place in places], device=logits.device)[:, None]  # (N, 1)
-            nats -= float(logits.double().log_softmax(-1).gather(1, labels).sum())
+            nats -= float(logits.to(widest_float(logits.device)).log_softmax(-1).gather(1, labels).sum())
         yield Score(nats / math.log(2), len(ids) - 1, len(text))

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from helpers import paths
 from helpers.chat.start import load_start
 from helpers.corpus.find import BUILT_IN
-from helpers.device import pick_device, pick_precision
+from helpers.device import pick_device, pick_precision, widest_float
 from helpers.generate import generate
 from helpers.manifest import MANIFEST, RoomError, open_room
 from helpers.reward import dpo, grpo, policy
@@ -212,7 +212,7 @@ class Learner:
                 before = policy.score(self.start, branches, self.precision)
             now, then = (dpo.totals(each, 2 * len(branches)) for each in (scored, before))
             loss = dpo.preference_loss(now, then, settings.beta)
-            won = float(((now - then).view(-1, 2).diff(dim=1) < 0).double().mean())
+            won = float(((now - then).view(-1, 2).diff(dim=1) < 0).to(widest_float(now.device)).mean())
             row |= {"won": won, "grad_norm": self.update(loss + settings.kl_weight * drift, settings.dpo_lr)}
             self.step += 1
             yield row

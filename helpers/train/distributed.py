@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PretrainedConfig
 
 from helpers import parallel
+from helpers.device import widest_float
 from helpers.train.loss import Loss
 from helpers.train.model import blocks, training_memory
 from helpers.train.settings import TrainSettings
@@ -66,7 +67,7 @@ def sum_over_ranks(values: Sequence[float], device: torch.device) -> list[float]
     """Return the values summed over all processes."""
     if not dist.is_initialized():
         return list(values)
-    tensor = torch.tensor(values, dtype=torch.float64, device=device)
+    tensor = torch.tensor(values, dtype=widest_float(device), device=device)
     dist.all_reduce(tensor)
     return tensor.tolist()
 

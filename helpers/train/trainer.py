@@ -30,6 +30,7 @@ from helpers.device import (
     memory_peak,
     pick_device,
     pick_precision,
+    widest_float,
 )
 from helpers.progress import tell
 from helpers.tokens.windows import IGNORE, Examples, epoch_order
@@ -194,7 +195,7 @@ class Trainer:
         # 5. the one exchange besides the gradients
         window_losses = torch.cat(losses)
         progress.seconds = time.perf_counter() - self.begin
-        total = self.exchange(float(window_losses.double().sum()), float(torch.cat(correct).sum()))
+        total = self.exchange(float(window_losses.to(widest_float(self.device)).sum()), float(torch.cat(correct).sum()))
 
         # 6. unscale and clip the gradient
         norm = optim.clip_gradient(self.optimizers, self.parameters, settings.max_grad_norm, self.scaler)
@@ -507,7 +508,7 @@ def evaluate(
     for batch in distributed.split_across_ranks(by_length, batch_size, *distributed.world()):
         with autocast(precision, device):
             scores = loss_of(*load_batch(windows, batch, device))
-        loss += float(scores.loss.double().sum())
+        loss += float(scores.loss.to(widest_float(device)).sum())
         correct += int(scores.correct.sum())
         n_labels += windows.count_labels(batch)
     loss_of.train()
