@@ -58,7 +58,7 @@ def legend() -> str:
     spans = [coloured(f" {name} ", least) for name, least in zip(names, [*LEVELS, 0.0], strict=True)]
     below = f"less than {100 * LEVELS[SURPRISE - 1]:.0f} %"
     signs = unstyled(f" (in colours; without them {below} is underlined, with its bits)")
-    return f'<div style="font-size:.8em;opacity:.8">probability of a character: {" · ".join(spans)}{signs}</div>'
+    return f'<div style="font-size:.8em">probability of a character: {" · ".join(spans)}{signs}</div>'
 
 
 def with_bits(html: str, bits: float) -> str:
