@@ -6,6 +6,7 @@ import pytest
 import torch
 from models import tiny
 
+from helpers.device import pick_device
 from helpers.train import distributed
 from helpers.train.loss import Loss
 from helpers.train.settings import TrainSettings
@@ -27,6 +28,24 @@ def test_one_process_needs_no_exchange():
     assert distributed.distribute(loss, "fsdp", CPU) is loss
     assert distributed.sum_over_ranks([1.5, 2.0], CPU) == [1.5, 2.0]
     assert distributed.gather_over_ranks([3, 4]) == [3, 4]
+
+
+@pytest.mark.parametrize("local_rank", [0, 3])
+def test_each_process_has_a_card_of_its_own(monkeypatch, local_rank):
+    """By what torchrun says: the card that is set, that of NCCL's group, and that of the wrapper are one and the same."""
+    set_to, groups, wrapped = [], [], []
+    monkeypatch.setenv("LOCAL_RANK", str(local_rank))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", set_to.append)
+    monkeypatch.setattr(distributed.dist, "rendezvous", lambda how: iter([(torch.distributed.HashStore(), 5, 8)]))
+    monkeypatch.setattr(distributed.dist, "init_process_group", lambda kind, **how: groups.append((kind, how["rank"])))
+    monkeypatch.setattr(distributed, "world", lambda: (5, 8))
+    monkeypatch.setattr(distributed, "DistributedDataParallel", lambda loss, device_ids: wrapped.append(device_ids))
+    device = pick_device("auto")
+    distributed.join_group(device)
+    distributed.distribute(Loss(tiny()), "ddp", device)
+    assert set_to == [torch.device("cuda", local_rank)]
+    assert groups == [("nccl", 5)] and wrapped == [[local_rank]]
 
 
 def exchange() -> list:
