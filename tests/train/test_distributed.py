@@ -32,7 +32,7 @@ def test_one_process_needs_no_exchange():
 
 @pytest.mark.parametrize("local_rank", [0, 3])
 def test_each_process_has_a_card_of_its_own(monkeypatch, local_rank):
-    """By what torchrun says: the card that is set, that of NCCL's group, and that of the wrapper are one and the same."""
+    """By what torchrun says: the card that is set, and the card of the wrapper, are the one with the local rank."""
     set_to, groups, wrapped = [], [], []
     monkeypatch.setenv("LOCAL_RANK", str(local_rank))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
