@@ -46,7 +46,7 @@ class RewardSettings:
     questions: int = 64  # questions per update
     answers: int = 8  # endings per question: a group
     focus: float = 0.5  # share of the questions that ask what goes wrong; the others ask evenly
-    kl_weight: float = 1.0  # weight of the anchor: how dear it is to move where all is right
+    kl_weight: float = 1.0  # weight of the anchor: how much it costs to move where all is right
     beta: float = 0.5  # DPO: how far a pair is to be parted; smaller is further
     lr: float = 3e-4  # learning rate of GRPO at its peak
     dpo_lr: float = 1e-4  # and of DPO, which makes three updates in the time of one
