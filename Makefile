@@ -42,7 +42,7 @@ test: setup-dev  ## unit tests, the six notebooks at a tiny scale, and the commi
 unit: setup-dev  ## the unit tests that need no long training, no injected fault and no browser (under four minutes)
 	@HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests -m "not slow and not outside" -q
 
-test-outside: setup-dev  ## JupyterLab in a browser, nginx, the package index, and each command of the README (about ten minutes)
+test-outside: setup-dev  ## JupyterLab in a browser, nginx, the package index, and each command of the README (about fifteen minutes)
 	@RUNS_DIR="$$(mktemp -d)" && export RUNS_DIR && trap 'rm -rf "$$RUNS_DIR"' EXIT && \
 	HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests -m outside
 

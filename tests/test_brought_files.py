@@ -58,7 +58,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.slow
+@pytest.mark.outside
 def test_a_word_list_pieces_and_a_config_are_trained_on_as_they_are(folder):
     given = ["--corpus", "train.json", "--preset", "model_config.json", "-p", "special_tokens", NAMES,
              "-p", "vocab_file", "vocab_user.txt"]  # fmt: skip
