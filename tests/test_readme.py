@@ -139,6 +139,7 @@ class Desk:
         self.folder, self.scheduler = folder, free_port()
         self.write_texts()
         micro = (ROOT / "presets" / "micro.yaml").read_text("utf-8")
+        micro = micro.replace("warmup_steps: 4", "warmup_steps: 1")  # of two processes, an epoch has few updates
         for run, kind in KINDS.items():
             (folder / f"{run}.yaml").write_text(micro.replace("kind: words", f"kind: {kind}"), "utf-8")
         forum = (
