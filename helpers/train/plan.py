@@ -92,7 +92,7 @@ def forecast(settings: TrainSettings) -> dict[str, Any]:
         "steps": steps,
         "epochs": round(epochs, 2),
         "tokens": round(epochs * tokens["tokens"]),
-        "seconds": round(seconds, 1),
+        "seconds": round(seconds, 3),
         "memory": memory,
         "concerns": _concerns(train, len(tokenizer), steps, settings.warmup_steps, memory, memory_free(device)),
     }
