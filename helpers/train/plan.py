@@ -9,12 +9,12 @@ import torch
 from transformers import PreTrainedModel
 
 from helpers import paths
-from helpers.device import autocast, matmul_rate, memory_free, pick_device, pick_precision
+from helpers.device import DTYPES, autocast, matmul_rate, memory_free, pick_device, pick_precision
 from helpers.manifest import open_room
 from helpers.tokens.windows import TokenStream, Windows
 from helpers.train import optim
 from helpers.train.loss import Loss
-from helpers.train.model import model_from_settings, model_sizes, training_memory
+from helpers.train.model import choose_attention, model_from_settings, model_sizes, training_memory
 from helpers.train.settings import TrainSettings
 from helpers.train.trainer import load_batch
 from helpers.vocab.tokenizer import load_tokenizer
@@ -72,6 +72,7 @@ def forecast(settings: TrainSettings) -> dict[str, Any]:
     tokenizer = load_tokenizer(paths.room(settings.run, "vocab"))
     train, _ = load_windows(settings.run, tokens, tokenizer.pad_token_id)
     model = model_from_settings(settings, tokenizer, tokens["n_ctx"])
+    model.set_attn_implementation(choose_attention(tokens["n_ctx"], precision, device))  # as the trainer does
     # 2. time
     seconds_per_window = _seconds_per_window(model, train, settings, precision, device)
     seconds_per_step = planned["windows_per_update"] / settings.devices * seconds_per_window
@@ -107,11 +108,14 @@ def _seconds_per_window(
     seconds = work / (USUAL_MFU * matmul_rate(precision, device))
     count = min(settings.batch_size, len(train), max(1, int(PROBE / seconds)))
     loss_of = Loss(model).to(device)
-    batch = load_batch(train, np.linspace(0, len(train) - 1, count).astype(int), device)
+    order = np.argsort(train.lengths, kind="stable")  # of about the mean length: a batch has windows of one length
+    first = np.searchsorted(train.lengths[order], train.lengths.mean()) - count // 2
+    batch = load_batch(train, order[max(0, min(first, len(train) - count)) :][:count], device)
     # 2. two updates
     optimizers = optim.make_optimizers(
-        model, settings.optimizer, 1e-4, settings.weight_decay, settings.beta2, settings.eps
-    )
+        model, settings.optimizer, 1e-4, settings.weight_decay, settings.beta2, settings.eps, settings.momentum,
+        DTYPES[precision],
+    )  # fmt: skip
     scaler = torch.amp.GradScaler(device.type, enabled=False)
     for _ in range(2):
         begin = time.perf_counter()

@@ -37,7 +37,7 @@ from helpers.tokens.windows import IGNORE, Examples, epoch_order
 from helpers.train import checkpoint, distributed, optim
 from helpers.train.log import MetricsLog
 from helpers.train.loss import Loss
-from helpers.train.model import blocks, model_sizes
+from helpers.train.model import blocks, choose_attention, model_sizes
 from helpers.train.settings import TrainSettings
 from helpers.train.state import Progress, RunningMeans, SpikeDetector, StepBudget, early_stop
 from helpers.vocab.tokenizer import decode
@@ -109,6 +109,7 @@ class Trainer:
         self.parallel = distributed.choose_parallel(settings, model.config, train.n_ctx, self.precision, self.device)
         folder.mkdir(parents=True, exist_ok=True)
         # 2. model, loss and optimizers
+        self.model.set_attn_implementation(choose_attention(train.n_ctx, self.precision, self.device))
         self.local_loss = Loss(self.model, settings.compile).to(self.device).train()
         self.loss_of = distributed.distribute(self.local_loss, self.parallel, self.device)
         self.optimizers = optim.make_optimizers(

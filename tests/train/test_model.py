@@ -14,7 +14,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 from helpers import paths
 from helpers.train import checkpoint, loss
 from helpers.train.loss import Loss
-from helpers.train.model import ARCHITECTURES, build_model, load_pretrained, make_config, model_sizes, training_memory
+from helpers.train.model import (
+    ARCHITECTURES,
+    build_model,
+    choose_attention,
+    load_pretrained,
+    make_config,
+    model_sizes,
+    training_memory,
+)
 from helpers.vocab import tokenizer
 
 TOK = tokenizer.build_words({"浇水": 3}, "今天浇水很热。")
@@ -266,3 +274,33 @@ def test_a_model_that_is_not_there_is_refused_in_words(name, tmp_path, monkeypat
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ValueError, match="pretrained_model: .*(model.safetensors|holds no model config)"):
         load_pretrained(name.format(here=tmp_path), TOK, n_ctx=16)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_attention_that_is_written_out_has_the_loss_and_the_gradient_of_the_fused_one(architecture, packed):
+    torch.manual_seed(0)
+    ids = torch.randint(FIRST, len(TOK), (3, 13))
+    positions = torch.cat([torch.arange(5), torch.arange(7)]).expand(3, -1) if packed else None
+    found = {}
+    for attention in ("eager", "sdpa"):
+        model = tiny(architecture, n_kv_head=0 if architecture == "gpt2" else 2).double()
+        model.set_attn_implementation(attention)
+        assert model.config._attn_implementation == attention
+        scores = Loss(model)(ids[:, :-1], ids[:, 1:], positions)
+        scores.objective.backward()
+        found[attention] = [scores.loss, *(p.grad for p in model.parameters())]
+    for eager, fused in zip(*found.values(), strict=True):
+        torch.testing.assert_close(eager, fused, atol=1e-5, rtol=1e-4)  # the library takes its softmax in fp32
+
+
+def test_attention_is_written_out_only_where_that_is_faster(tmp_path):
+    cpu, card = torch.device("cpu"), torch.device("cuda")
+    assert choose_attention(128, "bf16", cpu) == choose_attention(40, "fp16", cpu) == "eager"
+    assert choose_attention(129, "bf16", cpu) == choose_attention(40, "fp32", cpu) == "sdpa"
+    assert choose_attention(40, "bf16", card) == "sdpa"
+    # what is saved does not say how it was trained: whoever loads it has the library's own choice
+    model = tiny("llama")
+    model.set_attn_implementation("eager")
+    model.save_pretrained(tmp_path)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path).config._attn_implementation == "sdpa"
