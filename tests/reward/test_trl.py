@@ -14,8 +14,10 @@ from helpers.reward.rollout import Group, Opening
 
 TOK = characters_tokenizer()
 QUESTIONS = [built_in.ask(combination, random.Random(0)) for combination in built_in.combinations()[:3]]
-# of one length: trl pads prompts on the left and gives a model with learnt positions the wrong ones there
-PROMPTS = [question.prompt[: min(len(each.prompt) for each in QUESTIONS)] for question in QUESTIONS]
+# cut to one number of tokens: trl pads on the left and gives a model with learnt positions the wrong ones there
+ASKED = [TOK(question.prompt).input_ids for question in QUESTIONS]
+PROMPTS = [TOK.decode(ids[1 : min(map(len, ASKED))]) for ids in ASKED]  # after <bos>, which the tokenizer puts first
+assert len({len(TOK(prompt).input_ids) for prompt in PROMPTS}) == 1
 DRAWN, LONGEST, BETA = 6, 8, 0.3
 
 
