@@ -133,7 +133,7 @@ class Learner:
     def drift(self, branches: Sequence[Branch], log_p: Tensor) -> Tensor:
         """Return the mean KL divergence KL(before ‖ now) per token of these endings, whose `log_p` now is (N, V).
 
-        In this direction it is dear to give up what the model could say before: the answers stay varied.
+        This direction makes it costly to give up what the model could say before, so the answers stay varied.
         """
         with torch.no_grad():
             before = policy.score(self.start, branches, self.precision).log_p

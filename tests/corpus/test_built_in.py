@@ -232,11 +232,23 @@ def entropy(slot):
     return total_bits, total_characters
 
 
+@cache
+def derivations_of_listed(slot):
+    """Return the probabilities of each listed question's derivations, whatever plant it is listed for."""
+    lines = {line.replace(plant, "{plant}") for plant, lines in grammar.listed().items() for line in lines}
+    found = defaultdict(list)
+    for text, p in expand(slot):
+        if text in lines:
+            found[text].append(p)
+    return found
+
+
 def entropy_of_plain_questions(plant, topic):
     """Return the entropy of what may be asked: the listed questions taken out, the others scaled up."""
     whole, _ = entropy(slot("plain", plant, topic))
+    found = derivations_of_listed(slot("plain", plant, topic))
     lines = {line.replace(plant, "{plant}") for line in grammar.listed().get(plant, ())}
-    out = [p for text, p in expand(slot("plain", plant, topic)) if text in lines] if lines else []
+    out = [p for line in lines for p in found.get(line, ())]
     left = 1 - sum(out)
     return (whole + sum(p * math.log2(p) for p in out)) / left + math.log2(left)
 
