@@ -18,6 +18,7 @@ A client is an address: requests come from many addresses of 127.0.0.0/8 where t
 import argparse
 import asyncio
 import contextlib
+import gc
 import random
 import re
 import resource
@@ -86,6 +87,7 @@ def rival(run: str) -> None:
         runner = web.AppRunner(app)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
+        gc.freeze()  # as our server does
         print(f"http://127.0.0.1:{runner.addresses[0][1]}", flush=True)
         await asyncio.Event().wait()
 
@@ -447,6 +449,7 @@ def main() -> None:
     wanted = 4096 if most == resource.RLIM_INFINITY else min(4096, most)
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))  # a socket each; the servers inherit it
     random.seed(0)
+    gc.freeze()  # a search through torch's modules for garbage would delay what is to be measured
     figures = asyncio.run(measure(options))
     met = {}
     for name, (aim, more) in {} if options.quick else AIMS.items():

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import gc
 import os
 import signal
 import socket
@@ -96,6 +97,7 @@ def test_the_model_is_there_before_the_first_request(monkeypatch, capsys):
 
     async def start_on(app, listening, host):
         assert listening.getsockname()[0] == host == "127.0.0.1"
+        assert gc.get_freeze_count() > 100_000  # objects of torch and of the model: never searched for garbage again
         happened.append("serve")
         os.kill(os.getpid(), signal.SIGTERM)
         return await start_really(app, listening, host)
@@ -106,6 +108,7 @@ def test_the_model_is_there_before_the_first_request(monkeypatch, capsys):
     monkeypatch.setattr(server, "start_on", start_on)
     assert server.main(["--run", "sample", "--port", "0"]) == 0
     assert happened == [("sample base", "tokenizer"), "start", "serve", "close"]
+    assert gc.get_freeze_count() == 0
     said = capsys.readouterr().out
     assert "curl http://127.0.0.1:" in said and "the base model of run 'sample' answers at" in said
 
