@@ -270,6 +270,7 @@ QUESTIONS = {
     "mixed precision": "device",
     "mixture of experts": "train.model",
     "cross-entropy": "train.loss",
+    "fewer passes over memory": "train.fused",
     "loss spike": "train.state",
     "grid search": "run.grid",
     "successive halving": "run.halving",

@@ -4,6 +4,7 @@ settings     a run's settings: notebook 04's parameters, a comment per field
 rules        what a 0 becomes: width, depth, batch, rate, epochs from text, time and machine
 model        GPT-2, LLaMA-like models, mixture of experts: config, size, memory
 convert      pytorch_model.bin of others becomes safetensors, read with weights_only
+fused        RMSNorm, rotary attention and SwiGLU in fewer passes, for a CPU in half precision
 loss         cross-entropy in chunks over the vocabulary
 optim        learning-rate schedule, gradient clipping, which optimizer moves what
 muon         the Muon optimizer: Newton–Schulz, momentum

@@ -30,10 +30,6 @@ ARCHITECTURES = ("gpt2", "llama", "moe")
 _RESIDUAL = ("c_proj.weight", "o_proj.weight", "down_proj.weight", "down_proj")
 _SHAPE = ("n_embd", "n_layer", "n_head", "n_kv_head", "n_experts", "experts_per_token", "aux_loss_coef", "dropout")
 _PRETRAINED = ("gpt2", "llama", "mistral", "qwen3", "qwen3_moe")
-# the longest window for which a CPU in half precision is faster without the fused kernel, whose backward pass is slow
-# there: forward and backward of 16 windows take 0.7 ms and not 2.9 at 40 tokens, 5.9 and not 8.4 at 128, but 27 and
-# not 23 at 256 (measured on an EPYC)
-WRITTEN_OUT = 128
 # bytes at the peak per token, layer and unit of width, without dropout, in half precision and in fp32: what is kept
 # for backward (counted: 36 and 64, 54 and 80, 73 and 109), and half as much again for what comes and goes (measured)
 _GPT2, _LLAMA_LIKE, _MIXTURE = (54, 96), (80, 120), (110, 160)
@@ -213,12 +209,6 @@ def load_pretrained(name: str, tokenizer: PreTrainedTokenizerFast, n_ctx: int) -
         ) from None
     set_special_ids(model, tokenizer)
     return model
-
-
-def choose_attention(n_ctx: int, precision: str, device: torch.device) -> str:
-    """Return the library's attention that trains fastest: "sdpa", or "eager", written out as products and a softmax."""
-    written_out = device.type == "cpu" and precision != "fp32" and n_ctx <= WRITTEN_OUT
-    return "eager" if written_out else "sdpa"
 
 
 def blocks(model: PreTrainedModel) -> nn.ModuleList:

@@ -13,8 +13,9 @@ from helpers.device import DTYPES, autocast, matmul_rate, memory_free, pick_devi
 from helpers.manifest import open_room
 from helpers.tokens.windows import TokenStream, Windows
 from helpers.train import optim
+from helpers.train.fused import speed_up
 from helpers.train.loss import Loss
-from helpers.train.model import choose_attention, model_from_settings, model_sizes, training_memory
+from helpers.train.model import model_from_settings, model_sizes, training_memory
 from helpers.train.settings import TrainSettings
 from helpers.train.trainer import load_batch
 from helpers.vocab.tokenizer import load_tokenizer
@@ -72,7 +73,8 @@ def forecast(settings: TrainSettings) -> dict[str, Any]:
     tokenizer = load_tokenizer(paths.room(settings.run, "vocab"))
     train, _ = load_windows(settings.run, tokens, tokenizer.pad_token_id)
     model = model_from_settings(settings, tokenizer, tokens["n_ctx"])
-    model.set_attn_implementation(choose_attention(tokens["n_ctx"], precision, device))  # as the trainer does
+    if not settings.compile:
+        speed_up(model, tokens["n_ctx"], precision, device)  # as the trainer does
     # 2. time
     seconds_per_window = _seconds_per_window(model, train, settings, precision, device)
     seconds_per_step = planned["windows_per_update"] / settings.devices * seconds_per_window

@@ -35,9 +35,10 @@ from helpers.device import (
 from helpers.progress import tell
 from helpers.tokens.windows import IGNORE, Examples, epoch_order
 from helpers.train import checkpoint, distributed, optim
+from helpers.train.fused import speed_up
 from helpers.train.log import MetricsLog
 from helpers.train.loss import Loss
-from helpers.train.model import blocks, choose_attention, model_sizes
+from helpers.train.model import blocks, model_sizes
 from helpers.train.settings import TrainSettings
 from helpers.train.state import Progress, RunningMeans, SpikeDetector, StepBudget, early_stop
 from helpers.vocab.tokenizer import decode
@@ -109,7 +110,8 @@ class Trainer:
         self.parallel = distributed.choose_parallel(settings, model.config, train.n_ctx, self.precision, self.device)
         folder.mkdir(parents=True, exist_ok=True)
         # 2. model, loss and optimizers
-        self.model.set_attn_implementation(choose_attention(train.n_ctx, self.precision, self.device))
+        if not settings.compile and self.parallel == "ddp":  # a compiler fuses better; fsdp has other tensors
+            speed_up(self.model, train.n_ctx, self.precision, self.device)
         self.local_loss = Loss(self.model, settings.compile).to(self.device).train()
         self.loss_of = distributed.distribute(self.local_loss, self.parallel, self.device)
         self.optimizers = optim.make_optimizers(

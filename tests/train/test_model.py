@@ -17,7 +17,6 @@ from helpers.train.loss import Loss
 from helpers.train.model import (
     ARCHITECTURES,
     build_model,
-    choose_attention,
     load_pretrained,
     make_config,
     model_sizes,
@@ -292,15 +291,3 @@ def test_attention_that_is_written_out_has_the_loss_and_the_gradient_of_the_fuse
         found[attention] = [scores.loss, *(p.grad for p in model.parameters())]
     for eager, fused in zip(*found.values(), strict=True):
         torch.testing.assert_close(eager, fused, atol=1e-5, rtol=1e-4)  # the library takes its softmax in fp32
-
-
-def test_attention_is_written_out_only_where_that_is_faster(tmp_path):
-    cpu, card = torch.device("cpu"), torch.device("cuda")
-    assert choose_attention(128, "bf16", cpu) == choose_attention(40, "fp16", cpu) == "eager"
-    assert choose_attention(129, "bf16", cpu) == choose_attention(40, "fp32", cpu) == "sdpa"
-    assert choose_attention(40, "bf16", card) == "sdpa"
-    # what is saved does not say how it was trained: whoever loads it has the library's own choice
-    model = tiny("llama")
-    model.set_attn_implementation("eager")
-    model.save_pretrained(tmp_path)
-    assert AutoModelForCausalLM.from_pretrained(tmp_path).config._attn_implementation == "sdpa"
