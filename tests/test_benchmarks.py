@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from benchmarks import machine, tournament
+from benchmarks import block_speed, machine, tournament
 from helpers import paths
 
 REPORTS = sorted((paths.repo_root() / "benchmarks" / "reports").glob("*.json"))
@@ -65,3 +65,12 @@ def test_a_tournament_had_the_same_time_and_several_seeds_for_all(file):
     for way, mark in (("seconds", seconds), ("updates", updates)):
         ends = {name: each[f"by_{way}"][mark] for name, each in found["figures"].items()}
         assert found["verdicts"]["equal_time" if way == "seconds" else "equal_updates"] == tournament.verdict(ends)
+
+
+def test_the_fused_block_is_measured_beside_the_librarys(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["block_speed", "--quick"])
+    block_speed.main()
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["aims"] == {} and set(result["figures"]) == {"built-in", "novel"}
+    for ways in result["figures"].values():
+        assert ways["ours"]["times_ours"] == 1 and all(0 < each["share_of_product_rate"] < 1 for each in ways.values())

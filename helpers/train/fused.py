@@ -31,7 +31,7 @@ def speed_up(model: PreTrainedModel, n_ctx: int, precision: str, device: torch.d
     if fused:
         for module in model.modules():
             module.__class__ = _FUSED.get(type(module), type(module))
-    # the fused attention must see that nobody hides more than the future: only for "sdpa" the library then has no mask
+    # for "sdpa" the library makes no mask where only the future is hidden, else one of truth values: as we take it
     written_out = on_cpu and n_ctx <= WRITTEN_OUT and not (fused and _has_own_keys(model.config))
     model.set_attn_implementation("eager" if written_out else "sdpa")
 
@@ -86,7 +86,7 @@ class _FusedRMSNorm(LlamaRMSNorm):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return x (B, T, H, D), its pairs (x[d], x[d + D/2]) turned by the angles of cos and sin (T, 1, D/2).
+    """Return x (B, T, H, D), its pairs (x[d], x[d + D/2]) turned by the angles of cos and sin (B or 1, T, 1, D/2).
 
     In the type of `cos`. Rotary positions (Su et al. 2021); with -sin it turns back.
     """
@@ -99,27 +99,35 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return turned
 
 
+def _future(length: int) -> Tensor:
+    """Return (1, 1, T, T), True where the key (last) is behind the query."""
+    return torch.ones(1, 1, length, length, dtype=torch.bool).triu_(1)
+
+
 def _by_head(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return x (B, T, H, D) as (B·H, T, D)."""
     return x.transpose(1, 2).to(dtype, memory_format=torch.contiguous_format).flatten(0, 1)
 
 
 class _Attention(torch.autograd.Function):
-    """Rotary positions and causal attention, written out; the softmax in fp32 or wider."""
+    """Rotary positions and attention, written out; the softmax in fp32 or wider."""
 
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor, scaling: float) -> Tensor:
-        """Take queries, keys and values qkv (B, T, 3, H, D), cos and sin (T, 1, D/2); return (B, T, H, D)."""
+    def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor, hidden: Tensor, scaling: float) -> Tensor:
+        """Take queries, keys and values qkv (B, T, 3, H, D), and angles as `rotate` does; return (B, T, H, D).
+
+        hidden (B or 1, 1, T, T): the keys (last) that a query must not see, at least those behind it.
+        """
         batch, length, _, heads, _ = qkv.shape
         wide = torch.promote_types(qkv.dtype, torch.float32)
         # 1. turn queries and keys
         turned = rotate(qkv[:, :, :2].flatten(2, 3), cos, sin)  # (B, T, 2·H, D)
         q, k = (_by_head(x, qkv.dtype) for x in turned.split(heads, 2))  # (B·H, T, D) each
         v = _by_head(qkv[:, :, 2], qkv.dtype)  # (B·H, T, D)
-        # 2. how much each place takes from each place that is not behind it
-        future = torch.full((length, length), -torch.inf, dtype=wide).triu_(1)
-        scores = torch.bmm(q, k.mT).to(wide)  # (B·H, T, T)
-        p = scores.mul_(scaling).add_(future).softmax(-1).to(qkv.dtype)
+        # 2. how much each place takes from each place that it may see
+        scores = torch.bmm(q, k.mT).to(wide).mul_(scaling)  # (B·H, T, T)
+        scores.unflatten(0, (batch, heads)).masked_fill_(hidden, -torch.inf)
+        p = scores.softmax(-1).to(qkv.dtype)
         # 3. and that much of the values
         ctx.save_for_backward(q, k, v, p, cos, sin)
         ctx.scaling = scaling
@@ -145,11 +153,11 @@ class _Attention(torch.autograd.Function):
         for into, x in enumerate((grad_q, grad_k, grad_v)):
             x = x.unflatten(0, (batch, heads)).transpose(1, 2)  # (B, T, H, D)
             grad_qkv[:, :, into] = rotate(x, cos, -sin) if into < 2 else x
-        return grad_qkv, None, None, None
+        return grad_qkv, None, None, None, None
 
 
 class _FusedAttention(LlamaAttention):
-    """LLaMA's attention where windows are short, each text has a row of its own and each head its own keys."""
+    """LLaMA's attention where windows are short and each head has keys of its own."""
 
     def forward(
         self,
@@ -162,18 +170,21 @@ class _FusedAttention(LlamaAttention):
         if (
             _half() is None
             or hidden_states.shape[1] > WRITTEN_OUT
-            or attention_mask is not None
             or past_key_values is not None
+            or (attention_mask is not None and attention_mask.dtype != torch.bool)
             or (self.training and self.attention_dropout)
             or not _has_own_keys(self.config)
-            or position_embeddings[0].shape[0] > 1
         ):
             return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **more)
         # of each angle, the first of its two equal columns
-        cos, sin = (table[0, :, None, : self.head_dim // 2].float() for table in position_embeddings)
+        cos, sin = (table[:, :, None, : self.head_dim // 2].float() for table in position_embeddings)
+        if attention_mask is None:
+            hidden = _future(hidden_states.shape[1])
+        else:  # of texts side by side in a row
+            hidden = attention_mask.logical_not()
         weights = torch.cat([self.q_proj.weight, self.k_proj.weight, self.v_proj.weight])  # (3·H·D, C)
         qkv = functional.linear(hidden_states, weights).unflatten(-1, (3, -1, self.head_dim))  # (B, T, 3, H, D)
-        out = _Attention.apply(qkv, cos, sin, self.scaling)  # (B, T, H, D)
+        out = _Attention.apply(qkv, cos, sin, hidden, self.scaling)  # (B, T, H, D)
         return self.o_proj(out.flatten(2)), None
 
 

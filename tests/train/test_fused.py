@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 def angles(length, width, dtype):
     turns = torch.arange(length, dtype=dtype)[:, None] / 10_000 ** (torch.arange(0, width, 2, dtype=dtype) / width)
-    return turns.cos()[:, None], turns.sin()[:, None]  # (T, 1, D/2) each
+    return turns.cos()[None, :, None], turns.sin()[None, :, None]  # (1, T, 1, D/2) each
 
 
 def batch(windows=6, length=16):
@@ -46,19 +46,25 @@ def test_the_gradients_written_by_hand_are_those_of_the_functions():
     assert torch.autograd.gradcheck(lambda x, w: fused._Norm.apply(x, w, 1e-6, torch.float64), (free(2, 3, 8), free(8)))
     assert torch.autograd.gradcheck(fused._SwiGLU.apply, (free(2, 3, 8),))
     cos, sin = angles(5, 4, torch.float64)
-    assert torch.autograd.gradcheck(lambda qkv: fused._Attention.apply(qkv, cos, sin, 0.5), (free(2, 5, 3, 2, 4),))
+    apart = fused._future(5).repeat(2, 1, 1, 1)
+    apart[1, :, 3:, :3] = True  # in the second row another text begins
+    for hidden in (fused._future(5), apart):
+        assert torch.autograd.gradcheck(
+            lambda qkv, hidden=hidden: fused._Attention.apply(qkv, cos, sin, hidden, 0.5), (free(2, 5, 3, 2, 4),)
+        )
 
 
 def test_the_functions_are_those_of_the_library():
     generator = torch.Generator().manual_seed(0)
     qkv = torch.randn(2, 7, 3, 2, 8, dtype=torch.float64, generator=generator)
     cos, sin = angles(7, 8, torch.float64)
-    tables = [torch.cat([table, table], -1).transpose(0, 1) for table in (cos, sin)]  # (1, T, D) each
+    tables = [torch.cat([table, table], -1)[:, :, 0] for table in (cos, sin)]  # (1, T, D) each
     q, k = apply_rotary_pos_emb(*qkv[:, :, :2].permute(2, 0, 3, 1, 4), *tables)  # (B, H, T, D) each
     expected = torch.nn.functional.scaled_dot_product_attention(
         q, k, qkv[:, :, 2].transpose(1, 2), is_causal=True, scale=0.3
     )
-    torch.testing.assert_close(fused._Attention.apply(qkv, cos, sin, 0.3), expected.transpose(1, 2))
+    ours = fused._Attention.apply(qkv, cos, sin, fused._future(7), 0.3)
+    torch.testing.assert_close(ours, expected.transpose(1, 2))
     x = qkv.flatten(2)
     norm = LlamaRMSNorm(x.shape[-1]).double()
     norm.weight.data.normal_(generator=generator)
@@ -96,32 +102,30 @@ def count(monkeypatch, function):
     return calls
 
 
-@pytest.mark.parametrize("changes, length, positions", [
-    ({"n_kv_head": 1}, 16, None),  # heads share keys
-    ({"dropout": 0.1}, 16, None),
-    ({}, fused.WRITTEN_OUT + 1, None),  # long windows
-    ({}, 16, torch.arange(16).remainder(8).expand(6, 16)),  # two texts in a row
+@pytest.mark.parametrize("changes, length", [
+    ({"n_kv_head": 1}, 16),  # heads share keys
+    ({"dropout": 0.1}, 16),
+    ({}, fused.WRITTEN_OUT + 1),  # long windows
 ])  # fmt: skip
-def test_attention_that_is_another_is_left_to_the_library(monkeypatch, changes, length, positions):
+def test_attention_that_is_another_is_left_to_the_library(monkeypatch, changes, length):
     calls = count(monkeypatch, fused._Attention)
     model = tiny(architecture="llama", n_ctx=length, **changes).train()
     fused.speed_up(model, length, "bf16", CPU)
     with autocast("bf16", CPU):
-        Loss(model)(*batch(length=length), positions)
+        Loss(model)(*batch(length=length))
     assert not calls
     if changes.get("n_kv_head"):
         assert model.config._attn_implementation == "eager"  # the library's, written out
-    if positions is not None:  # … which then sees the texts apart
-        same = tiny(architecture="llama", n_ctx=length)
-        assert gradients(model, "fp32", positions)[0] == gradients(same, "fp32", positions)[0]
 
 
-def test_texts_side_by_side_are_learnt_as_by_the_library():
-    positions = torch.arange(16).remainder(8).expand(6, 16)
+def test_texts_side_by_side_do_not_see_each_other(monkeypatch):
+    calls = count(monkeypatch, fused._Attention)
+    positions = torch.arange(16).remainder(torch.tensor([8, 5, 16, 8, 3, 7])[:, None])  # (6, 16) 0 where a text begins
     model, other = tiny(architecture="llama", n_ctx=16), tiny(architecture="llama", n_ctx=16)
     fused.speed_up(model, 16, "bf16", CPU)
     (ours, grads), (truth, exact) = gradients(model, "bf16", positions), gradients(other, "fp32", positions)
-    assert ours == pytest.approx(truth, rel=2e-3)
+    assert len(calls) == 2 and ours == pytest.approx(truth, rel=2e-3)
+    assert abs(gradients(model, "bf16")[0] - truth) > 2 * abs(ours - truth)  # as one text it is another loss
     for name in exact:
         assert torch.cosine_similarity(grads[name].flatten(), exact[name].flatten(), 0) > 0.999, name
 

@@ -1,0 +1,118 @@
+"""What do the fused functions of `helpers/train/fused.py` gain, and how much of the machine does the default model use?
+
+    python -m benchmarks.block_speed [--turns 7] [--quick]
+
+One process makes whole updates of the built-in corpus's model in turn: with the library's block and its fused attention
+("library"), with that block and attention written out ("written out"), and as the course trains it ("ours"). Two kinds
+of text: short documents with a small vocabulary, as the built-in corpus has them, and whole windows with a larger
+vocabulary, as a novel has them. The tokens are random: speed does not know. A ratio is that of two neighbours in one
+turn; the share is that of the rate of a matrix product measured in the same turn.
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+from transformers import LlamaConfig
+
+from benchmarks.machine import describe_machine, report
+from helpers.device import DTYPES, autocast, matmul_rate, pick_device, pick_precision
+from helpers.train import optim
+from helpers.train.fused import speed_up
+from helpers.train.loss import Loss
+from helpers.train.model import build_model, model_sizes
+from helpers.train.rules import FIXED
+
+TEXTS = {"built-in": (48, 2680), "novel": (128, 4955)}  # tokens of a window, words in the vocabulary
+WAYS = ("library", "written out", "ours")
+AIM = 0.45  # share of the product rate
+
+
+class Updates:
+    """A model and its updates, made in one of WAYS."""
+
+    def __init__(self, way: str, length: int, words: int, precision: str) -> None:
+        width = 64 * round(FIXED["n_embd"] * 8 / 3 / 64)
+        config = LlamaConfig(
+            vocab_size=words, max_position_embeddings=128, hidden_size=FIXED["n_embd"], intermediate_size=width,
+            num_hidden_layers=FIXED["n_layer"], num_attention_heads=FIXED["n_head"], tie_word_embeddings=True,
+        )  # fmt: skip
+        self.model, self.precision, self.device = build_model(config, seed=0), precision, torch.device("cpu")
+        self.model.set_attn_implementation("eager" if way == "written out" else "sdpa")
+        if way == "ours":
+            speed_up(self.model, 128, precision, self.device)
+        self.loss_of = Loss(self.model).train()
+        self.optimizers = optim.make_optimizers(
+            self.model, "muon", FIXED["lr"], 0.01, momentum=0.8, dtype=DTYPES[precision]
+        )
+        shape = (FIXED["gradient_accumulation"], FIXED["batch_size"], length + 1)
+        self.ids = torch.randint(words, shape, generator=torch.Generator().manual_seed(0))
+        self.flops = model_sizes(config, length)["flops_per_token"] * shape[0] * shape[1] * length
+
+    def seconds(self, count: int) -> float:
+        """Make `count` updates and return the seconds of one."""
+        begin = time.perf_counter()
+        for _ in range(count):
+            self.model.zero_grad()
+            for batch in self.ids:  # (B, T + 1)
+                with autocast(self.precision, self.device):
+                    scores = self.loss_of(batch[:, :-1], batch[:, 1:])
+                scores.objective.div(self.ids.numel()).backward()
+            optim.clip_gradient(
+                self.optimizers, list(self.model.parameters()), 1.0, torch.amp.GradScaler("cpu", enabled=False)
+            )
+            for optimizer in self.optimizers:
+                optimizer.step()
+        return (time.perf_counter() - begin) / count
+
+
+def measure(text: str, precision: str, turns: int, count: int) -> dict:
+    """Return a text's figures, and print a line for each way."""
+    updates = {way: Updates(way, *TEXTS[text], precision) for way in WAYS}
+    for each in updates.values():
+        each.seconds(1)
+    rows = []
+    for _ in range(turns):
+        rate = matmul_rate(precision, torch.device("cpu"))
+        rows.append({"rate": rate} | {way: each.seconds(count) for way, each in updates.items()})
+    figures: dict[str, dict] = {}
+    for way, each in updates.items():
+        ratios = sorted(row[way] / row["ours"] for row in rows)
+        shares = [each.flops / row[way] / row["rate"] for row in rows]
+        figures[way] = {
+            "ms_per_update": round(1000 * statistics.median(row[way] for row in rows), 1),
+            "share_of_product_rate": round(statistics.median(shares), 3),
+            "times_ours": round(statistics.median(ratios), 2),
+            "spread": [round(ratios[0], 2), round(ratios[-1], 2)],
+        }
+        low, high = figures[way]["spread"]
+        print(
+            f"{text:9} {way:12} {figures[way]['ms_per_update']:7.1f} ms per update, "
+            f"{figures[way]['share_of_product_rate']:4.0%} of the product rate, "
+            f"{figures[way]['times_ours']:.2f} times ours ({low:.2f}–{high:.2f})",
+            flush=True,
+        )
+    return figures
+
+
+def main() -> None:
+    """Measure, print the table, and print one JSON line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.block_speed")
+    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--quick", action="store_true", help="one turn of one update, no aims: does it run?")
+    options = parser.parse_args()
+    cpu = torch.device("cpu")
+    precision = pick_precision("auto", cpu)
+    turns, count = (1, 1) if options.quick else (options.turns, 8)
+    figures = {text: measure(text, precision, turns, count) for text in TEXTS}
+    met = {}
+    for text in {} if options.quick else TEXTS:
+        share = figures[text]["ours"]["share_of_product_rate"]
+        met[f"share_of_product_rate, {text}"] = {"value": share, "aim": AIM, "met": share >= AIM}
+    machine = describe_machine(pick_device("cpu")) | {"precision": precision}
+    report({"benchmark": "block_speed", "machine": machine, "figures": figures, "aims": met})
+
+
+if __name__ == "__main__":
+    main()
