@@ -10,7 +10,7 @@ the training loop.
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
@@ -44,6 +44,11 @@ def _has_own_keys(config: Any) -> bool:
 def _half() -> torch.dtype | None:
     """Return the type of products in training in half precision; None outside of it."""
     return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+
+
+def _are_plain(*parts: nn.Module) -> bool:
+    """Return whether parts are matrices and nothing more: no bias, no adapter (LoRA) in their place."""
+    return all(type(part) is nn.Linear and part.bias is None for part in parts)
 
 
 # ---- norm ----
@@ -174,6 +179,7 @@ class _FusedAttention(LlamaAttention):
             or (attention_mask is not None and attention_mask.dtype != torch.bool)
             or (self.training and self.attention_dropout)
             or not _has_own_keys(self.config)
+            or not _are_plain(self.q_proj, self.k_proj, self.v_proj)
         ):
             return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **more)
         # of each angle, the first of its two equal columns
@@ -217,7 +223,7 @@ class _FusedMLP(LlamaMLP):
     """LLaMA's feed-forward part."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if _half() is None:
+        if _half() is None or self.config.hidden_act != "silu" or not _are_plain(self.gate_proj, self.up_proj):
             return super().forward(x)
         both = functional.linear(x, torch.cat([self.gate_proj.weight, self.up_proj.weight]))  # (…, 2·W)
         return self.down_proj(_SwiGLU.apply(both))

@@ -6,10 +6,11 @@ from models import FIRST, TOK, tiny
 from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, apply_rotary_pos_emb
 
+from helpers.chat import lora
 from helpers.device import autocast
 from helpers.train import fused
 from helpers.train.loss import Loss
-from helpers.train.model import ARCHITECTURES
+from helpers.train.model import ARCHITECTURES, build_model, make_config
 
 CPU = torch.device("cpu")
 
@@ -116,6 +117,33 @@ def test_attention_that_is_another_is_left_to_the_library(monkeypatch, changes, 
     assert not calls
     if changes.get("n_kv_head"):
         assert model.config._attn_implementation == "eager"  # the library's, written out
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_what_stands_beside_a_matrix_is_not_forgotten(monkeypatch, bias):
+    """A bias, as some LLaMA-like models have it, and the adapters of LoRA."""
+    config = make_config("llama", TOK, n_ctx=16, n_embd=16, n_layer=2, n_head=2)
+    config.attention_bias = config.mlp_bias = bias
+    model, generator = build_model(config, seed=0), torch.Generator().manual_seed(0)
+    if not bias:
+        lora.add_lora(model, rank=2)
+    for name, p in model.named_parameters():
+        if name.endswith(".bias") or ".lora_" in name:
+            p.data.normal_(std=0.1, generator=generator)
+    learnt = [p for p in model.parameters() if p.requires_grad]
+
+    def pull(precision):
+        with autocast(precision, CPU):
+            objective = Loss(model)(*batch()).objective
+        return float(objective.detach()), torch.autograd.grad(objective, learnt)
+
+    truth, exact = pull("fp32")
+    calls = [count(monkeypatch, each) for each in (fused._Norm, fused._Attention, fused._SwiGLU)]
+    fused.speed_up(model, 16, "bf16", CPU)
+    ours, gradient = pull("bf16")
+    assert ours == pytest.approx(truth, rel=5e-3) and list(map(len, calls)) == [5, 0, 0]
+    for one, other in zip(gradient, exact, strict=True):
+        assert torch.cosine_similarity(one.flatten(), other.flatten(), 0) > 0.98
 
 
 def test_texts_side_by_side_do_not_see_each_other(monkeypatch):
