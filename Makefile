@@ -55,8 +55,8 @@ test-faults: setup-dev  ## every fault of training with its full counts: killed,
 	@FAULTS=full HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests/train/test_checkpoint.py tests/train/test_faults.py
 
 bench: setup-dev  ## what benchmarks/README.md reports; RUN must be trained (about an hour, 5 GB of temporary files)
-	@$(PY) -m benchmarks.train_speed && $(PY) -m benchmarks.block_speed && $(PY) -m benchmarks.recipes --run "$$RUN" && $(PY) -m benchmarks.corpus && \
-	$(PY) -m benchmarks.generate_speed --run "$$RUN" && $(PY) -m benchmarks.serve_load --run "$$RUN"
+	@$(PY) -m benchmarks.train_speed && $(PY) -m benchmarks.block_speed && $(PY) -m benchmarks.recipes --run "$$RUN" && \
+	$(PY) -m benchmarks.corpus && $(PY) -m benchmarks.generate_speed --run "$$RUN" && $(PY) -m benchmarks.serve_load --run "$$RUN"
 
 lab: setup  ## JupyterLab, opened on the notebooks
 	@$(PY) -m jupyterlab --notebook-dir=. notebooks/01_corpus.ipynb

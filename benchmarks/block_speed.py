@@ -1,6 +1,6 @@
 """What do the fused functions of `helpers/train/fused.py` gain, and how much of the machine does the default model use?
 
-    python -m benchmarks.block_speed [--turns 7] [--quick]
+    python -m benchmarks.block_speed [--turns 7] [--precision fp32] [--quick]
 
 One process makes whole updates of the built-in corpus's model in turn: with the library's block and its fused attention
 ("library"), with that block and attention written out ("written out"), and as the course trains it ("ours"). Two kinds
@@ -14,16 +14,18 @@ import statistics
 import time
 
 import torch
-from transformers import LlamaConfig
 
 from benchmarks.machine import describe_machine, report
-from helpers.device import DTYPES, autocast, matmul_rate, pick_device, pick_precision
+from helpers.device import DTYPES, autocast, matmul_rate, pick_precision
 from helpers.train import optim
 from helpers.train.fused import speed_up
 from helpers.train.loss import Loss
-from helpers.train.model import build_model, model_sizes
+from helpers.train.model import build_model, config_from_settings, model_sizes
 from helpers.train.rules import FIXED
+from helpers.train.settings import TrainSettings
+from helpers.vocab.tokenizer import build_words
 
+N_CTX = 128
 TEXTS = {"built-in": (48, 2680), "novel": (128, 4955)}  # tokens of a window, words in the vocabulary
 WAYS = ("library", "written out", "ours")
 AIM = 0.45  # share of the product rate
@@ -33,20 +35,23 @@ class Updates:
     """A model and its updates, made in one of WAYS."""
 
     def __init__(self, way: str, length: int, words: int, precision: str) -> None:
-        width = 64 * round(FIXED["n_embd"] * 8 / 3 / 64)
-        config = LlamaConfig(
-            vocab_size=words, max_position_embeddings=128, hidden_size=FIXED["n_embd"], intermediate_size=width,
-            num_hidden_layers=FIXED["n_layer"], num_attention_heads=FIXED["n_head"], tie_word_embeddings=True,
-        )  # fmt: skip
+        # 1. the default model; the words of its vocabulary do not matter
+        settings = TrainSettings(**FIXED)
+        config = config_from_settings(settings, build_words({}, "字"), N_CTX)
+        config.vocab_size = words
         self.model, self.precision, self.device = build_model(config, seed=0), precision, torch.device("cpu")
         self.model.set_attn_implementation("eager" if way == "written out" else "sdpa")
         if way == "ours":
-            speed_up(self.model, 128, precision, self.device)
+            speed_up(self.model, settings, N_CTX, precision, self.device)
+        # 2. what an update needs
         self.loss_of = Loss(self.model).train()
+        self.scaler = torch.amp.GradScaler("cpu", enabled=False)
         self.optimizers = optim.make_optimizers(
-            self.model, "muon", FIXED["lr"], 0.01, momentum=0.8, dtype=DTYPES[precision]
-        )
-        shape = (FIXED["gradient_accumulation"], FIXED["batch_size"], length + 1)
+            self.model, settings.optimizer, settings.lr, settings.weight_decay, settings.beta2, settings.eps,
+            settings.momentum, DTYPES[precision],
+        )  # fmt: skip
+        # 3. its windows
+        shape = (settings.gradient_accumulation, settings.batch_size, length + 1)
         self.ids = torch.randint(words, shape, generator=torch.Generator().manual_seed(0))
         self.flops = model_sizes(config, length)["flops_per_token"] * shape[0] * shape[1] * length
 
@@ -59,11 +64,8 @@ class Updates:
                 with autocast(self.precision, self.device):
                     scores = self.loss_of(batch[:, :-1], batch[:, 1:])
                 scores.objective.div(self.ids.numel()).backward()
-            optim.clip_gradient(
-                self.optimizers, list(self.model.parameters()), 1.0, torch.amp.GradScaler("cpu", enabled=False)
-            )
-            for optimizer in self.optimizers:
-                optimizer.step()
+            optim.clip_gradient(self.optimizers, list(self.model.parameters()), 1.0, self.scaler)
+            optim.step(self.optimizers, self.scaler, finite=True)
         return (time.perf_counter() - begin) / count
 
 
@@ -100,17 +102,18 @@ def main() -> None:
     """Measure, print the table, and print one JSON line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.block_speed")
     parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--precision", default="auto", help="auto (default), fp32, bf16 or fp16")
     parser.add_argument("--quick", action="store_true", help="one turn of one update, no aims: does it run?")
     options = parser.parse_args()
     cpu = torch.device("cpu")
-    precision = pick_precision("auto", cpu)
+    precision = pick_precision(options.precision, cpu)
     turns, count = (1, 1) if options.quick else (options.turns, 8)
     figures = {text: measure(text, precision, turns, count) for text in TEXTS}
     met = {}
     for text in {} if options.quick else TEXTS:
         share = figures[text]["ours"]["share_of_product_rate"]
         met[f"share_of_product_rate, {text}"] = {"value": share, "aim": AIM, "met": share >= AIM}
-    machine = describe_machine(pick_device("cpu")) | {"precision": precision}
+    machine = describe_machine(cpu) | {"precision": precision}
     report({"benchmark": "block_speed", "machine": machine, "figures": figures, "aims": met})
 
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from benchmarks import block_speed, machine, tournament
 from helpers import paths
@@ -74,3 +75,6 @@ def test_the_fused_block_is_measured_beside_the_librarys(monkeypatch, capsys):
     assert result["aims"] == {} and set(result["figures"]) == {"built-in", "novel"}
     for ways in result["figures"].values():
         assert ways["ours"]["times_ours"] == 1 and all(0 < each["share_of_product_rate"] < 1 for each in ways.values())
+    for way in block_speed.WAYS:
+        kinds = {type(module) for module in block_speed.Updates(way, 8, 50, "bf16").model.modules()}
+        assert (LlamaMLP in kinds) == (way != "ours")

@@ -127,7 +127,7 @@ def serve(
             signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C ends at once
         await stop(runner)
 
-    # What is here now stays to the end. Each search for garbage in it would stop all threads for 0.2 s.
+    # what is here now stays to the end: each search for garbage in it would stop all threads, for about 0.2 s
     gc.collect()
     gc.freeze()
     engine.start()

@@ -15,19 +15,22 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
 
+from helpers.train.settings import TrainSettings
+
 # The longest window for which a CPU in half precision is faster without the library's fused attention, whose backward
 # pass is slow there: forward and backward of 16 windows take 0.7 ms and not 2.9 at 40 tokens, 5.9 and not 8.4 at 128,
 # but 27 and not 23 at 256 (measured on an EPYC).
 WRITTEN_OUT = 128
 
 
-def speed_up(model: PreTrainedModel, n_ctx: int, precision: str, device: torch.device) -> None:
+def speed_up(model: PreTrainedModel, settings: TrainSettings, n_ctx: int, precision: str, device: torch.device) -> None:
     """Let a model with windows of `n_ctx` tokens compute in the way that trains fastest on this device.
 
     It stays the library's model: same names and values of the weights, same files, same answers but for rounding.
     """
     on_cpu = device.type == "cpu" and precision != "fp32"
-    fused = on_cpu and model.config.model_type == "llama"
+    # a compiler fuses by itself, and with fsdp each process has only a part of a weight
+    fused = on_cpu and model.config.model_type == "llama" and not settings.compile and settings.parallel != "fsdp"
     if fused:
         for module in model.modules():
             module.__class__ = _FUSED.get(type(module), type(module))
@@ -54,14 +57,14 @@ def _are_plain(*parts: nn.Module) -> bool:
 # ---- norm ----
 
 
-class _Norm(torch.autograd.Function):
+class _RMSNorm(torch.autograd.Function):
     """RMSNorm: x / √(mean of x² + eps) · weight, in fp32 or wider, returned in `dtype`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
         """Take x (…, C) and weight (C,); return (…, C)."""
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # (…, 1) √(sum of x²): one pass, no x² in memory
-        scale = length.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # (…, 1) √(sum of x²): one pass, no x² in memory
+        scale = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         unit = x * scale  # (…, C)
         ctx.save_for_backward(unit, scale, weight)
         return (unit * weight).to(dtype)
@@ -84,7 +87,7 @@ class _FusedRMSNorm(LlamaRMSNorm):
         half = _half()
         if half is None or hidden_states.dtype == half:
             return super().forward(hidden_states)
-        return _Norm.apply(hidden_states, self.weight, self.variance_epsilon, half)
+        return _RMSNorm.apply(hidden_states, self.weight, self.variance_epsilon, half)
 
 
 # ---- attention ----
@@ -118,10 +121,10 @@ class _Attention(torch.autograd.Function):
     """Rotary positions and attention, written out; the softmax in fp32 or wider."""
 
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor, hidden: Tensor, scaling: float) -> Tensor:
+    def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor, masked: Tensor, scaling: float) -> Tensor:
         """Take queries, keys and values qkv (B, T, 3, H, D), and angles as `rotate` does; return (B, T, H, D).
 
-        hidden (B or 1, 1, T, T): the keys (last) that a query must not see, at least those behind it.
+        masked (B or 1, 1, T, T): True for the keys (last) that a query must not see, at least for those behind it.
         """
         batch, length, _, heads, _ = qkv.shape
         wide = torch.promote_types(qkv.dtype, torch.float32)
@@ -131,7 +134,7 @@ class _Attention(torch.autograd.Function):
         v = _by_head(qkv[:, :, 2], qkv.dtype)  # (B·H, T, D)
         # 2. how much each place takes from each place that it may see
         scores = torch.bmm(q, k.mT).to(wide).mul_(scaling)  # (B·H, T, T)
-        scores.unflatten(0, (batch, heads)).masked_fill_(hidden, -torch.inf)
+        scores.unflatten(0, (batch, heads)).masked_fill_(masked, -torch.inf)
         p = scores.softmax(-1).to(qkv.dtype)
         # 3. and that much of the values
         ctx.save_for_backward(q, k, v, p, cos, sin)
@@ -185,12 +188,12 @@ class _FusedAttention(LlamaAttention):
         # of each angle, the first of its two equal columns
         cos, sin = (table[:, :, None, : self.head_dim // 2].float() for table in position_embeddings)
         if attention_mask is None:
-            hidden = _future(hidden_states.shape[1])
+            masked = _future(hidden_states.shape[1])
         else:  # of texts side by side in a row
-            hidden = attention_mask.logical_not()
+            masked = attention_mask.logical_not()
         weights = torch.cat([self.q_proj.weight, self.k_proj.weight, self.v_proj.weight])  # (3·H·D, C)
         qkv = functional.linear(hidden_states, weights).unflatten(-1, (3, -1, self.head_dim))  # (B, T, 3, H, D)
-        out = _Attention.apply(qkv, cos, sin, hidden, self.scaling)  # (B, T, H, D)
+        out = _Attention.apply(qkv, cos, sin, masked, self.scaling)  # (B, T, H, D)
         return self.o_proj(out.flatten(2)), None
 
 

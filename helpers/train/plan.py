@@ -73,8 +73,7 @@ def forecast(settings: TrainSettings) -> dict[str, Any]:
     tokenizer = load_tokenizer(paths.room(settings.run, "vocab"))
     train, _ = load_windows(settings.run, tokens, tokenizer.pad_token_id)
     model = model_from_settings(settings, tokenizer, tokens["n_ctx"])
-    if not settings.compile:
-        speed_up(model, tokens["n_ctx"], precision, device)  # as the trainer does
+    speed_up(model, settings, tokens["n_ctx"], precision, device)  # as the trainer does
     # 2. time
     seconds_per_window = _seconds_per_window(model, train, settings, precision, device)
     seconds_per_step = planned["windows_per_update"] / settings.devices * seconds_per_window

@@ -110,8 +110,7 @@ class Trainer:
         self.parallel = distributed.choose_parallel(settings, model.config, train.n_ctx, self.precision, self.device)
         folder.mkdir(parents=True, exist_ok=True)
         # 2. model, loss and optimizers
-        if not settings.compile and self.parallel == "ddp":  # a compiler fuses better; fsdp has other tensors
-            speed_up(self.model, train.n_ctx, self.precision, self.device)
+        speed_up(self.model, settings, train.n_ctx, self.precision, self.device)
         self.local_loss = Loss(self.model, settings.compile).to(self.device).train()
         self.loss_of = distributed.distribute(self.local_loss, self.parallel, self.device)
         self.optimizers = optim.make_optimizers(

@@ -11,6 +11,7 @@ from helpers.device import autocast
 from helpers.train import fused
 from helpers.train.loss import Loss
 from helpers.train.model import ARCHITECTURES, build_model, make_config
+from helpers.train.settings import TrainSettings
 
 CPU = torch.device("cpu")
 
@@ -44,14 +45,16 @@ def test_the_gradients_written_by_hand_are_those_of_the_functions():
     def free(*shape):
         return torch.randn(*shape, dtype=torch.float64, generator=generator).requires_grad_()
 
-    assert torch.autograd.gradcheck(lambda x, w: fused._Norm.apply(x, w, 1e-6, torch.float64), (free(2, 3, 8), free(8)))
+    assert torch.autograd.gradcheck(
+        lambda x, w: fused._RMSNorm.apply(x, w, 1e-6, torch.float64), (free(2, 3, 8), free(8))
+    )
     assert torch.autograd.gradcheck(fused._SwiGLU.apply, (free(2, 3, 8),))
     cos, sin = angles(5, 4, torch.float64)
     apart = fused._future(5).repeat(2, 1, 1, 1)
     apart[1, :, 3:, :3] = True  # in the second row another text begins
-    for hidden in (fused._future(5), apart):
+    for masked in (fused._future(5), apart):
         assert torch.autograd.gradcheck(
-            lambda qkv, hidden=hidden: fused._Attention.apply(qkv, cos, sin, hidden, 0.5), (free(2, 5, 3, 2, 4),)
+            lambda qkv, masked=masked: fused._Attention.apply(qkv, cos, sin, masked, 0.5), (free(2, 5, 3, 2, 4),)
         )
 
 
@@ -69,7 +72,7 @@ def test_the_functions_are_those_of_the_library():
     x = qkv.flatten(2)
     norm = LlamaRMSNorm(x.shape[-1]).double()
     norm.weight.data.normal_(generator=generator)
-    ours = fused._Norm.apply(x, norm.weight, norm.variance_epsilon, torch.float64)
+    ours = fused._RMSNorm.apply(x, norm.weight, norm.variance_epsilon, torch.float64)
     torch.testing.assert_close(ours, norm(x), rtol=0, atol=1e-5)  # the library's norm computes in fp32
     gate, up = x.chunk(2, -1)
     torch.testing.assert_close(fused._SwiGLU.apply(x), torch.nn.functional.silu(gate) * up)
@@ -83,7 +86,7 @@ def test_its_loss_and_gradient_are_as_near_to_those_of_fp32_as_the_librarys():
     truth, exact = gradients(model, "fp32")
     model.set_attn_implementation("sdpa")
     of_library, coarse = gradients(model, "bf16")
-    fused.speed_up(model, 16, "bf16", CPU)
+    fused.speed_up(model, TrainSettings(), 16, "bf16", CPU)
     of_ours, ours = gradients(model, "bf16")
     assert of_ours != of_library and of_ours == pytest.approx(truth, rel=2e-3)
 
@@ -111,7 +114,7 @@ def count(monkeypatch, function):
 def test_attention_that_is_another_is_left_to_the_library(monkeypatch, changes, length):
     calls = count(monkeypatch, fused._Attention)
     model = tiny(architecture="llama", n_ctx=length, **changes).train()
-    fused.speed_up(model, length, "bf16", CPU)
+    fused.speed_up(model, TrainSettings(), length, "bf16", CPU)
     with autocast("bf16", CPU):
         Loss(model)(*batch(length=length))
     assert not calls
@@ -138,8 +141,8 @@ def test_what_stands_beside_a_matrix_is_not_forgotten(monkeypatch, bias):
         return float(objective.detach()), torch.autograd.grad(objective, learnt)
 
     truth, exact = pull("fp32")
-    calls = [count(monkeypatch, each) for each in (fused._Norm, fused._Attention, fused._SwiGLU)]
-    fused.speed_up(model, 16, "bf16", CPU)
+    calls = [count(monkeypatch, each) for each in (fused._RMSNorm, fused._Attention, fused._SwiGLU)]
+    fused.speed_up(model, TrainSettings(), 16, "bf16", CPU)
     ours, gradient = pull("bf16")
     assert ours == pytest.approx(truth, rel=5e-3) and list(map(len, calls)) == [5, 0, 0]
     for one, other in zip(gradient, exact, strict=True):
@@ -150,7 +153,7 @@ def test_texts_side_by_side_do_not_see_each_other(monkeypatch):
     calls = count(monkeypatch, fused._Attention)
     positions = torch.arange(16).remainder(torch.tensor([8, 5, 16, 8, 3, 7])[:, None])  # (6, 16) 0 where a text begins
     model, other = tiny(architecture="llama", n_ctx=16), tiny(architecture="llama", n_ctx=16)
-    fused.speed_up(model, 16, "bf16", CPU)
+    fused.speed_up(model, TrainSettings(), 16, "bf16", CPU)
     (ours, grads), (truth, exact) = gradients(model, "bf16", positions), gradients(other, "fp32", positions)
     assert len(calls) == 2 and ours == pytest.approx(truth, rel=2e-3)
     assert abs(gradients(model, "bf16")[0] - truth) > 2 * abs(ours - truth)  # as one text it is another loss
@@ -159,9 +162,9 @@ def test_texts_side_by_side_do_not_see_each_other(monkeypatch):
 
 
 def test_outside_of_training_in_half_precision_it_is_the_librarys_model_to_the_bit(monkeypatch):
-    functions = [count(monkeypatch, each) for each in (fused._Norm, fused._Attention, fused._SwiGLU)]
+    functions = [count(monkeypatch, each) for each in (fused._RMSNorm, fused._Attention, fused._SwiGLU)]
     model, same = tiny(architecture="llama", n_ctx=32), tiny(architecture="llama", n_ctx=32)
-    fused.speed_up(model, 32, "bf16", CPU)
+    fused.speed_up(model, TrainSettings(), 32, "bf16", CPU)
     assert gradients(model, "fp32")[0] == gradients(same, "fp32")[0]
     prompt = torch.tensor([[TOK.bos_token_id, FIRST]])
     options = dict(max_new_tokens=20, do_sample=False, attention_mask=torch.ones_like(prompt))
@@ -173,20 +176,23 @@ def test_outside_of_training_in_half_precision_it_is_the_librarys_model_to_the_b
 
 def test_where_it_is_used(tmp_path):
     def speed_up(architecture, n_ctx, precision, device=CPU, **changes):
-        model = tiny(architecture=architecture, n_ctx=n_ctx, **changes)
-        fused.speed_up(model, n_ctx, precision, device)
+        model = tiny(architecture=architecture, n_ctx=n_ctx)
+        fused.speed_up(model, TrainSettings(**changes), n_ctx, precision, device)
         return model.config._attn_implementation, {type(each) for each in model.modules()} & set(fused._FUSED.values())
 
     everything = set(fused._FUSED.values())
     assert speed_up("llama", 128, "bf16") == speed_up("llama", 129, "fp16") == ("sdpa", everything)
     assert speed_up("llama", 40, "fp32") == speed_up("llama", 40, "bf16", torch.device("cuda")) == ("sdpa", set())
+    # a compiler fuses by itself, and parts of weights cannot be joined: there the library's attention, written out
+    assert speed_up("llama", 40, "bf16", compile=True) == speed_up("llama", 40, "bf16", parallel="fsdp")
+    assert speed_up("llama", 40, "bf16", compile=True) == ("eager", set())
     for other in set(ARCHITECTURES) - {"llama"}:  # attention written out, where that is faster
         assert speed_up(other, 128, "bf16") == ("eager", set())
         assert speed_up(other, 129, "bf16") == speed_up(other, 40, "fp32") == ("sdpa", set())
     # what is saved does not say how it was trained: whoever loads it has the library's own
     for architecture in ("llama", "gpt2"):
         model = tiny(architecture=architecture)
-        fused.speed_up(model, 16, "bf16", CPU)
+        fused.speed_up(model, TrainSettings(), 16, "bf16", CPU)
         model.save_pretrained(tmp_path / architecture)
         loaded = AutoModelForCausalLM.from_pretrained(tmp_path / architecture)
         assert loaded.config._attn_implementation == "sdpa"
