@@ -23,9 +23,10 @@ if TYPE_CHECKING:  # slow to import; the library imports the one that a model ne
 
 FAMILIES = ("gpt2", "llama", "mistral", "qwen3", "qwen3_moe")
 FIRST_POSITIONS = 64  # of a new cache; doubled as the texts grow
-# oneDNN's own layout pays where eight rows meet the head of a large vocabulary: two thirds of the time of the plain
-# product (measured); with one row it makes no difference, and smaller matrices are quicker without it
-PACKED_FROM = 2**22  # numbers in a matrix
+# On a CPU, oneDNN's own layout of a matrix is read up to three times as fast as the plain one, but each call costs ten
+# microseconds more. Below PACKED_FROM numbers that never pays; up to PLAIN_UP_TO it does not for one or two rows in
+# 32 bits (measured, see `generate_speed` in benchmarks/README.md)
+PACKED_FROM, PLAIN_UP_TO, FEW = 2**16, 2**19, 2
 ROWS = 8  # that the layout is made for
 Map = Callable[[Tensor], Tensor]
 Attend = Callable[[int, Tensor, float], Tensor]  # (layer, qkv, scale) -> (M, heads * head size)
@@ -79,28 +80,38 @@ class KVCache:
 
 
 class Linear:
-    """A product with a matrix, and a bias if there is one, in the layout that is fastest for a few rows."""
+    """A product with a matrix, and a bias if there is one, in the layout that is fastest for the number of rows."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.bias, self.packed = bias, None
-        on_cpu = weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
-        if on_cpu and weight.numel() >= PACKED_FROM:
-            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS)
-        else:
-            self.weight = weight.T.contiguous()  # (in, out): the faster order for a few rows
+        self.bias = bias
+        self._plain = self._packed = None
+        if _can_be_packed(weight):
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS)
+        if self._packed is None or (weight.dtype == torch.float32 and weight.numel() <= PLAIN_UP_TO):
+            self._plain = weight.T.contiguous()  # (in, out): the faster order for a few rows
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return (M, out) for x (M, in)."""
-        if self.packed is not None:
-            return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
-        return torch.mm(x, self.weight) if self.bias is None else torch.addmm(self.bias, x, self.weight)
+        if (plain := self._plain_for(x)) is None:
+            return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+        return torch.mm(x, plain) if self.bias is None else torch.addmm(self.bias, x, plain)
 
     def plus(self, residual: Tensor, x: Tensor) -> Tensor:
         """Return residual (M, out) + what this map makes of x (M, in)."""
-        if self.packed is not None:
-            return residual + self(x)
-        out = torch.addmm(residual, x, self.weight)
+        if (plain := self._plain_for(x)) is None:
+            return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._packed, self.bias, "add")
+        out = torch.addmm(residual, x, plain)
         return out if self.bias is None else out.add_(self.bias)
+
+    def _plain_for(self, x: Tensor) -> Tensor | None:
+        return self._plain if self._packed is None or len(x) <= FEW else None
+
+
+def _can_be_packed(weight: Tensor) -> bool:
+    if weight.device.type != "cpu" or weight.numel() < PACKED_FROM or not torch.backends.mkldnn.is_available():
+        return False
+    bf16 = weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return bf16 or weight.dtype == torch.float32
 
 
 class Decoder:

@@ -82,12 +82,18 @@ def read(ours, cache, texts: list[list[int]], rows=None) -> torch.Tensor:
     return ours.read(ids, [len(text) for text in texts], cache, rows or [(i, i) for i in range(len(texts))])
 
 
+def pack_all(monkeypatch) -> None:
+    """Let also small matrices be packed, and met so by any number of rows."""
+    monkeypatch.setattr(inference, "PACKED_FROM", 0)
+    monkeypatch.setattr(inference, "PLAIN_UP_TO", 0)
+
+
 @pytest.mark.parametrize("weights", ["plain", "packed"])
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_those_of_the_library(name, weights, monkeypatch):
     """Three rows of unequal length, read and then stepped to the end of the context: 1e-4 at every length."""
     if weights == "packed":
-        monkeypatch.setattr(inference, "PACKED_FROM", 0)  # else only large matrices are
+        pack_all(monkeypatch)
     net = build(name).requires_grad_(False)
     ours = inference.of(net)
     assert ours.n_ctx == N_CTX
@@ -102,9 +108,12 @@ def test_logits_are_those_of_the_library(name, weights, monkeypatch):
             text.append(token)
 
 
+@pytest.mark.parametrize("weights", ["plain", "packed"])
 @pytest.mark.parametrize("name", ["gpt2", "llama, shared keys, biases, tied", "qwen3"])
-def test_in_bf16_we_are_as_near_to_the_truth_as_the_library(name):
+def test_in_bf16_we_are_as_near_to_the_truth_as_the_library(name, weights, monkeypatch):
     """The truth: the same rounded weights, computed in fp64."""
+    if weights == "packed":
+        pack_all(monkeypatch)
     net = build(name).bfloat16().requires_grad_(False)
     ours, text = inference.of(net), random_ids(20)[0]
     cache = ours.cache()
@@ -113,6 +122,25 @@ def test_in_bf16_we_are_as_near_to_the_truth_as_the_library(name):
         logits = ours.step(torch.tensor([text[length]]), [length], cache)
     true, theirs = reference(net, text), net(torch.tensor([text])).logits[0, -1].float()
     assert (logits[0] - true).norm() < 1.5 * (theirs - true).norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_matrix_is_kept_in_the_layouts_that_its_size_and_its_rows_need(dtype):
+    """Small: plain. Middle: plain for one row, packed for many; in bf16 packed. Large: packed alone, to save memory."""
+    fits = dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    both = {"plain", "packed"} if dtype == torch.float32 else {"packed"}
+    for side, layouts in ((100, {"plain"}), (400, both), (800, {"packed"})):
+        layouts = layouts if fits else {"plain"}
+        weight, bias = torch.randn(side, side, dtype=dtype) / side**0.5, torch.randn(side, dtype=dtype)
+        linear = inference.Linear(weight, bias)
+        kept = {"plain": linear._plain, "packed": linear._packed}
+        assert {name for name, matrix in kept.items() if matrix is not None} == layouts
+        for rows in (1, 2, 3, 9):
+            x, residual = torch.randn(2, rows, side, dtype=dtype)
+            exact = x.double() @ weight.double().T + bias.double()
+            tolerance = dict(atol=1e-4, rtol=1e-4) if dtype == torch.float32 else dict(atol=0.05, rtol=0.02)
+            torch.testing.assert_close(linear(x).double(), exact, **tolerance)
+            torch.testing.assert_close(linear.plus(residual, x).double(), residual.double() + exact, **tolerance)
 
 
 def test_a_text_is_read_once_for_several_rows():
@@ -149,8 +177,11 @@ def test_what_memory_held_before_does_not_matter():
     torch.testing.assert_close(logits[0], reference(net, [*short, 2, 8]), atol=1e-4, rtol=1e-4)
 
 
-def test_threads_share_a_decoder():
+@pytest.mark.parametrize("weights", ["plain", "packed"])
+def test_threads_share_a_decoder(weights, monkeypatch):
     """The panel draws its bars, or an engine writes, while a notebook writes with the same model."""
+    if weights == "packed":
+        pack_all(monkeypatch)
     net = build("llama").requires_grad_(False)
     ours = inference.of(net)
 
