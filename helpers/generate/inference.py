@@ -51,11 +51,13 @@ def check_eval(model: PreTrainedModel) -> None:
 class KVCache:
     """The keys and values of a batch: per layer (2, rows, heads, positions, head size); row i is row i of the batch.
 
-    Makes room by doubling, so that a step almost never has to copy what is there.
+    Makes room by doubling, so that a step almost never has to copy what is there. On a CPU also a model in 16 bits has
+    its keys and values in 32: there attention to one new token takes a quarter of the time in 32 bits (measured).
     """
 
     def __init__(self, n_layer: int, n_head: int, head_size: int, like: Tensor) -> None:
-        self.layers = [like.new_zeros(2, 0, n_head, 0, head_size) for _ in range(n_layer)]
+        dtype = torch.promote_types(like.dtype, torch.float32) if like.device.type == "cpu" else like.dtype
+        self.layers = [like.new_zeros(2, 0, n_head, 0, head_size, dtype=dtype) for _ in range(n_layer)]
 
     @torch.inference_mode()
     def make_room(self, rows: int, positions: int, most: int) -> None:
@@ -169,8 +171,8 @@ class Decoder:
         def attend(layer: int, qkv: Tensor, scale: float) -> Tensor:
             each = qkv.view(D, N, -1, self.head_size).transpose(1, 2)  # (D, heads + 2 kv heads, N, head size)
             q, k, v = each.split([self.n_head, self.n_kv_head, self.n_kv_head], 1)
-            cache.layers[layer][0][slots, :, :N] = k[texts]
-            cache.layers[layer][1][slots, :, :N] = v[texts]
+            kept = cache.layers[layer]
+            kept[0][slots, :, :N], kept[1][slots, :, :N] = k[texts].to(kept.dtype), v[texts].to(kept.dtype)
             # what is right of a text's end is not seen from left of it: the causal mask is enough
             groups = self.n_head // self.n_kv_head
             k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
@@ -198,6 +200,7 @@ class Decoder:
 
         def attend(layer: int, qkv: Tensor, scale: float) -> Tensor:  # (B, heads + 2 kv heads, head size)
             kept = cache.layers[layer][:, :B, :, : most + 1]  # (2, B, kv heads, T, head size)
+            dtype, qkv = qkv.dtype, qkv.to(kept.dtype)
             new = qkv[:, self.n_head :].view(B, 2, self.n_kv_head, self.head_size)
             if same:
                 kept[:, :, :, most] = new.transpose(0, 1)
@@ -206,7 +209,7 @@ class Decoder:
             # queries that share a key take the place of the sequence: with one new id there is no order among them
             shared = qkv[:, : self.n_head].view(B, self.n_kv_head, -1, self.head_size)
             out = F.scaled_dot_product_attention(shared, kept[0], kept[1], attn_mask=seen, scale=scale)
-            return out.reshape(B, -1)
+            return out.reshape(B, -1).to(dtype)
 
         return self._head(self._forward_layers(ids, positions, attend)).float()
 
@@ -269,11 +272,9 @@ class Decoder:
             bias = torch.cat([mlp.gate_proj.bias, mlp.up_proj.bias])
         both, act, down = self._normed(norm, weight, bias), mlp.act_fn, _linear(mlp.down_proj)
 
-        n_inner = mlp.gate_proj.out_features
-
         def forward(x: Tensor) -> Tensor:
-            hidden = both(x)  # (M, 2 * n_inner)
-            return down.plus(x, act(hidden[:, :n_inner]).mul_(hidden[:, n_inner:]))
+            gate, up = both(x).chunk(2, dim=-1)  # (M, n_inner) each
+            return down.plus(x, act(gate).mul_(up))
 
         return forward
 
