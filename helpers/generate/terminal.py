@@ -73,6 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.score:
             return show_scores(texts, list(score(model, tokenizer, texts)))
         return write_all(model, tokenizer, options, wanted)
+    except KeyboardInterrupt:  # while nothing is being written: the model is loading, a file is scored
+        print()
+        return INTERRUPTED
     except (RoomError, ValueError, OSError) as error:
         if isinstance(error, BrokenPipeError):  # the reader has seen enough: `| head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -19,19 +19,20 @@ from helpers.generate.dialogue import Dialogue
 from helpers.generate.score import score
 from helpers.generate.settings import RANGES, Settings
 
-# a child with a tiny model, which writes on and on; its arguments are those of the command
+# a child with a tiny model, which writes until it is stopped, whenever a text ends; its arguments are the command's
 CHILD = """
 import sys, models
 from helpers.generate import generate, terminal
 tok = models.plants_chat_tokenizer()
 net = models.plants_model("llama", tok)
 real = generate.stream
-def slow(*arguments):
+def endless(*arguments):
     import time
-    for text in real(*arguments):
-        time.sleep(0.02)
-        yield text
-generate.load, generate.stream = lambda run, model="base": (net, tok), slow
+    while not arguments[-1].is_set():
+        for text in real(*arguments):
+            time.sleep(0.02)
+            yield text
+generate.load, generate.stream = lambda run, model="base": (net, tok), endless
 sys.exit(terminal.main(["--run", "any", *sys.argv[1:]]))
 """
 
@@ -104,6 +105,14 @@ def test_a_run_without_a_model_is_an_error_in_words(monkeypatch, capsys):
     monkeypatch.undo()
     assert terminal.main(["--run", "nothing-here", "看"]) == 1
     assert "notebook 04" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_the_model_is_loaded_ends_the_program_without_a_traceback(monkeypatch, capsys):
+    def interrupted(run, model="base"):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(generate, "load", interrupted)
+    assert terminal.main(["--run", "any", "看"]) == terminal.INTERRUPTED and capsys.readouterr().out == "\n"
 
 
 # ---- conversations ----
