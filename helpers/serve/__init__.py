@@ -7,6 +7,7 @@ openapi         the description of both for programs
 streams         server-sent events: from the engine's thread to the event loop
 auth            API key, CORS, allowed hosts, rate limit
 connections     the listener: connection limits and timeouts
+overload        requests refused before HTTP is parsed, while the queue is full
 limits          every limit of a server, each also a command-line option
 metrics         Prometheus metrics
 app             the routes, and streams of server-sent events

@@ -31,6 +31,7 @@ from helpers.serve.auth import Refusal
 from helpers.serve.engine import Engine, QueueFull
 from helpers.serve.limits import DEFAULT_LIMITS, Limits
 from helpers.serve.metrics import Metrics
+from helpers.serve.overload import Shedder
 from helpers.serve.streams import ChunkQueue, event, events
 from helpers.vocab.chat import ChatError, TooLong
 
@@ -73,6 +74,12 @@ def answer(data: object, status: int = 200, **headers: str) -> web.Response:
     return web.Response(text=text, status=status, headers=headers, content_type="application/json")
 
 
+def queue_full() -> Refusal:
+    """Return the refusal of a request for which the queue has no place."""
+    message = "too many requests are waiting: try again in a moment"
+    return Refusal(429, message, "full", **{hdrs.RETRY_AFTER: "1"})
+
+
 def to_refusal(error: Exception, request: web.Request) -> Refusal:
     """Return the refusal for an error; an unexpected error is logged, and its details are not sent."""
     match error:
@@ -81,8 +88,7 @@ def to_refusal(error: Exception, request: web.Request) -> Refusal:
         case schema.Invalid():
             return Refusal(400, str(error), "invalid", error.key)
         case QueueFull():
-            message = "too many requests are waiting: try again in a moment"
-            return Refusal(429, message, "full", **{hdrs.RETRY_AFTER: "1"})
+            return queue_full()
         case TimeoutError():
             seconds = request.app[STATE].limits.text_seconds
             return Refusal(503, f"no answer within {seconds:g} seconds: ask for fewer tokens or samples", "timeout")
@@ -143,6 +149,25 @@ async def deadline(app: web.Application) -> AsyncIterator[None]:
             yield
         finally:
             state.deadlines.discard(limit)
+
+
+WRITING = ("/generate", "/v1/completions", "/v1/chat/completions")  # the routes that need the engine
+
+
+def make_shedder(engine: Engine, state: AppState, metrics: Metrics) -> Shedder:
+    """Return what refuses requests for text while the queue is full, with the answers that the routes would give."""
+
+    def refusal(path: str) -> bytes:
+        full = queue_full()
+        body = answers.refusal(path, full.status, full.message, full.code)
+        return connections.in_bytes(answer(body, full.status, **{hdrs.VARY: "Origin"}, **full.headers))
+
+    def on_refused(path: str) -> None:
+        metrics.refused("full")
+        metrics.answered(path, 429, 0)
+
+    refusals = {path.encode(): refusal(path) for path in WRITING}
+    return Shedder(lambda: engine.full and not state.draining, refusals, on_refused)
 
 
 async def read(request: web.Request, model: type[schema.Body]) -> schema.Body:
@@ -392,13 +417,12 @@ def why_no_chat(engine: Engine) -> str | None:
 
 def add_routes(app: web.Application) -> None:
     """Connect each address with its handler."""
-    app.router.add_post("/generate", post_generate)
-    app.router.add_post("/v1/completions", post_completions)
-    app.router.add_post("/v1/chat/completions", post_chat)
+    for path, post in zip(WRITING, (post_generate, post_completions, post_chat), strict=True):
+        app.router.add_post(path, post)
     gets = {"/v1/models": get_models, "/healthz": get_healthz, "/readyz": get_readyz, "/metrics": get_metrics}
     for path, get in (gets | {"/openapi.json": get_openapi} | dict.fromkeys(PAGE, get_page)).items():
         app.router.add_get(path, get)
-    for path in ("/generate", "/v1/completions", "/v1/chat/completions", "/v1/models"):
+    for path in (*WRITING, "/v1/models"):
         app.router.add_route("OPTIONS", path, app[GUARD].allow_origin)
 
 
@@ -437,8 +461,8 @@ def make_app(
     requests = schema.request_models(limits)
     app = web.Application(middlewares=[error_middleware])
     app[ENGINE], app[METRICS], app[GUARD] = engine, metrics, guard
-    app[STATE] = AppState(name, limits, requests, why_no_chat(engine))
-    app[LISTENER] = connections.Listener(refuse_broken, on_broken, limits)
+    app[STATE] = state = AppState(name, limits, requests, why_no_chat(engine))
+    app[LISTENER] = connections.Listener(refuse_broken, on_broken, make_shedder(engine, state, metrics), limits)
     app[OPENAPI] = json.dumps(openapi.describe(requests, guard.has_key), ensure_ascii=False)
     app.on_response_prepare.append(guard.add_headers)
     add_routes(app)

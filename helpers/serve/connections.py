@@ -7,11 +7,13 @@ not read, and the form of an answer to broken HTTP.
 import asyncio
 import socket
 from collections.abc import Callable
+from http import HTTPStatus
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from helpers.serve.auth import HEADERS
 from helpers.serve.limits import DEFAULT_LIMITS, Limits
+from helpers.serve.overload import Shedder, whole_post
 
 
 class Connection(web.RequestHandler):
@@ -22,7 +24,7 @@ class Connection(web.RequestHandler):
     answered in JSON, and logged without its text, which may hold a key.
     """
 
-    __slots__ = ("_listener", "_wire", "_timer")
+    __slots__ = ("_listener", "_wire", "_timer", "_in_pieces")
 
     def __init__(self, listener: "Listener", server: web.Server) -> None:
         super().__init__(
@@ -37,6 +39,7 @@ class Connection(web.RequestHandler):
         self._listener = listener
         self._wire: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None  # aborts the connection, unless the client reads before
+        self._in_pieces = False  # once something came that was not one whole request
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -46,6 +49,20 @@ class Connection(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what has arrived; where the queue is full, a whole request is answered here."""
+        path = None if self._in_pieces else whole_post(data)
+        # only here can a request begin: all before it were whole, and aiohttp waits for the next one
+        waits = self._waiter is not None and not self._waiter.done() and not self._messages
+        if path is None:
+            self._in_pieces |= bool(data)  # aiohttp calls with nothing where it reads on after a pause
+        elif waits and self._wire is not None and not self._wire.get_write_buffer_size():  # the client reads
+            if refusal := self._listener.shedder.refusal(path):
+                self._wire.write(refusal)
+                self._next_keepalive_close_time = asyncio.get_running_loop().time() + self.keepalive_timeout
+                return
+        super().data_received(data)
 
     def pause_writing(self) -> None:  # the client reads too slowly, or not at all
         super().pause_writing()
@@ -95,6 +112,16 @@ class Connection(web.RequestHandler):
         return await super().finish_response(request, response, start_time)
 
 
+def in_bytes(answer: web.Response, *, close: bool = False) -> bytes:
+    """Return a JSON answer as it goes over the wire; `close`: the connection ends after it."""
+    assert isinstance(answer.body, bytes)
+    headers = HEADERS | dict(answer.headers) | {hdrs.CONTENT_LENGTH: str(len(answer.body))}
+    if close:
+        headers[hdrs.CONNECTION] = "close"
+    lines = [f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}", *(f"{k}: {v}" for k, v in headers.items())]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + answer.body
+
+
 class _RejectedConnection(asyncio.Protocol):
     """A connection above the limit: it gets an answer and is closed."""
 
@@ -111,25 +138,25 @@ class Listener:
     """Accepts connections on a port, at most max_connections at a time.
 
     refuse(path, status, message) makes the answer to broken HTTP. on_broken(status, error) is called for each, and
-    for each rejected connection, without an error.
+    for each rejected connection, without an error. `shedder` refuses requests while the queue is full.
     """
 
     def __init__(
         self,
         refuse: Callable[[str, int, str], web.Response],
         on_broken: Callable[[int, BaseException | None], None],
+        shedder: Shedder,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        self.refuse, self.on_broken, self.limits = refuse, on_broken, limits
+        self.refuse, self.on_broken, self.shedder, self.limits = refuse, on_broken, shedder, limits
         self._listening: asyncio.Server | None = None
 
     async def open(self, server: web.Server, listening: socket.socket) -> None:
         """Accept the connections that arrive at a bound socket."""
         # an answer in bytes, made once: a rejected connection must cost next to nothing
-        body = self.refuse("/", 503, "too many connections are open: try again in a moment").body
-        assert isinstance(body, bytes)
-        full = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json; charset=utf-8\r\n"
-        full += b"Retry-After: 1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+        answer = self.refuse("/", 503, "too many connections are open: try again in a moment")
+        answer.headers[hdrs.RETRY_AFTER] = "1"
+        full = in_bytes(answer, close=True)
 
         def connection() -> asyncio.BaseProtocol:
             if len(server.connections) < self.limits.max_connections:

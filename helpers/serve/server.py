@@ -30,6 +30,8 @@ from helpers.serve.workers import Supervisor
 from helpers.wording import let_console_replace
 
 KEY = "CHINESE_GPT_API_KEY"  # the environment variable
+# for so long the engine's thread may wait for Python while requests are answered; by default 5 ms, a token's time
+SWITCH_SECONDS = 5e-4
 
 
 def url(host: str, port: int) -> str:
@@ -130,6 +132,7 @@ def serve(
     # what is here now stays to the end: each search for garbage in it would stop all threads, for about 0.2 s
     gc.collect()
     gc.freeze()
+    sys.setswitchinterval(SWITCH_SECONDS)
     engine.start()
     try:
         asyncio.run(until_stopped())
