@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import torch
 
 IGNORE = -100  # the label of a position without an answer; torch's cross-entropy skips it
-_BLOCK = 16  # windows of about equal length that stay together in an epoch: notebook 04's batch
-_SORTED = 256 * _BLOCK  # windows that are sorted by length at a time: few enough to leave the epoch's order random
+_BLOCK = 32  # windows of about equal length that stay together in an epoch: notebook 04's batch
+_SORTED = 128 * _BLOCK  # windows that are sorted by length at a time: few enough to leave the epoch's order random
 
 
 class Stream:
@@ -184,7 +184,7 @@ def count_windows(tokens: np.ndarray | int, n_ctx: int, stride: int) -> np.ndarr
 def epoch_order(lengths: np.ndarray, seed: int, epoch: int) -> np.ndarray:
     """Return the order, (windows,), in which an epoch visits windows of these lengths: a function of seed and epoch.
 
-    It is random, but 16 windows of about equal length stay together, so that batches hold little padding. Texts of one
+    It is random, but 32 windows of about equal length stay together, so that batches hold little padding. Texts of one
     length are often of one kind: an update is steadier if several such blocks share it (gradient accumulation). From
     (seed, epoch, position) alone follows which windows come next: a resumed run repeats nothing, and the order is the
     same for any size of batch and any number of processes.

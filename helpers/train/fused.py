@@ -18,8 +18,8 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, L
 from helpers.train.settings import TrainSettings
 
 # The longest window for which a CPU in half precision is faster without the library's fused attention, whose backward
-# pass is slow there: forward and backward of 16 windows take 0.7 ms and not 2.9 at 40 tokens, 5.9 and not 8.4 at 128,
-# but 27 and not 23 at 256 (measured on an EPYC).
+# pass is slow there: forward and backward of 16 windows take 0.6 ms and not 3.4 at 40 tokens, 4.9 and not 9.8 at 128,
+# but at 256 anything from 8 to 28 and not 20 (measured on an EPYC): matrices of scores are out of its cache there.
 WRITTEN_OUT = 128
 
 
@@ -67,14 +67,13 @@ class _RMSNorm(torch.autograd.Function):
         scale = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         unit = x * scale  # (…, C)
         ctx.save_for_backward(unit, scale, weight)
-        return (unit * weight).to(dtype)
+        return torch.mul(unit, weight, out=torch.empty_like(unit, dtype=dtype))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x and weight: of x, the part along x itself is taken out, for its length is fixed."""
         unit, scale, weight = ctx.saved_tensors
-        grad = grad.to(unit.dtype)
-        along = grad * unit  # (…, C)
+        along = grad * unit  # (…, C), as wide as unit
         grad_weight = along.flatten(0, -2).sum(0)  # (C,)
         mean = (along @ weight).div_(unit.shape[-1])[..., None]  # (…, 1) of unit · gradient of unit
         return (grad * weight).addcmul_(unit, mean, value=-1).mul_(scale), grad_weight, None, None
@@ -94,17 +93,13 @@ class _FusedRMSNorm(LlamaRMSNorm):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return x (B, T, H, D), its pairs (x[d], x[d + D/2]) turned by the angles of cos and sin (B or 1, T, 1, D/2).
+    """Return x (…, T, D), its pairs (x[d], x[d + D/2]) turned by the angles of cos and sin (…, T, D).
 
-    In the type of `cos`. Rotary positions (Su et al. 2021); with -sin it turns back.
+    The first half of sin has the other sign: what turns is x · cos + (its halves exchanged) · sin. Rotary positions
+    (Su et al. 2021); with -sin it turns back.
     """
-    x = x.to(cos.dtype)
-    a, b = x.chunk(2, -1)  # (B, T, H, D/2) each
-    turned = torch.empty_like(x)
-    turned_a, turned_b = turned.chunk(2, -1)
-    torch.mul(a, cos, out=turned_a).addcmul_(b, sin, value=-1)
-    torch.mul(b, cos, out=turned_b).addcmul_(a, sin)
-    return turned
+    a, b = x.chunk(2, -1)  # (…, T, D/2) each
+    return torch.cat([b, a], -1).mul_(sin).addcmul_(x, cos)
 
 
 def _future(length: int) -> Tensor:
@@ -112,33 +107,30 @@ def _future(length: int) -> Tensor:
     return torch.ones(1, 1, length, length, dtype=torch.bool).triu_(1)
 
 
-def _by_head(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return x (B, T, H, D) as (B·H, T, D)."""
-    return x.transpose(1, 2).to(dtype, memory_format=torch.contiguous_format).flatten(0, 1)
-
-
 class _Attention(torch.autograd.Function):
     """Rotary positions and attention, written out; the softmax in fp32 or wider."""
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor, masked: Tensor, scaling: float) -> Tensor:
-        """Take queries, keys and values qkv (B, T, 3, H, D), and angles as `rotate` does; return (B, T, H, D).
+        """Take queries, keys and values qkv (B, T, 3, H, D) and angles (B or 1, T, 1, D/2); return (B, T, H, D).
 
         masked (B or 1, 1, T, T): True for the keys (last) that a query must not see, at least for those behind it.
         """
         batch, length, _, heads, _ = qkv.shape
-        wide = torch.promote_types(qkv.dtype, torch.float32)
-        # 1. turn queries and keys
-        turned = rotate(qkv[:, :, :2].flatten(2, 3), cos, sin)  # (B, T, 2·H, D)
-        q, k = (_by_head(x, qkv.dtype) for x in turned.split(heads, 2))  # (B·H, T, D) each
-        v = _by_head(qkv[:, :, 2], qkv.dtype)  # (B·H, T, D)
+        dtype, wide = qkv.dtype, torch.promote_types(qkv.dtype, torch.float32)
+        # 1. turn queries and keys; of the angles' tables each half of a head reads its own, and queries a scaled one
+        scales = torch.tensor([scaling, 1.0], dtype=wide)[:, None, None, None, None]
+        cos, sin = (table.transpose(1, 2) for table in (cos, sin))  # (B or 1, 1, T, D/2)
+        cos, sin = ((torch.cat(halves, -1) * scales).to(dtype) for halves in ([cos, cos], [-sin, sin]))
+        by_head = qkv.permute(2, 0, 3, 1, 4)  # (3, B, H, T, D)
+        q, k = rotate(by_head[:2], cos, sin).flatten(1, 2)  # (B·H, T, D) each
+        v = by_head[2].flatten(0, 1)
         # 2. how much each place takes from each place that it may see
-        scores = torch.bmm(q, k.mT).to(wide).mul_(scaling)  # (B·H, T, T)
-        scores.unflatten(0, (batch, heads)).masked_fill_(masked, -torch.inf)
-        p = scores.softmax(-1).to(qkv.dtype)
+        hidden = torch.zeros(masked.shape, dtype=wide).masked_fill_(masked, -torch.inf)
+        scores = torch.bmm(q, k.mT).unflatten(0, (batch, heads)) + hidden  # (B, H, T, T)
+        p = scores.softmax(-1).to(dtype).flatten(0, 1)
         # 3. and that much of the values
         ctx.save_for_backward(q, k, v, p, cos, sin)
-        ctx.scaling = scaling
         return torch.bmm(p, v).unflatten(0, (batch, heads)).transpose(1, 2)
 
     @staticmethod
@@ -146,21 +138,16 @@ class _Attention(torch.autograd.Function):
         """Return the gradient of qkv, by the same steps in reverse."""
         q, k, v, p, cos, sin = ctx.saved_tensors
         batch, length, heads, width = grad.shape
-        grad = _by_head(grad, p.dtype)  # (B·H, T, D)
-        # 3. values
-        grad_v = torch.bmm(p.mT, grad)
-        # 2. softmax: p · (gradient − its mean under p)
-        grad_p = torch.bmm(grad, v.mT).to(cos.dtype)  # (B·H, T, T)
-        wide_p = p.to(cos.dtype)
-        weighted = grad_p * wide_p
-        mean = weighted.sum(-1, keepdim=True)
-        grad_scores = weighted.addcmul_(wide_p, mean, value=-1).mul_(ctx.scaling).to(p.dtype)
-        grad_q, grad_k = torch.bmm(grad_scores, k), torch.bmm(grad_scores.mT, q)
-        # 1. turn back
+        grad = grad.transpose(1, 2).flatten(0, 1)  # (B·H, T, D)
         grad_qkv = torch.empty(batch, length, 3, heads, width, dtype=p.dtype)
-        for into, x in enumerate((grad_q, grad_k, grad_v)):
-            x = x.unflatten(0, (batch, heads)).transpose(1, 2)  # (B, T, H, D)
-            grad_qkv[:, :, into] = rotate(x, cos, -sin) if into < 2 else x
+        by_head = grad_qkv.permute(2, 0, 3, 1, 4)  # (3, B, H, T, D)
+        # 3. values
+        by_head[2] = torch.bmm(p.mT, grad).unflatten(0, (batch, heads))
+        # 2. softmax: p · (gradient − its mean under p)
+        grad_scores = torch._softmax_backward_data(torch.bmm(grad, v.mT), p, -1, p.dtype)  # (B·H, T, T)
+        grad_qk = torch.stack([torch.bmm(grad_scores, k), torch.bmm(grad_scores.mT, q)])  # (2, B·H, T, D)
+        # 1. turn back
+        by_head[:2] = rotate(grad_qk.unflatten(1, (batch, heads)), cos, -sin)
         return grad_qkv, None, None, None, None
 
 
@@ -206,19 +193,20 @@ class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, both: Tensor) -> Tensor:
         """Take gate and up (…, 2·W); return (…, W)."""
-        ctx.save_for_backward(both)
         gate, up = both.chunk(2, -1)
-        return functional.silu(gate).mul_(up)
+        act = functional.silu(gate)
+        ctx.save_for_backward(both, act)
+        return act * up
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         """Return the gradient of gate and up."""
-        (both,) = ctx.saved_tensors
+        both, act = ctx.saved_tensors
         gate, up = both.chunk(2, -1)
         grad_both = torch.empty_like(both)
         grad_gate, grad_up = grad_both.chunk(2, -1)
         grad_gate.copy_(torch.ops.aten.silu_backward(grad * up, gate))
-        torch.mul(grad, functional.silu(gate), out=grad_up)
+        torch.mul(grad, act, out=grad_up)
         return grad_both
 
 

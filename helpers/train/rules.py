@@ -26,7 +26,7 @@ from helpers.wording import duration
 
 # for the built-in corpus
 FIXED: dict[str, Any] = dict(
-    n_embd=192, n_layer=3, n_head=3, epochs=2, batch_size=16, gradient_accumulation=4, lr=1e-2
+    n_embd=192, n_layer=3, n_head=3, epochs=2, batch_size=32, gradient_accumulation=2, lr=1e-2
 )  # fmt: skip
 # for any other text
 MINUTES = 6.0
@@ -37,6 +37,8 @@ HEAD = 64  # width of an attention head
 TOKENS_PER_PARAMETER = 2.0  # of its blocks, that a shape must be able to read in the time, or it is too large
 UPDATES = 500  # that a run should have: fewer learn too little, more are too small
 LARGEST_UPDATE = 2**17  # tokens
+# of a forward pass, about: with fewer, calling small operations costs time; with more, a CPU's cache is too small
+PASS_TOKENS = 2**12
 RATES = {"muon": 1e-2, "adamw": 3e-3}
 GENTLE = 0.1  # of these rates, for a model that is trained already
 # of the rate of a matrix product that training reaches, about; narrow models half of it, up to this width
@@ -129,7 +131,8 @@ def choose(
     while total > 1 and text.windows * most / total / settings.devices < 5 * settings.warmup_steps:  # a page or two
         total //= 2
     given = settings.gradient_accumulation
-    batch = settings.batch_size or (max(1, total // given) if given else min(total, 16))
+    in_pass = 2 ** max(0, round(math.log2(PASS_TOKENS / per_window)))
+    batch = settings.batch_size or (max(1, total // given) if given else min(total, in_pass))
     chosen |= dict(batch_size=batch, gradient_accumulation=max(1, total // batch))
     chosen |= _head_and_rate(settings, chosen)
     reasons.append(

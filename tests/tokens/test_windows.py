@@ -161,7 +161,7 @@ def test_epochs_have_different_orders():
     assert (epoch_order(lengths, 0, 0) != epoch_order(lengths, 0, 1)).any()
 
 
-@pytest.mark.parametrize("size", [1, 8, 16])
+@pytest.mark.parametrize("size", [1, 8, 16, 32])
 def test_batches_hold_little_padding(size):
     lengths = np.random.default_rng(0).integers(10, 100, 10_000)
     ordered = lengths[epoch_order(lengths, 0, 0)]
@@ -170,8 +170,8 @@ def test_batches_hold_little_padding(size):
 
 
 def test_neighbouring_batches_differ_in_length():
-    """Four of them make an update: its mean length is about that of all windows, as if it were drawn at random."""
+    """Two of them make an update: its mean length varies as that of two batches drawn at random."""
     lengths = np.random.default_rng(0).integers(10, 100, 64_000)
     ordered = lengths[epoch_order(lengths, 0, 0)]
     means = ordered.reshape(-1, 64).mean(1)
-    assert means.std() < 0.6 * lengths.std()  # 0.5 for four batches drawn at random; 1 if all had one length
+    assert means.std() < 0.75 * lengths.std()  # 0.71 for two batches drawn at random; 1 if all had one length

@@ -40,7 +40,7 @@ def test_the_built_in_corpus_has_numbers_that_no_machine_changes(rate):
     """Its outputs are committed: they can only be compared if every machine trains the same model equally long."""
     found = choose(TrainSettings(), Text(1_100_000, 26_000, built_in=True), rate, flops_and_size)
     assert {name: getattr(found.settings, name) for name in FIXED} == FIXED == dict(
-        n_embd=192, n_layer=3, n_head=3, epochs=2, batch_size=16, gradient_accumulation=4, lr=1e-2
+        n_embd=192, n_layer=3, n_head=3, epochs=2, batch_size=32, gradient_accumulation=2, lr=1e-2
     )  # fmt: skip
     assert found.settings.max_minutes == 0 and len(found.reasons) == 1
 
@@ -108,6 +108,13 @@ def test_the_updates_are_neither_few_nor_small():
         assert rules.UPDATES / 1.5 < updates < rules.UPDATES * 1.5
     assert per_update(numbers(NOVEL, devices=4, epochs=3)) % 4 == 0
     assert {per_update(numbers(NOVEL, gradient_accumulation=n)) for n in (1, 2, 4)} == {per_update(numbers(NOVEL))}
+
+
+@pytest.mark.parametrize("length", [32, 128, 1000])
+def test_a_forward_pass_has_about_as_many_tokens_whatever_the_window(length):
+    found = numbers(Text(10**9, 10**9 // length), CARD)
+    assert found.gradient_accumulation > 1
+    assert rules.PASS_TOKENS / 1.5 < found.batch_size * length < rules.PASS_TOKENS * 1.5
 
 
 def test_a_text_of_a_page_has_more_updates_than_the_warm_up():
