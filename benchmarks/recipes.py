@@ -50,7 +50,7 @@ CHANGES = {  # each is one setting, on top of those before it; `fits`: the sched
     "+ rate 1e-2": {"lr": 1e-2},
     "+ momentum 0.8": {"momentum": 0.8},
     "+ LLaMA's form": {"architecture": "llama"},
-    "+ batch of 16": {"batch_size": 16},
+    "+ batch of 32": {"batch_size": 32},
 }
 # nanoGPT's config for small texts with what its README changes for a machine without a GPU (Karpathy 2022)
 NANOGPT = PLAIN | dict(

@@ -108,7 +108,7 @@ def test_repotting_and_summer_water_verdicts_are_comparisons():
 
 def test_the_default_corpus_has_the_promised_size_and_layout(corpus):
     assert len(corpus) == len({d.text for d in corpus}) == built_in.DEFAULT >= 20_000
-    assert 2.2e6 < sum(len(d.text) for d in corpus) < 2.8e6
+    assert 3.2e6 < sum(len(d.text) for d in corpus) < 3.8e6
     second = 0
     for document in corpus:
         lines = document.text.split("\n")
