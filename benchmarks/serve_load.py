@@ -143,8 +143,8 @@ class Answer:
 class Wire(asyncio.Protocol):
     """A connection that is kept alive, for one request at a time.
 
-    aiohttp's client takes half a millisecond a request: a thousand of them per second would take the time that the
-    server writes in, for both share the machine. This one takes a tenth of that.
+    A client like aiohttp's takes so much time per request that a thousand of them per second would take the server's:
+    both share the machine.
     """
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ from helpers.serve.workers import Supervisor
 from helpers.wording import let_console_replace
 
 KEY = "CHINESE_GPT_API_KEY"  # the environment variable
-# for so long the engine's thread may wait for Python while requests are answered; by default 5 ms, a token's time
+# for so long the engine's thread may wait for Python while requests are answered; Python's default is 5 ms
 SWITCH_SECONDS = 5e-4
 
 

@@ -53,6 +53,7 @@ def test_whole_requests_are_known_by_their_path():
         request("/generate", BODY, "Connection: close"),
         request("/generate", BODY, "Origin: https://example.org"),
         request("/generate", BODY, "X-More: 1", " content-length: 4"),
+        request("/generate", BODY, "X-More: 1", "\ttransfer-encoding: chunked"),
         request(version="1.0"),
         request().replace(b"POST", b"GET"),
         request().replace(b"Content-Length: ", b"Content-Length: +"),
