@@ -15,6 +15,9 @@ from helpers.tokens.windows import IGNORE
 # Rows of logits in memory at once. Fewer rows: the gradient of the output matrix, which is added to once per chunk,
 # costs more than the products themselves. More rows: only more memory.
 ROWS = {"cpu": 512, "cuda": 2048}
+# A chunk is filled up with empty rows to a multiple of this. oneDNN, which computes products on a CPU, compiles one for
+# each shape it meets and keeps it: a shape of its own for every batch costs time, and memory that only grows
+ROUND = 64
 CACHED = 2**20  # elements that a CPU works on at once outside the products: 4 MB in fp32, so they stay in its cache
 
 
@@ -53,12 +56,13 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         rows = max(1, min(len(positions), ROWS["cpu" if sliced else "cuda"]))
         slice_rows = max(1, min(rows, CACHED // words)) if sliced else rows
         block = max(1, CACHED // width) if sliced else words  # rows of the matrix
-        chunk = torch.empty(rows, words, dtype=dtype, device=device)
+        chunk = torch.empty(-(-rows // ROUND) * ROUND, words, dtype=dtype, device=device)
         logits, p = torch.empty(2, slice_rows, words, dtype=wide, device=device)
         for at in positions.split(rows) if len(positions) else ():
             # 2. the chunk's logits
             h, y = hidden[at].to(dtype), labels[at]  # (rows, C), (rows,)
-            torch.mm(h, matrix.T, out=chunk[: len(at)])  # (rows, V)
+            h = nn.functional.pad(h, (0, 0, 0, -len(at) % ROUND))  # (filled, C)
+            torch.mm(h, matrix.T, out=chunk[: len(h)])  # (filled, V)
             # 3. loss and right guesses; then the gradient of the logits takes their place
             for z, at_z, y_z in zip(
                 chunk[: len(at)].split(slice_rows), at.split(slice_rows), y.split(slice_rows), strict=True
@@ -74,8 +78,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                     z.copy_(p_z.scatter_add_(1, y_z[:, None], p_z.new_full((len(z), 1), -1.0)))
             # 4. from there the gradients of hidden states and matrix
             if learns:
-                grad = chunk[: len(at)]
-                grad_hidden[at] = grad @ matrix
+                chunk[len(at) : len(h)] = 0.0
+                grad = chunk[: len(h)]
+                grad_hidden[at] = (grad @ matrix)[: len(at)]
                 for v in range(0, words if learns_matrix else 0, block):
                     grad_weight[v : v + block] += grad[:, v : v + block].T @ h
         if learns:

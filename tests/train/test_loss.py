@@ -43,6 +43,7 @@ def gradients(model, objective) -> list[torch.Tensor]:
 def small_pieces(monkeypatch, rows: int, cached: int):
     monkeypatch.setattr(loss, "ROWS", {"cpu": rows})
     monkeypatch.setattr(loss, "CACHED", cached)
+    monkeypatch.setattr(loss, "ROUND", min(rows, 4))
 
 
 # ---- cross-entropy ----
@@ -149,6 +150,26 @@ def test_the_logits_never_stand_whole(monkeypatch):
         whole(model, inputs, inputs)[0].sum().backward()
     assert max(ours.sizes) <= 16 * len(TOK)
     assert max(theirs.sizes) == inputs.numel() * len(TOK)
+
+
+def test_products_of_few_shapes(monkeypatch):
+    """oneDNN compiles a product for each shape it meets, and keeps it: batches of any number of labels share a few."""
+    monkeypatch.setattr(loss, "ROWS", {"cpu": 128})
+    shapes = set()
+
+    class Shapes(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.overloadpacket is torch.ops.aten.mm:
+                shapes.add(tuple(args[0].shape) + tuple(args[1].shape))
+            return func(*args, **(kwargs or {}))
+
+    hidden, weight = torch.randn(300, 4, requires_grad=True), torch.randn(8, 4, requires_grad=True)
+    with Shapes():
+        for n in range(1, 300):
+            labels = torch.full((300,), IGNORE).index_fill(0, torch.randperm(300)[:n], 5)
+            loss._ChunkedCrossEntropy.apply(hidden, weight, labels, torch.float32)
+    chunks = {64, 128}
+    assert shapes == {s for rows in chunks for s in ((rows, 4, 4, 8), (rows, 8, 8, 4), (8, rows, rows, 4))}
 
 
 def test_a_batch_without_labels_has_loss_and_gradient_0():
