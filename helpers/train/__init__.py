@@ -13,6 +13,7 @@ log          metrics.jsonl and TensorBoard
 checkpoint   checkpoints that are whole or absent; resume a run that was killed
 distributed  inside each of several processes: ranks, DDP, FSDP
 trainer      the training loop; Trainer.step is one update: gradient accumulation, a retry when memory runs out
+throughput   how fast this machine trains a model: a measured update
 plan         steps, time and memory before a run begins
 job          one run: prepare its room, train in a thread, watch, stop
 launch       start several processes: torchrun, from a notebook or a shell

@@ -1,27 +1,21 @@
 """What a training run will do and cost, before it starts: steps, time, memory, and what looks wrong."""
 
 import math
-import time
 from typing import Any
 
 import numpy as np
-import torch
-from transformers import PreTrainedModel
 
 from helpers import paths
-from helpers.device import DTYPES, autocast, matmul_rate, memory_free, pick_device, pick_precision
+from helpers.device import memory_free, pick_device, pick_precision
 from helpers.manifest import open_room
 from helpers.tokens.windows import TokenStream, Windows
-from helpers.train import optim
+from helpers.train import throughput
 from helpers.train.fused import speed_up
-from helpers.train.loss import Loss
-from helpers.train.model import model_from_settings, model_sizes, training_memory
+from helpers.train.model import model_from_settings, training_memory
 from helpers.train.settings import TrainSettings
-from helpers.train.trainer import load_batch
 from helpers.vocab.tokenizer import load_tokenizer
 
 PROBE = 1.0  # seconds that the forecast's measured update should take, about
-USUAL_MFU = 0.4  # of the rate of a matrix product, a guess that only sizes the probe (benchmarks/train_speed.py)
 
 
 def load_windows(run: str, tokens: dict[str, Any], pad_id: int) -> tuple[Windows, Windows]:
@@ -75,8 +69,8 @@ def forecast(settings: TrainSettings) -> dict[str, Any]:
     model = model_from_settings(settings, tokenizer, tokens["n_ctx"])
     speed_up(model, settings, tokens["n_ctx"], precision, device)  # as the trainer does
     # 2. time
-    seconds_per_window = _seconds_per_window(model, train, settings, precision, device)
-    seconds_per_step = planned["windows_per_update"] / settings.devices * seconds_per_window
+    pace = throughput.measure(model, train, settings, settings.batch_size, precision, device, PROBE)
+    seconds_per_step = pace.of(settings.batch_size * settings.gradient_accumulation)
     steps, seconds = planned["total_steps"], planned["total_steps"] * seconds_per_step
     if minutes := settings.max_minutes:
         seconds, steps = 60.0 * minutes, int(60 * minutes / seconds_per_step)
@@ -98,37 +92,6 @@ def forecast(settings: TrainSettings) -> dict[str, Any]:
         "memory": memory,
         "concerns": _concerns(train, len(tokenizer), steps, settings.warmup_steps, memory, memory_free(device)),
     }
-
-
-def _seconds_per_window(
-    model: PreTrainedModel, train: Windows, settings: TrainSettings, precision: str, device: torch.device
-) -> float:
-    """Time one update of a few windows, the second of two, and return its seconds per window."""
-    # 1. as many windows as fit into the probe's time
-    work = model_sizes(model.config, train.n_ctx)["flops_per_token"] * float(train.lengths.mean())
-    seconds = work / (USUAL_MFU * matmul_rate(precision, device))
-    count = min(settings.batch_size, len(train), max(1, int(PROBE / seconds)))
-    loss_of = Loss(model).to(device)
-    order = np.argsort(train.lengths, kind="stable")  # of about the mean length: a batch has windows of one length
-    first = np.searchsorted(train.lengths[order], train.lengths.mean()) - count // 2
-    batch = load_batch(train, order[max(0, min(first, len(train) - count)) :][:count], device)
-    # 2. two updates
-    optimizers = optim.make_optimizers(
-        model, settings.optimizer, 1e-4, settings.weight_decay, settings.beta2, settings.eps, settings.momentum,
-        DTYPES[precision],
-    )  # fmt: skip
-    scaler = torch.amp.GradScaler(device.type, enabled=False)
-    for _ in range(2):
-        begin = time.perf_counter()
-        model.zero_grad()
-        with autocast(precision, device):
-            objective = loss_of(*batch).objective
-        objective.backward()
-        middle = time.perf_counter()
-        optim.clip_gradient(optimizers, list(model.parameters()), 1.0, scaler)
-        optim.step(optimizers, scaler, finite=True)
-        gradient, step = (middle - begin) / count, time.perf_counter() - middle
-    return gradient + step / (settings.batch_size * settings.gradient_accumulation)
 
 
 def _concerns(

@@ -1,25 +1,29 @@
 """The rules behind 0: width, depth, batch, rate and length of training for a text, a machine and a time.
 
 A 0 in notebook 04's parameters leaves the number to a rule here; any other value is taken as it is. The built-in corpus
-has fixed numbers, so that its run is the same everywhere. For any other text the time and the measured speed of the
-machine say how many operations can be paid for, and that decides the rest. What the rules rest on was measured:
-benchmarks/README.md. Knows the sizes of a text, and nothing of what is in it.
+has fixed numbers, so that its run is the same everywhere. For any other text the time and the speed of the machine,
+measured for one shape of model after the other, say how many tokens can be read, and that decides the rest. What the
+rules rest on was measured: benchmarks/README.md. Knows the sizes of a text, and nothing of what is in it.
 """
 
 import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import Any
 
-import torch
-from transformers import PreTrainedTokenizerFast
+from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from helpers import paths
-from helpers.device import describe_device, matmul_rate, pick_device, pick_precision
+from helpers.device import describe_device, pick_device, pick_precision
 from helpers.files import fingerprint, write_text
 from helpers.manifest import open_room
-from helpers.train.model import config_from_settings, model_sizes
+from helpers.tokens.windows import Windows
+from helpers.train import throughput
+from helpers.train.fused import speed_up
+from helpers.train.model import build_model, config_from_settings, model_sizes
+from helpers.train.plan import load_windows
 from helpers.train.settings import TrainSettings
 from helpers.vocab.tokenizer import load_tokenizer
 from helpers.wording import duration
@@ -41,8 +45,7 @@ LARGEST_UPDATE = 2**17  # tokens
 PASS_TOKENS = 2**12
 RATES = {"muon": 1e-2, "adamw": 3e-3}
 GENTLE = 0.1  # of these rates, for a model that is trained already
-# of the rate of a matrix product that training reaches, about; narrow models half of it, up to this width
-UTILISATION, NARROW = 0.4, 64
+PROBE = 0.3  # seconds that a measured update of a shape should take, about
 BORDER = 0.6  # part of the time: what is forecast to take longer than this ends by the clock, for no forecast is exact
 
 
@@ -69,12 +72,13 @@ def most_epochs(tokens: int) -> int:
 
 
 def choose(
-    settings: TrainSettings, text: Text, rate: float, flops_and_size: Callable[[int, int], tuple[float, int]]
+    settings: TrainSettings, text: Text, size: Callable[[int, int], int], speed: Callable[[int, int], float]
 ) -> Choice:
     """Replace every 0 that means "by rule".
 
-    `rate` is that of training on this machine, in operations per second; `flops_and_size(n_embd, n_layer)` gives a
-    shape's operations per token and the parameters of its blocks. The same arguments give the same choice.
+    `size(n_embd, n_layer)` gives the parameters of a shape's blocks, `speed(n_embd, n_layer)` how many tokens per
+    second one process learns from; it is asked for the shapes from the smallest to the first that is too large. The
+    same answers give the same choice.
     """
     undecided = settings.undecided()
     if not undecided:
@@ -91,39 +95,40 @@ def choose(
             replace(settings, **{name: numbers[name] for name in undecided}),
             [f"the built-in corpus has fixed numbers: {_list(numbers, undecided)}"],
         )
-    # 2. the time, and what it pays for
+    # 2. numbers that hang on no time
+    if set(undecided) <= {"n_head", "lr"}:
+        numbers = _head_and_rate(settings, {})
+        return Choice(replace(settings, **{name: numbers[name] for name in undecided}), [_list(numbers, undecided)])
     minutes = settings.max_minutes or MINUTES
-    operations = 60 * minutes * rate * settings.devices
+    seconds = 60 * minutes * settings.devices
     most = settings.epochs or most_epochs(text.tokens)
-    reasons = [f"{duration(60 * minutes)} at {rate / 1e9:,.0f} billion operations per second"]
-
-    def affordable(n_embd: int, n_layer: int) -> float:
-        return operations / flops_and_size(n_embd, n_layer)[0] * (0.5 if 0 < n_embd <= NARROW else 1)
-
-    def readable(n_embd: int, n_layer: int) -> float:
-        return min(affordable(n_embd, n_layer), most * text.tokens)
-
+    reasons = []
     # 3. the shape: the largest that can read enough tokens for its size
     n_embd, n_layer = settings.n_embd, settings.n_layer
     if not (n_embd and n_layer or settings.pretrained_model):
         shapes = [(n_embd or width, n_layer or depth) for width, depth in SHAPES]
-        fit = [shape for shape in shapes if readable(*shape) >= TOKENS_PER_PARAMETER * flops_and_size(*shape)[1]]
-        n_embd, n_layer = fit[-1] if fit else shapes[0]
-        size = flops_and_size(n_embd, n_layer)[1]
+        n_embd, n_layer = shapes[0]
+        for shape in shapes:
+            enough = TOKENS_PER_PARAMETER * size(*shape)
+            if most * text.tokens < enough or seconds * speed(*shape) < enough:
+                break
+            n_embd, n_layer = shape
         reasons.append(
-            f"n_embd {n_embd}, n_layer {n_layer}: {size:,} parameters in its blocks, the largest shape that can read "
-            f"{TOKENS_PER_PARAMETER:g} tokens for each of them, or the smallest there is"
+            f"n_embd {n_embd}, n_layer {n_layer}: {size(n_embd, n_layer):,} parameters in its blocks, the largest "
+            f"shape that can read {TOKENS_PER_PARAMETER:g} tokens for each of them, or the smallest there is"
         )
     # 4. how long
-    tokens = readable(n_embd, n_layer)
+    affordable = seconds * speed(n_embd, n_layer)
+    tokens = min(affordable, most * text.tokens)
+    reasons.insert(0, f"{duration(60 * minutes)} at {speed(n_embd, n_layer):,.0f} tokens per second, as measured here")
     chosen: dict[str, Any] = dict(n_embd=n_embd, n_layer=n_layer, epochs=most)
     if not settings.epochs:
-        if BORDER * affordable(n_embd, n_layer) > most * text.tokens:
+        if BORDER * affordable > most * text.tokens:
             chosen["max_minutes"] = 0.0
             reasons.append(f"epochs {most}: more would teach a text of {text.tokens:,} tokens by heart")
         else:
             chosen["max_minutes"] = minutes
-            reasons.append(f"the time decides how long: about {affordable(n_embd, n_layer) / text.tokens:.1f} epochs")
+            reasons.append(f"the time decides how long: about {affordable / text.tokens:.1f} epochs")
     # 5. the update
     per_window = text.tokens / text.windows
     windows = min(tokens / UPDATES, LARGEST_UPDATE) / per_window / settings.devices
@@ -131,8 +136,7 @@ def choose(
     while total > 1 and text.windows * most / total / settings.devices < 5 * settings.warmup_steps:  # a page or two
         total //= 2
     given = settings.gradient_accumulation
-    in_pass = 2 ** max(0, round(math.log2(PASS_TOKENS / per_window)))
-    batch = settings.batch_size or (max(1, total // given) if given else min(total, in_pass))
+    batch = settings.batch_size or (max(1, total // given) if given else min(total, _windows_in_pass(per_window)))
     chosen |= dict(batch_size=batch, gradient_accumulation=max(1, total // batch))
     chosen |= _head_and_rate(settings, chosen)
     reasons.append(
@@ -143,9 +147,14 @@ def choose(
     return Choice(replace(settings, **{name: chosen[name] for name in names}), reasons)
 
 
+def _windows_in_pass(tokens: float) -> int:
+    """Return how many windows of so many tokens a forward pass has, a power of two."""
+    return 2 ** max(0, round(math.log2(PASS_TOKENS / tokens)))
+
+
 def _head_and_rate(settings: TrainSettings, numbers: dict[str, Any]) -> dict[str, Any]:
     """Return n_head for the width that is given or in `numbers`, and the rate for the optimizer."""
-    width = settings.n_embd or numbers["n_embd"]
+    width = settings.n_embd or numbers.get("n_embd", 0)
     heads = max(n_head for n_head in range(1, max(1, width // HEAD) + 1) if not width % n_head)
     lr = RATES.get(settings.optimizer, RATES["muon"]) * (GENTLE if settings.pretrained_model else 1)
     return dict(n_head=heads, lr=lr)
@@ -155,25 +164,36 @@ def _list(numbers: dict[str, Any], names: list[str]) -> str:
     return ", ".join(f"{name} {numbers[name]:g}" for name in names)
 
 
-def costs(
-    settings: TrainSettings, tokenizer: PreTrainedTokenizerFast, n_ctx: int
-) -> Callable[[int, int], tuple[float, int]]:
-    """Return the function that gives a shape's operations per token and the parameters of its blocks.
+def measured(
+    settings: TrainSettings, tokenizer: PreTrainedTokenizerFast, train: Windows
+) -> tuple[Callable[[int, int], int], Callable[[int, int], float]]:
+    """Return `size` and `speed` for `choose`: the speed is that of an update of a fresh model, here and now.
 
-    A shape is (n_embd, n_layer). Embeddings are not counted: of a large vocabulary each token meets a few rows.
+    Embeddings are not counted in the size: of a large vocabulary each token meets a few rows.
     """
+    device = pick_device(settings.device)
+    precision = pick_precision(settings.precision, device)
+    windows = _windows_in_pass(int(train.lengths.sum()) / len(train))
 
-    def flops_and_size(n_embd: int, n_layer: int) -> tuple[float, int]:
-        shape = replace(settings, n_embd=n_embd, n_layer=n_layer, n_head=settings.n_head or 1)
-        sizes = model_sizes(config_from_settings(shape, tokenizer, n_ctx), n_ctx)
-        return sizes["flops_per_token"], sizes["parameters"] - sizes["embedding_parameters"]
+    def config(n_embd: int, n_layer: int) -> PretrainedConfig:
+        n_head = settings.n_head or _head_and_rate(settings, dict(n_embd=n_embd))["n_head"]
+        return config_from_settings(
+            replace(settings, n_embd=n_embd, n_layer=n_layer, n_head=n_head), tokenizer, train.n_ctx
+        )
 
-    return flops_and_size
+    @cache
+    def size(n_embd: int, n_layer: int) -> int:
+        sizes = model_sizes(config(n_embd, n_layer), train.n_ctx)
+        return sizes["parameters"] - sizes["embedding_parameters"]
 
+    @cache
+    def speed(n_embd: int, n_layer: int) -> float:
+        model = build_model(config(n_embd, n_layer), settings.seed)
+        speed_up(model, settings, train.n_ctx, precision, device)
+        pace = throughput.measure(model, train, settings, windows, precision, device, PROBE)
+        return windows * float(train.lengths.mean()) / pace.of(windows)
 
-def training_rate(precision: str, device: torch.device) -> float:
-    """Return the rate of training to expect here, in operations per second, from a measured matrix product."""
-    return UTILISATION * matmul_rate(pick_precision(precision, device), device)
+    return size, speed
 
 
 def decide(settings: TrainSettings) -> Choice:
@@ -183,11 +203,11 @@ def decide(settings: TrainSettings) -> Choice:
     numbers, even when the machine is slower today. Without that file it is made anew.
     """
     if not settings.undecided():
-        return choose(settings, Text(1, 1), 1.0, lambda *_: (1.0, 1))
+        return choose(settings, Text(1, 1), lambda *_: 1, lambda *_: 1.0)
     # 1. what is known
     device = pick_device(settings.device)
     corpus, tokens = open_room(settings.run, "corpus")["result"], open_room(settings.run, "tokenize")
-    tokenizer, result = load_tokenizer(paths.room(settings.run, "vocab")), tokens["result"]
+    result = tokens["result"]
     text = Text(result["tokens"], result["windows"], built_in="floor_bits_per_char" in corpus)
     file = paths.run_dir(settings.run) / "choice.json"
     key = fingerprint(settings.identity(), tokens["outputs"], describe_device(device))
@@ -195,8 +215,9 @@ def decide(settings: TrainSettings) -> Choice:
     if file.is_file() and (kept := json.loads(file.read_text("utf-8")))["key"] == key:
         return Choice(replace(settings, **kept["chosen"]), kept["reasons"])
     # 3. measure and choose
-    rate = 1.0 if text.built_in else training_rate(settings.precision, device)
-    choice = choose(settings, text, rate, costs(settings, tokenizer, result["n_ctx"]))
+    tokenizer = load_tokenizer(paths.room(settings.run, "vocab"))
+    train, _ = load_windows(settings.run, result, tokenizer.pad_token_id)
+    choice = choose(settings, text, *measured(settings, tokenizer, train))
     before = asdict(settings)
     chosen = {name: value for name, value in asdict(choice.settings).items() if value != before[name]}
     kept = {"key": key, "chosen": chosen, "reasons": choice.reasons}

@@ -10,7 +10,7 @@ from models import make_trainer, settings
 
 from helpers import paths
 from helpers.manifest import write_manifest
-from helpers.train import rules
+from helpers.train import rules, throughput
 from helpers.train.rules import FIXED, Text, choose
 from helpers.train.settings import TrainSettings
 
@@ -19,13 +19,16 @@ NOVEL, POEMS = Text(700_000, 5500), Text(1_700_000, 21_000)
 LAPTOP, CARD = 1e11, 2e14  # operations per second in training
 
 
-def flops_and_size(n_embd, n_layer):
-    blocks = 12 * n_layer * n_embd**2
-    return 6.0 * (V * n_embd + blocks), blocks
+def size(n_embd, n_layer):
+    return 12 * n_layer * n_embd**2
+
+
+def speed(rate):
+    return lambda n_embd, n_layer: rate / (6.0 * (V * n_embd + size(n_embd, n_layer)))
 
 
 def numbers(text=NOVEL, rate=LAPTOP, **changes):
-    return choose(TrainSettings(**changes), text, rate, flops_and_size).settings
+    return choose(TrainSettings(**changes), text, size, speed(rate)).settings
 
 
 def per_update(given_settings):
@@ -38,7 +41,7 @@ def per_update(given_settings):
 @pytest.mark.parametrize("rate", [1.0, LAPTOP, CARD])
 def test_the_built_in_corpus_has_numbers_that_no_machine_changes(rate):
     """Its outputs are committed: they can only be compared if every machine trains the same model equally long."""
-    found = choose(TrainSettings(), Text(1_100_000, 26_000, built_in=True), rate, flops_and_size)
+    found = choose(TrainSettings(), Text(1_100_000, 26_000, built_in=True), size, speed(rate))
     assert {name: getattr(found.settings, name) for name in FIXED} == FIXED == dict(
         n_embd=192, n_layer=3, n_head=3, epochs=2, batch_size=32, gradient_accumulation=2, lr=1e-2
     )  # fmt: skip
@@ -68,7 +71,7 @@ GIVEN = st.fixed_dictionaries(
 
 @given(GIVEN, st.integers(1_000, 10**9), st.integers(16, 1024), st.floats(1e9, 1e15))
 def test_what_is_given_stays_and_nothing_is_left_open(changes, tokens, length, rate):
-    found = choose(TrainSettings(**changes), Text(tokens, -(-tokens // length)), rate, flops_and_size)
+    found = choose(TrainSettings(**changes), Text(tokens, -(-tokens // length)), size, speed(rate))
     chosen = asdict(found.settings)
     kept = {name: value for name, value in changes.items() if name != "max_minutes" or "epochs" in changes}
     assert {name: chosen[name] for name in kept} == kept
@@ -103,7 +106,7 @@ def test_a_longer_time_or_a_card_gives_a_larger_model():
 def test_the_updates_are_neither_few_nor_small():
     for text in (NOVEL, POEMS):
         found = numbers(text)
-        tokens = min(360 * LAPTOP / flops_and_size(found.n_embd, found.n_layer)[0], found.epochs * text.tokens)
+        tokens = min(360 * speed(LAPTOP)(found.n_embd, found.n_layer), found.epochs * text.tokens)
         updates = tokens / (per_update(found) * text.tokens / text.windows)
         assert rules.UPDATES / 1.5 < updates < rules.UPDATES * 1.5
     assert per_update(numbers(NOVEL, devices=4, epochs=3)) % 4 == 0
@@ -124,8 +127,23 @@ def test_a_text_of_a_page_has_more_updates_than_the_warm_up():
 
 def test_a_pretrained_model_keeps_its_shape_and_is_changed_gently():
     asked = TrainSettings(pretrained_model="somebody/model")
-    found = choose(asked, NOVEL, LAPTOP, lambda *_: (6e8, 10**8)).settings  # its own size, whatever the shape says
+    found = choose(asked, NOVEL, lambda *_: 10**8, lambda *_: 200.0).settings  # its own size, whatever the shape says
     assert found.lr == pytest.approx(1e-3) and found.n_embd == 0 and not found.undecided()
+
+
+def test_shapes_are_measured_from_the_smallest_to_the_first_that_is_too_large():
+    """Measuring the largest would take a small machine minutes."""
+    asked = []
+    found = choose(TrainSettings(), POEMS, size, lambda *shape: asked.append(shape) or speed(LAPTOP)(*shape)).settings
+    measured = list(dict.fromkeys(asked))
+    assert measured == list(rules.SHAPES[: len(measured)])
+    assert measured[-2] == (found.n_embd, found.n_layer)
+
+
+def test_what_hangs_on_no_time_is_decided_without_measuring():
+    given = dict(n_embd=128, n_layer=2, epochs=3, batch_size=8, gradient_accumulation=1)
+    found = choose(TrainSettings(**given), NOVEL, size, lambda *_: pytest.fail("measured"))
+    assert (found.settings.n_head, found.settings.lr) == (2, 1e-2) and found.reasons == ["n_head 2, lr 0.01"]
 
 
 # ---- in a run ----
@@ -134,10 +152,10 @@ def test_a_pretrained_model_keeps_its_shape_and_is_changed_gently():
 def test_a_run_keeps_its_choice_when_the_machine_is_slower_today(monkeypatch, run):
     write_manifest(run, "corpus", parameters={}, inputs=[], outputs=[], result={"documents": 40})
     asked = replace(settings(run), n_embd=0, n_layer=0, n_head=0, epochs=0, batch_size=0, lr=0.0, max_minutes=0.0)
-    monkeypatch.setattr(rules, "matmul_rate", lambda *_: 1e12)
+    monkeypatch.setattr(throughput, "measure", lambda *_: throughput.UpdateTime(1e-4, 0.0))
     first = rules.decide(asked)
     assert not first.settings.undecided() and first.settings.gradient_accumulation == asked.gradient_accumulation
-    monkeypatch.setattr(rules, "matmul_rate", lambda *_: 1e3)
+    monkeypatch.setattr(throughput, "measure", lambda *_: throughput.UpdateTime(1e3, 0.0))
     assert rules.decide(asked) == first
     other = rules.decide(replace(asked, max_minutes=0.001))  # another question
     assert other.settings != first.settings

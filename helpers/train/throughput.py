@@ -1,0 +1,78 @@
+"""How fast this machine trains a model: one measured update, from which a forecast and a choice of shape are made.
+
+No formula says it: the rate of a matrix product tells how fast training could be, and what share of it a small model
+reaches is anything from a tenth to two thirds, on one processor or another. Knows no budget and no rule.
+"""
+
+import time
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from helpers.device import DTYPES, autocast
+from helpers.tokens.windows import Windows
+from helpers.train import optim
+from helpers.train.loss import Loss
+from helpers.train.settings import TrainSettings
+from helpers.train.trainer import load_batch
+
+
+class UpdateTime(NamedTuple):
+    """What an update takes, in seconds."""
+
+    per_window: float  # forward and backward
+    optimizer: float  # the step, once per update
+
+    def of(self, windows: int) -> float:
+        """Return the seconds of an update of so many windows."""
+        return windows * self.per_window + self.optimizer
+
+
+def measure(
+    model: PreTrainedModel,
+    train: Windows,
+    settings: TrainSettings,
+    batch_size: int,
+    precision: str,
+    device: torch.device,
+    probe: float,
+) -> UpdateTime:
+    """Time an update of a model, which moves it: of `batch_size` windows, or of as many as take about `probe` seconds.
+
+    Of two updates of one size the second counts: in the first, memory is found and products are compiled.
+    """
+    # 1. windows of about the mean length: a batch has windows of one length
+    order = np.argsort(train.lengths, kind="stable")
+    middle = int(np.searchsorted(train.lengths[order], train.lengths.mean()))
+    most = min(batch_size, len(train))
+    loss_of = Loss(model).to(device).train()
+    optimizers = optim.make_optimizers(
+        model, settings.optimizer, 1e-4, settings.weight_decay, settings.beta2, settings.eps, settings.momentum,
+        DTYPES[precision],
+    )  # fmt: skip
+    scaler = torch.amp.GradScaler(device.type, enabled=False)
+
+    def update(count: int) -> UpdateTime:
+        first = max(0, min(middle - count // 2, len(train) - count))
+        batch = load_batch(train, order[first : first + count], device)
+        begin = time.perf_counter()
+        model.zero_grad()
+        with autocast(precision, device):
+            objective = loss_of(*batch).objective
+        objective.backward()
+        objective.item()  # a device is waited for
+        between = time.perf_counter()
+        optim.clip_gradient(optimizers, list(model.parameters()), 1.0, scaler)  # returns a number: waited for as well
+        optim.step(optimizers, scaler, finite=True)
+        return UpdateTime((between - begin) / count, time.perf_counter() - between)
+
+    # 2. one window says how many can be paid for
+    update(1)
+    one = update(1)
+    count = max(1, min(most, int(probe / one.per_window)))
+    if count == 1:
+        return one
+    update(count)
+    return update(count)

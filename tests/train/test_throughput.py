@@ -1,0 +1,39 @@
+"""Room 04 before it trains: an update is measured on the machine as it is."""
+
+import numpy as np
+import pytest
+import torch
+from models import TOK, settings, tiny
+
+from helpers import paths
+from helpers.manifest import open_room
+from helpers.train import throughput
+from helpers.train.plan import load_windows
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def train(run):
+    assert paths.run_dir(run).is_dir()
+    windows, _ = load_windows(run, open_room(run, "tokenize")["result"], TOK.pad_token_id)
+    return windows
+
+
+@pytest.mark.parametrize(("probe", "counts"), [(0.0, [1, 1]), (1e9, [1, 1, 4, 4])])
+def test_as_many_windows_as_the_time_allows_and_always_twice(monkeypatch, run, train, probe, counts):
+    """The first update of a size finds memory and compiles its products: only the second counts."""
+    seen, load = [], throughput.load_batch
+    monkeypatch.setattr(throughput, "load_batch", lambda *args: seen.append(args[1]) or load(*args))
+    pace = throughput.measure(tiny(), train, settings(run), 4, "fp32", CPU, probe)
+    assert [len(indices) for indices in seen] == counts
+    assert pace.per_window > 0 and pace.optimizer > 0
+    assert pace.of(10) == pytest.approx(10 * pace.per_window + pace.optimizer)
+
+
+def test_the_windows_are_of_about_the_mean_length(monkeypatch, run, train):
+    seen, load = [], throughput.load_batch
+    monkeypatch.setattr(throughput, "load_batch", lambda *args: seen.append(args[1]) or load(*args))
+    train.lengths = np.random.default_rng(0).integers(1, train.n_ctx, len(train), endpoint=True)
+    throughput.measure(tiny(), train, settings(run), 3, "fp32", CPU, 1e9)
+    assert train.lengths[seen[-1]].mean() == pytest.approx(train.lengths.mean(), abs=1)
