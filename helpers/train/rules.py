@@ -40,6 +40,9 @@ SHAPES = (  # (n_embd, n_layer)
 HEAD = 64  # width of an attention head
 TOKENS_PER_PARAMETER = 2.0  # of its blocks, that a shape must be able to read in the time, or it is too large
 UPDATES = 500  # that a run should have: fewer learn too little, more are too small
+FRESH = (
+    3  # epochs in which a text has something new to say: those after them make the run longer, not its updates larger
+)
 LARGEST_UPDATE = 2**17  # tokens
 # of a forward pass, about: with fewer, calling small operations costs time; with more, a CPU's cache is too small
 PASS_TOKENS = 2**12
@@ -131,7 +134,8 @@ def choose(
             reasons.append(f"the time decides how long: about {affordable / text.tokens:.1f} epochs")
     # 5. the update
     per_window = text.tokens / text.windows
-    windows = min(tokens / UPDATES, LARGEST_UPDATE) / per_window / settings.devices
+    fresh = min(tokens, FRESH * text.tokens)
+    windows = min(fresh / UPDATES, LARGEST_UPDATE) / per_window / settings.devices
     total = 2 ** max(2, round(math.log2(max(1, windows))))
     while total > 1 and text.windows * most / total / settings.devices < 5 * settings.warmup_steps:  # a page or two
         total //= 2
@@ -139,9 +143,10 @@ def choose(
     batch = settings.batch_size or (max(1, total // given) if given else min(total, _windows_in_pass(per_window)))
     chosen |= dict(batch_size=batch, gradient_accumulation=max(1, total // batch))
     chosen |= _head_and_rate(settings, chosen)
+    of_these = f" in the first {FRESH} epochs" if fresh < tokens else ""
     reasons.append(
         f"{batch * (given or chosen['gradient_accumulation']) * settings.devices} windows per "
-        f"update, so that there are about {UPDATES} updates; lr {chosen['lr']:g}"
+        f"update, so that there are about {UPDATES} updates{of_these}; lr {chosen['lr']:g}"
     )
     names = [*undecided, *(["max_minutes"] if "max_minutes" in chosen else [])]
     return Choice(replace(settings, **{name: chosen[name] for name in names}), reasons)

@@ -106,11 +106,18 @@ def test_a_longer_time_or_a_card_gives_a_larger_model():
 def test_the_updates_are_neither_few_nor_small():
     for text in (NOVEL, POEMS):
         found = numbers(text)
-        tokens = min(360 * speed(LAPTOP)(found.n_embd, found.n_layer), found.epochs * text.tokens)
+        tokens = min(360 * speed(LAPTOP)(found.n_embd, found.n_layer), rules.FRESH * text.tokens)
         updates = tokens / (per_update(found) * text.tokens / text.windows)
         assert rules.UPDATES / 1.5 < updates < rules.UPDATES * 1.5
     assert per_update(numbers(NOVEL, devices=4, epochs=3)) % 4 == 0
     assert {per_update(numbers(NOVEL, gradient_accumulation=n)) for n in (1, 2, 4)} == {per_update(numbers(NOVEL))}
+
+
+def test_more_epochs_do_not_make_larger_updates():
+    """Of a text that is read again and again, small updates learn more (benchmarks/README.md)."""
+    three, eight = (numbers(NOVEL, epochs=epochs, n_embd=64, n_layer=2) for epochs in (3, 8))
+    assert per_update(three) == per_update(eight)
+    assert per_update(numbers(NOVEL, epochs=1, n_embd=64, n_layer=2)) < per_update(three)
 
 
 @pytest.mark.parametrize("length", [32, 128, 1000])
