@@ -110,6 +110,8 @@ def choose(
     n_embd, n_layer = settings.n_embd, settings.n_layer
     if not (n_embd and n_layer or settings.pretrained_model):
         shapes = [(n_embd or width, n_layer or depth) for width, depth in SHAPES]
+        # where none can be divided among the heads, `make_config` says so
+        shapes = [shape for shape in shapes if shape[0] % (settings.n_head or 1) == 0] or shapes
         n_embd, n_layer = shapes[0]
         for shape in shapes:
             enough = TOKENS_PER_PARAMETER * size(*shape)

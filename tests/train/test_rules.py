@@ -147,6 +147,11 @@ def test_shapes_are_measured_from_the_smallest_to_the_first_that_is_too_large():
     assert measured[-2] == (found.n_embd, found.n_layer)
 
 
+def test_a_given_number_of_heads_leaves_the_widths_that_it_divides():
+    assert numbers(POEMS, n_head=6).n_embd % 6 == 0
+    assert numbers(POEMS, n_head=6, n_embd=100).n_embd == 100  # what is given stays; `make_config` says what is wrong
+
+
 def test_what_hangs_on_no_time_is_decided_without_measuring():
     given = dict(n_embd=128, n_layer=2, epochs=3, batch_size=8, gradient_accumulation=1)
     found = choose(TrainSettings(**given), NOVEL, size, lambda *_: pytest.fail("measured"))
