@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
@@ -63,47 +64,80 @@ def own_corpus(folder: Path) -> None:
     (folder / "对话.csv").write_bytes("\n".join(lines).encode("gb18030"))
 
 
-def course(runs: Path, *arguments: str, cwd: Path) -> str:
-    """Run the course and return what it printed; see `run_course`. Nothing may fail or be said on stderr."""
-    done = run_course(runs, *arguments, cwd=cwd)
+def run_course(runs: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run `python -m helpers.run …` from a folder that isn't the repository, with one thread: two runs share the cores.
+
+    The notebooks are those of the folder's `solved`, where there is one.
+    """
+    root = cwd / "solved" if (cwd / "solved").is_dir() else paths.repo_root()
+    environment = {**os.environ, "RUNS_DIR": str(runs), "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "helpers.run", "--preset", "micro", *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, encoding="utf-8")
+
+
+def take_course(corpus: str, folder: Path) -> dict[str, list[subprocess.CompletedProcess[str]]]:
+    """Do with a corpus all that the tests are about: {what: the commands' ends}. Whether they are right, the tests say.
+
+    The six notebooks, twice; again with another parameter; then each side door, twice.
+    """
+    arguments, done = ["--run", corpus], {}
+    if corpus == "own":
+        own_corpus(folder / "我的 语料")
+        arguments += ["--corpus", "我的 语料", "-p", "vocab_size", "0"]  # 0: a rule decides, as by default
+    else:
+        solved_course(folder / "solved")
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return run_course(folder / "runs", *words, cwd=folder)
+
+    done["course"] = [run(*arguments), run(*arguments)]
+    done["change"] = [run(*arguments, "-p", "max_new_tokens", "9")]
+    for side_door in paths.SIDE_DOORS:
+        done[side_door] = [run(side_door, "--run", corpus), run(side_door, "--run", corpus)]
+    return done
+
+
+def printed(done: subprocess.CompletedProcess[str]) -> str:
+    """Return what a command printed. It must not have failed, nor said anything on stderr."""
     assert done.returncode == 0, done.stdout + done.stderr
     assert not done.stderr, f"the terminal stays quiet: {done.stderr}"
     return done.stdout
 
 
-def run_course(runs: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run `python -m helpers.run …` from a folder that isn't the repository.
-
-    The notebooks are those of the folder's `solved`, where there is one.
-    """
-    root = cwd / "solved" if (cwd / "solved").is_dir() else paths.repo_root()
-    environment = {**os.environ, "RUNS_DIR": str(runs), "PYTHONPATH": str(root)}
-    command = [sys.executable, "-m", "helpers.run", "--preset", "micro", *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, encoding="utf-8")
-
-
-def skipped(printed: str) -> list[bool]:
+def skipped(done: subprocess.CompletedProcess[str]) -> list[bool]:
     """Return for each stage whether its line says that it was skipped; the last line is the report's."""
-    return ["skipped" in line for line in printed.splitlines()[:-1]]
+    return ["skipped" in line for line in printed(done).splitlines()[:-1]]
+
+
+@pytest.fixture(scope="module")
+def courses(tmp_path_factory):
+    """Both corpora, side by side: {corpus: (its folder, the future of `take_course`)}."""
+    folders = {corpus: tmp_path_factory.mktemp("elsewhere") for corpus in ("sample", "own")}
+    with ThreadPoolExecutor(2) as pool:
+        yield {corpus: (folder, pool.submit(take_course, corpus, folder)) for corpus, folder in folders.items()}
 
 
 @pytest.fixture(scope="module", params=["sample", "own"])
-def run(request, tmp_path_factory):
-    """Run the course once for the module on each of the two corpora; return the run's name."""
-    folder = tmp_path_factory.mktemp("elsewhere")
+def commands(request, courses):
+    """What the commands on one of the two corpora said, see `take_course`."""
+    folder, taken = courses[request.param]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RUNS_DIR", str(folder / "runs"))
-        arguments = ["--run", request.param]
-        if request.param == "own":
-            own_corpus(folder / "我的 语料")
-            arguments += ["--corpus", "我的 语料", "-p", "vocab_size", "0"]  # 0: a rule decides, as by default
-        else:
-            solved_course(folder / "solved")
-        printed = course(folder / "runs", *arguments, cwd=folder)
-        assert skipped(printed) == [False] * 6
-        again = course(folder / "runs", *arguments, cwd=folder)
-        assert skipped(again) == [True] * 6, again
-        yield request.param
+        yield request.param, taken.result()
+
+
+@pytest.fixture
+def run(commands):
+    """The name of the run."""
+    return commands[0]
+
+
+def test_what_has_run_is_skipped_and_a_change_runs_the_rooms_that_it_reaches(commands):
+    first, again = commands[1]["course"]
+    assert skipped(first) == [False] * 6
+    assert skipped(again) == [True] * 6
+    [changed] = commands[1]["change"]
+    assert skipped(changed) == [True, True, True, True, False, True]
 
 
 def test_every_notebook_runs_to_its_end_without_an_error_or_a_warning(run):
@@ -161,24 +195,14 @@ def test_samples_were_written_and_are_in_the_report(run):
     assert len(page) < 8_000_000
 
 
-def test_a_change_runs_the_rooms_that_it_reaches_and_no_other(run):
-    if run == "own":
-        pytest.skip("seen on the built-in corpus")
-    runs = paths.runs_dir()
-    printed = course(runs, "--run", run, "-p", "max_new_tokens", "9", cwd=runs.parent)
-    assert skipped(printed) == [True, True, True, True, False, True]
-
-
 @pytest.mark.parametrize("side_door", paths.SIDE_DOORS)
-def test_a_side_door_runs_on_the_rooms_of_the_run(run, side_door):
+def test_a_side_door_runs_on_the_rooms_of_the_run(commands, side_door):
     """By papermill, as the six: `make run` leaves it out, and what it writes changes nothing for the stages."""
-    runs = paths.runs_dir()
+    run, (first, again) = commands[0], commands[1][side_door]
     if (run, side_door) == ("own", "reward"):  # nobody knows which answers about one's own text are right
-        done = run_course(runs, side_door, "--run", run, cwd=runs.parent)
-        assert done.returncode == 1 and "a reward needs a judge" in done.stdout + done.stderr
+        assert first.returncode == 1 and "a reward needs a judge" in first.stdout + first.stderr
         return
-    for again in (False, True):
-        assert skipped(course(runs, side_door, "--run", run, cwd=runs.parent)) == [again]
+    assert (skipped(first), skipped(again)) == ([False], [True])
     manifest = open_room(run, side_door)
     assert set(manifest["result"]) >= RESULT[side_door] and manifest["inputs"] and manifest["outputs"]
     book = nbformat.read(paths.executed_copy(run, side_door), as_version=4)
