@@ -115,7 +115,8 @@ def ours(text: Text, seconds: float, seed: int, device: torch.device, given: dic
     sizes = rules.Text(len(text.train), len(train))  # the built-in corpus too, as if it were anyone's
     settings = rules.choose(asked, sizes, *rules.measured(asked, text.tokenizer, train)).settings
     if settings.max_minutes:
-        settings = replace(settings, max_minutes=max(0.1 * seconds, seconds - (time.perf_counter() - begin)) / 60)
+        left = seconds - (time.perf_counter() - begin)
+        settings = replace(settings, max_minutes=max(0.1 * seconds, left) / 60)  # 0 would mean no limit
     # 2. the run
     with tempfile.TemporaryDirectory() as folder:
         settings = replace(settings, eval_step=0, sample_step=0, log_step=10**6)

@@ -15,9 +15,9 @@ from helpers.tokens.windows import IGNORE
 # Rows of logits in memory at once. Fewer rows: the gradient of the output matrix, which is added to once per chunk,
 # costs more than the products themselves. More rows: only more memory.
 ROWS = {"cpu": 512, "cuda": 2048}
-# A chunk is filled up with empty rows to a multiple of this. oneDNN, which computes products on a CPU, compiles one for
-# each shape it meets and keeps it: a shape of its own for every batch costs time, and memory that only grows
-ROUND = 64
+# A chunk is padded with empty rows to a multiple of this. oneDNN, which computes products on a CPU, compiles one for
+# each shape it meets and keeps it: a new shape in every batch costs time, and memory that only grows
+PAD_TO_MULTIPLE = 64
 CACHED = 2**20  # elements that a CPU works on at once outside the products: 4 MB in fp32, so they stay in its cache
 
 
@@ -56,13 +56,13 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         rows = max(1, min(len(positions), ROWS["cpu" if sliced else "cuda"]))
         slice_rows = max(1, min(rows, CACHED // words)) if sliced else rows
         block = max(1, CACHED // width) if sliced else words  # rows of the matrix
-        chunk = torch.empty(-(-rows // ROUND) * ROUND, words, dtype=dtype, device=device)
+        chunk = torch.empty(-(-rows // PAD_TO_MULTIPLE) * PAD_TO_MULTIPLE, words, dtype=dtype, device=device)
         logits, p = torch.empty(2, slice_rows, words, dtype=wide, device=device)
         for at in positions.split(rows) if len(positions) else ():
             # 2. the chunk's logits
             h, y = hidden[at].to(dtype), labels[at]  # (rows, C), (rows,)
-            h = nn.functional.pad(h, (0, 0, 0, -len(at) % ROUND))  # (filled, C)
-            torch.mm(h, matrix.T, out=chunk[: len(h)])  # (filled, V)
+            h = nn.functional.pad(h, (0, 0, 0, -len(at) % PAD_TO_MULTIPLE))  # (padded, C)
+            torch.mm(h, matrix.T, out=chunk[: len(h)])  # (padded, V)
             # 3. loss and right guesses; then the gradient of the logits takes their place
             for z, at_z, y_z in zip(
                 chunk[: len(at)].split(slice_rows), at.split(slice_rows), y.split(slice_rows), strict=True

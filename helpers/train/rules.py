@@ -40,9 +40,7 @@ SHAPES = (  # (n_embd, n_layer)
 HEAD = 64  # width of an attention head
 TOKENS_PER_PARAMETER = 2.0  # of its blocks, that a shape must be able to read in the time, or it is too large
 UPDATES = 500  # that a run should have: fewer learn too little, more are too small
-FRESH = (
-    3  # epochs in which a text has something new to say: those after them make the run longer, not its updates larger
-)
+FRESH = 3  # epochs in which a text says something new: those after them bring more updates, not larger ones
 LARGEST_UPDATE = 2**17  # tokens
 # of a forward pass, about: with fewer, calling small operations costs time; with more, a CPU's cache is too small
 PASS_TOKENS = 2**12
@@ -98,7 +96,7 @@ def choose(
             replace(settings, **{name: numbers[name] for name in undecided}),
             [f"the built-in corpus has fixed numbers: {_list(numbers, undecided)}"],
         )
-    # 2. numbers that hang on no time
+    # 2. numbers that do not depend on the time
     if set(undecided) <= {"n_head", "lr"}:
         numbers = _head_and_rate(settings, {})
         return Choice(replace(settings, **{name: numbers[name] for name in undecided}), [_list(numbers, undecided)])
@@ -180,7 +178,7 @@ def measured(
     """
     device = pick_device(settings.device)
     precision = pick_precision(settings.precision, device)
-    windows = _windows_in_pass(int(train.lengths.sum()) / len(train))
+    windows = _windows_in_pass(float(train.lengths.mean()))
 
     def config(n_embd: int, n_layer: int) -> PretrainedConfig:
         n_head = settings.n_head or _head_and_rate(settings, dict(n_embd=n_embd))["n_head"]

@@ -1,7 +1,7 @@
 """How fast this machine trains a model: one measured update, from which a forecast and a choice of shape are made.
 
-No formula says it: the rate of a matrix product tells how fast training could be, and what share of it a small model
-reaches is anything from a tenth to two thirds, on one processor or another. Knows no budget and no rule.
+No formula says it: the rate of a matrix product tells how fast training could be, and small models reach 14 to 70 % of
+it, depending on the processor and the precision (`block_speed` in benchmarks/README.md). Knows no budget and no rule.
 """
 
 import time
@@ -39,9 +39,9 @@ def measure(
     device: torch.device,
     probe: float,
 ) -> UpdateTime:
-    """Time an update of a model, which moves it: of `batch_size` windows, or of as many as take about `probe` seconds.
+    """Time an update of `batch_size` windows, or of as many as take about `probe` seconds; it changes the weights.
 
-    Of two updates of one size the second counts: in the first, memory is found and products are compiled.
+    Of two updates of one size the second counts: in the first, memory is allocated and products are compiled.
     """
     # 1. windows of about the mean length: a batch has windows of one length
     order = np.argsort(train.lengths, kind="stable")
@@ -62,13 +62,13 @@ def measure(
         with autocast(precision, device):
             objective = loss_of(*batch).objective
         objective.backward()
-        objective.item()  # a device is waited for
+        objective.item()  # waits for a GPU
         between = time.perf_counter()
-        optim.clip_gradient(optimizers, list(model.parameters()), 1.0, scaler)  # returns a number: waited for as well
+        optim.clip_gradient(optimizers, list(model.parameters()), 1.0, scaler)  # returns a number, so it waits too
         optim.step(optimizers, scaler, finite=True)
         return UpdateTime((between - begin) / count, time.perf_counter() - between)
 
-    # 2. one window says how many can be paid for
+    # 2. one window tells how many fit into the time
     update(1)
     one = update(1)
     count = max(1, min(most, int(probe / one.per_window)))

@@ -43,7 +43,7 @@ def gradients(model, objective) -> list[torch.Tensor]:
 def small_pieces(monkeypatch, rows: int, cached: int):
     monkeypatch.setattr(loss, "ROWS", {"cpu": rows})
     monkeypatch.setattr(loss, "CACHED", cached)
-    monkeypatch.setattr(loss, "ROUND", min(rows, 4))
+    monkeypatch.setattr(loss, "PAD_TO_MULTIPLE", min(rows, 4))
 
 
 # ---- cross-entropy ----

@@ -65,7 +65,7 @@ def test_flops_agree_with_torchs_own_counter(architecture):
     cfg._attn_implementation = "eager"
     model = build_model(cfg, seed=0)
     with FlopCounterMode(display=False) as counter:
-        ids = torch.arange(64).view(4, 16) % 7 + FIRST  # 64 tokens: the loss fills no chunk with empty rows
+        ids = torch.arange(64).view(4, 16) % 7 + FIRST  # 64 tokens: the loss pads no chunk
         Loss(model)(ids, ids).objective.backward()
     square = 6 * cfg.num_hidden_layers * 16 * cfg.hidden_size  # the half that the causal mask throws away
     vectors = sum(p.numel() for p in model.parameters() if p.ndim < 2)

@@ -152,7 +152,7 @@ def test_a_given_number_of_heads_leaves_the_widths_that_it_divides():
     assert numbers(POEMS, n_head=6, n_embd=100).n_embd == 100  # what is given stays; `make_config` says what is wrong
 
 
-def test_what_hangs_on_no_time_is_decided_without_measuring():
+def test_what_does_not_depend_on_the_time_is_decided_without_measuring():
     given = dict(n_embd=128, n_layer=2, epochs=3, batch_size=8, gradient_accumulation=1)
     found = choose(TrainSettings(**given), NOVEL, size, lambda *_: pytest.fail("measured"))
     assert (found.settings.n_head, found.settings.lr) == (2, 1e-2) and found.reasons == ["n_head 2, lr 0.01"]

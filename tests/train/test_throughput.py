@@ -1,11 +1,12 @@
 """Room 04 before it trains: an update is measured on the machine as it is."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from models import TOK, settings, tiny
 
-from helpers import paths
 from helpers.manifest import open_room
 from helpers.train import throughput
 from helpers.train.plan import load_windows
@@ -15,7 +16,6 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def train(run):
-    assert paths.run_dir(run).is_dir()
     windows, _ = load_windows(run, open_room(run, "tokenize")["result"], TOK.pad_token_id)
     return windows
 
@@ -29,6 +29,13 @@ def test_as_many_windows_as_the_time_allows_and_always_twice(monkeypatch, run, t
     assert [len(indices) for indices in seen] == counts
     assert pace.per_window > 0 and pace.optimizer > 0
     assert pace.of(10) == pytest.approx(10 * pace.per_window + pace.optimizer)
+
+
+def test_the_second_update_of_a_size_counts(monkeypatch, run, train):
+    """By a clock that is read at the start, after backward and at the end: 100 and 10 s first, then 2 and 1 s."""
+    clock = iter([0.0, 100.0, 110.0, 200.0, 202.0, 203.0])
+    monkeypatch.setattr(throughput, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    assert throughput.measure(tiny(), train, settings(run), 4, "fp32", CPU, 0.0) == (2.0, 1.0)
 
 
 def test_the_windows_are_of_about_the_mean_length(monkeypatch, run, train):
