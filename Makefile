@@ -27,6 +27,8 @@ PY := "$$ENV/bin/python"
 
 NBVAL := --nbval --nbval-current-env --nbval-sanitize-with tests/nbval.cfg \
 	--nbval-cell-timeout 1800 --nbval-kernel-startup-timeout 180
+# most tests keep one core busy: two processes share them, whole files each (tests/conftest.py)
+SHARED := -n 2 --dist loadscope
 
 help:  ## this list
 	@echo "make TARGET [RUN=name] [CORPUS=path] [PRESET=name]"
@@ -37,10 +39,10 @@ run: setup  ## the six notebooks in order, then runs/<RUN>/report.html; CORPUS: 
 
 test: setup-dev  ## unit tests, the six notebooks at a tiny scale, and the committed outputs computed anew (about 25 minutes)
 	@RUNS_DIR="$$(mktemp -d)" && export RUNS_DIR && trap 'rm -rf "$$RUNS_DIR"' EXIT && \
-	HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests notebooks/0[1-6]_*.ipynb $(NBVAL) -m "not outside"
+	HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest notebooks/0[1-6]_*.ipynb tests $(NBVAL) $(SHARED) -m "not outside"
 
-unit: setup-dev  ## the unit tests that need no long training, no injected fault and no browser (under four minutes)
-	@HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests -m "not slow and not outside" -q
+unit: setup-dev  ## the unit tests that need no long training, no injected fault and no browser (under three minutes)
+	@HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests $(SHARED) -m "not slow and not outside" -q
 
 test-outside: setup-dev  ## JupyterLab in a browser, nginx, the package index, and each command of the README (about fifteen minutes)
 	@RUNS_DIR="$$(mktemp -d)" && export RUNS_DIR && trap 'rm -rf "$$RUNS_DIR"' EXIT && \
@@ -59,6 +61,7 @@ bench: setup-dev  ## what benchmarks/README.md reports; RUN must be trained (abo
 	$(PY) -m benchmarks.corpus && $(PY) -m benchmarks.generate_speed --run "$$RUN" && $(PY) -m benchmarks.serve_load --run "$$RUN"
 
 lab: setup  ## JupyterLab, opened on the notebooks
+	@$(PY) -m nbformat.sign notebooks/*.ipynb notebooks/deeper/*.ipynb >/dev/null  # in a notebook it does not trust, JupyterLab shows no SVG
 	@$(PY) -m jupyterlab --notebook-dir=. notebooks/01_corpus.ipynb
 
 serve: setup  ## serve the trained model of RUN over HTTP

@@ -5,6 +5,7 @@ Knows nothing of models. All sizes are in bytes, all rates in floating-point ope
 
 import contextlib
 import ctypes
+import functools
 import os
 import platform
 import sys
@@ -88,8 +89,18 @@ def _wait(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
+@functools.cache
+def made_by_intel() -> bool:
+    """Return whether the processor is Intel's: plain matrix products come from MKL, which is written for these."""
+    try:
+        text = Path("/proc/cpuinfo").read_text("utf-8")
+    except OSError:
+        text = platform.processor()  # on Windows it ends with the maker's name
+    return "GenuineIntel" in text
+
+
 def release_threads() -> None:
-    """End the idle OpenMP threads of the calling thread, before another thread is to compute; they come back by need.
+    """End the idle OpenMP threads of the calling thread, before another thread is to compute; they come back as needed.
 
     Each thread that computes has helpers of its own. Where two such groups are more than the cores, OpenMP lets all of
     them sleep between two products instead of waiting awake: training in a second thread would be slow.

@@ -15,9 +15,20 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 _hashes: dict[Path, tuple[tuple[int, int, int], str]] = {}  # file -> (inode, size, time of change), SHA-256
+
+
+# ---- reading ----
+
+
+def json_lines(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a log in JSON lines; what a crash or a full disk left torn is no row."""
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            if isinstance(row := json.loads(line), dict):
+                yield row
 
 
 # ---- writing ----

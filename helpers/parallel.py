@@ -43,7 +43,7 @@ class _Cluster(Executor):
         self.client = client
 
     def submit(self, fn: Callable, /, *args, **kwargs) -> Future:
-        # Dask's own future: it asks again for a result that a dying worker takes along; the one of the client's
+        # Dask's own future: it asks again for a result that is lost with a dying worker; the one of the client's
         # executor can mistake such a result for an error
         return self.client.submit(fn, *args, pure=False, **kwargs)
 

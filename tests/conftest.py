@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # as the Makefile does; read when torch is imported
 
@@ -66,6 +67,20 @@ def house(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "repo_root", lambda: root)
     make_house(root)
     return root
+
+
+class WholeFiles(LoadScopeScheduling):
+    """Which of the processes that share the tests gets which: a file as a whole, and the six notebooks as one."""
+
+    def _split_scope(self, nodeid):
+        file = nodeid.split("::")[0]
+        return "the six notebooks" if file.endswith(".ipynb") else file  # each goes on with what the one before wrote
+
+
+def pytest_xdist_make_scheduler(config, log):
+    """Share the tests out by `WholeFiles`, in the order of the command line: what takes longest comes first."""
+    config.option.loadscopereorder = False
+    return WholeFiles(config, log)
 
 
 def pytest_terminal_summary(terminalreporter, exitstatus):

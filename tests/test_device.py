@@ -113,3 +113,23 @@ def test_the_machine_describes_itself():
     facts = describe_device(CPU)
     assert facts["gpu"] is None and facts["cores"] >= 1 and facts["torch"] == torch.__version__
     empty_cache(CPU)  # nothing to do, and no error
+
+
+@pytest.mark.parametrize(
+    ("proc", "name", "intel"),
+    [
+        ("vendor_id\t: GenuineIntel", "", True),
+        ("vendor_id\t: AuthenticAMD", "", False),
+        (None, "Intel64 Family 6 Model 158 Stepping 10, GenuineIntel", True),  # Windows
+        (None, "arm", False),
+    ],
+)
+def test_the_maker_of_the_processor_is_known_on_every_system(monkeypatch, proc, name, intel):
+    def read(path, encoding):
+        if proc is None:
+            raise FileNotFoundError(path)
+        return proc
+
+    monkeypatch.setattr(device.Path, "read_text", read)
+    monkeypatch.setattr(device.platform, "processor", lambda: name)
+    assert device.made_by_intel.__wrapped__() == intel

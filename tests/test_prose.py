@@ -168,6 +168,18 @@ def markdown_of(path):
     return {f"{path.name} [{cell.id}]": cell.source for cell in book.cells if cell.cell_type == "markdown"}
 
 
+def test_the_answers_that_the_readme_quotes_are_those_of_notebook_05():
+    (block,) = re.findall(r"This is what it answers .*?```\n(.*?)```", READMES[0].read_text("utf-8"), re.DOTALL)
+    shown = [
+        "".join(output.get("data", {}).get("text/plain", "")) for cell in read("generate").cells
+        if cell.cell_type == "code" for output in cell.outputs
+    ]  # fmt: skip
+    pairs = [pair.strip().split("\n") for pair in block.split("\n\n")]
+    assert len(pairs) == 3
+    for question, answer in pairs:
+        assert any(question in line and answer in line for text in shown for line in text.splitlines()), question
+
+
 PAGES = [paths.notebook(stage) for stage in paths.NOTEBOOKS] + sorted(ROOT.glob("*.md")) + READMES[1:]
 
 

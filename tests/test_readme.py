@@ -155,6 +155,7 @@ class Desk:
         (folder / "jupyter_server_config.json").write_text(json.dumps(config), "utf-8")
         self.environment |= {
             "JUPYTER_CONFIG_DIR": str(folder),
+            "JUPYTER_DATA_DIR": str(folder / "jupyter"),  # whose keys are the user's: none of ours may stay there
             "RUNS_DIR": str(folder / "runs"),
             "VIRTUAL_ENV": sys.prefix,
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
@@ -306,6 +307,11 @@ def test_a_server_answers(desk, command):
             address = re.search(ready, printed)[0].removeprefix("answers at ")
             with urllib.request.urlopen(address, timeout=20) as page:
                 assert page.status == 200
+        if command == "make lab":  # whose drawings, SVG, JupyterLab shows only in a notebook that it trusts
+            address = address.replace("/lab?", "/api/contents/notebooks/04_train.ipynb?")
+            with urllib.request.urlopen(address, timeout=20) as answer:
+                cells = json.load(answer)["content"]["cells"]
+            assert all(cell["metadata"]["trusted"] for cell in cells if cell["cell_type"] == "code")
         if command == "python -m helpers.serve --run clinic":
             (code,) = [block for block in blocks("python") if "chat.completions" in block]
             client = 'OpenAI(base_url="http://127.0.0.1:5005/v1", api_key="none")'

@@ -43,7 +43,7 @@ IMPORTS = {
     "chat": {"paths", "files", "manifest", "device", "corpus", "vocab", "tokens", "train", "generate"},
     "reward": {"paths", "device", "manifest", "corpus", "vocab", "train", "generate", "chat"},
     "report": {"paths", "files", "manifest"},
-    "run": {"paths", "wording", "files", "manifest", "progress", "report", "corpus.find"},
+    "run": {"paths", "wording", "files", "manifest", "progress", "parallel", "report", "corpus.find"},
 }
 WITH_TORCH = {"device", "tokens.windows", "train", "generate", "serve", "chat", "reward", "show"}
 MODULES = sorted((ROOT / "helpers").rglob("*.py"))

@@ -9,7 +9,7 @@ from helpers import paths
 from helpers.manifest import open_room
 from helpers.train.model import load_pretrained, set_special_ids, suppress_special_tokens
 from helpers.vocab import tokenizer as vocabulary
-from helpers.vocab.chat import ASSISTANT, USER, add_template, end_of_turn, has_template
+from helpers.vocab.chat import ASSISTANT, USER, add_template, end_of_turn, has_template, role_tokens
 from helpers.vocab.tokenizer import encode
 
 
@@ -52,7 +52,7 @@ def start_roles(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> N
     Rows that were never trained say nothing, and the first updates would go into mending that.
     """
     line_break = encode(tokenizer, "\n") or [tokenizer.eos_token_id]  # some vocabularies have none
-    ids = {role: tokenizer.convert_tokens_to_ids(f"<{role}>") for role in (USER, ASSISTANT)}
+    ids = {role: tokenizer.convert_tokens_to_ids(token) for role, token in role_tokens(tokenizer).items()}
     for table in (model.get_input_embeddings(), model.get_output_embeddings()):
         rows = cast(torch.Tensor, table.weight)  # (V, C)
         rows[ids[USER]] = rows[tokenizer.bos_token_id]

@@ -73,10 +73,12 @@ class PartReport:
     examples: dict[str, list] = field(default_factory=dict)  # cleaning rule -> a few (before, after)
 
     def as_json(self) -> str:
+        """Return the part as it is written beside its shards."""
         return json.dumps(self, ensure_ascii=False, default=vars)
 
     @classmethod
     def from_json(cls, text: str) -> "PartReport":
+        """Return the part that `as_json` wrote."""
         part = json.loads(text)
         for file in part["files"]:
             counters = {name: Counter(file[name]) for name in ("dropped", "lost", "rules")}

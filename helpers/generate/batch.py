@@ -43,6 +43,7 @@ class Row:
         self._detokenizer: Detokenizer | None = None
         self._constraint: ConstraintState | None = None
         self._taken = (0, 0)  # characters, tokens
+        self._end_taken = False
 
     @property
     def new(self) -> list[int]:
@@ -93,14 +94,18 @@ class Row:
             self.reason = "length"
 
     def take(self) -> Chunk | None:
-        """Return what is new since the last call, None if nothing is; only of a streamed row that has begun."""
+        """Return what is new since the last call, None if nothing is; only of a streamed row that has begun.
+
+        The last chunk, which has the reason, may be empty; after it there is none.
+        """
         written = self._detokenizer
         assert written is not None
         text = written.text if self.done else written.text[: written.settled]
         tokens = written.tokens if self.done else bisect_left(written.starts, len(text))
         (characters, taken), self._taken = self._taken, (len(text), tokens)
-        if len(text) == characters and not self.done:
+        if self._end_taken or (len(text) == characters and not self.done):
             return None
+        self._end_taken = self.done
         return Chunk(self._sample, text[characters:], tuple(self.logprobs[taken:tokens]), self.reason)
 
     def result(self, tokenizer: PreTrainedTokenizerFast, prompt: str) -> Sample:

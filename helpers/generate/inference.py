@@ -15,6 +15,8 @@ from torch.nn import functional as F
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from helpers.device import made_by_intel
+
 if TYPE_CHECKING:  # slow to import; the library imports the one that a model needs
     from transformers.models.gpt2.modeling_gpt2 import GPT2Block, GPT2LMHeadModel
 
@@ -24,9 +26,11 @@ if TYPE_CHECKING:  # slow to import; the library imports the one that a model ne
 FAMILIES = ("gpt2", "llama", "mistral", "qwen3", "qwen3_moe")
 FIRST_POSITIONS = 64  # of a new cache; doubled as the texts grow
 # On a CPU, oneDNN's own layout of a matrix is read up to three times as fast as the plain one, but each call costs ten
-# microseconds more. Below PACKED_FROM numbers that never pays; up to PLAIN_UP_TO it does not for one or two rows in
-# 32 bits (measured, see `generate_speed` in benchmarks/README.md)
-PACKED_FROM, PLAIN_UP_TO, FEW = 2**16, 2**19, 2
+# microseconds more. Below PACKED_FROM numbers that never pays; in 32 bits, up to PLAIN_UP_TO it does not for FEW rows,
+# on Intel's processors, for which the plain product is written, for many (measured, see `generate_speed` in
+# benchmarks/README.md)
+PACKED_FROM = 2**16
+PLAIN_UP_TO, FEW = (2**20, 32) if made_by_intel() else (2**19, 2)
 ROWS = 8  # that the layout is made for
 Map = Callable[[Tensor], Tensor]
 Attend = Callable[[int, Tensor, float], Tensor]  # (layer, qkv, scale) -> (M, heads * head size)

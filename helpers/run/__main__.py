@@ -25,7 +25,11 @@ from helpers.wording import let_console_replace
 
 
 def _require_run(run: str) -> None:
-    if not paths.run_dir(run).is_dir():
+    try:
+        folder = paths.run_dir(run)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+    if not folder.is_dir():
         raise Refused(f"there is no run '{run}' in {paths.runs_dir()}")
 
 
@@ -104,6 +108,8 @@ def main(arguments: list[str] | None = None) -> int:
         if asked.stages == ["verify"]:
             _require_run(asked.run)
             return print_verdict(asked.run)
+        if min(asked.draws, asked.only, asked.jobs) < 0:
+            raise Refused("--draws, --only and --jobs are numbers from 1 on")
         if asked.sweep:
             return run_sweep(asked)
         if asked.draws or asked.only or asked.halving or asked.jobs:

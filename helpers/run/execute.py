@@ -1,14 +1,14 @@
 """Execute notebooks in order, each in a kernel of its own; what has finished and is unchanged is skipped."""
 
+import tempfile
 import time
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
 
 import papermill
 from ipykernel.kernelspec import RESOURCES, get_kernel_dict
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
-from nbclient.exceptions import DeadKernelError
 from papermill.exceptions import PapermillExecutionError
 
 from helpers import paths, progress, report
@@ -26,12 +26,27 @@ class ThisPython(AsyncKernelManager):
     """Start kernels with the interpreter that runs this module, whatever kernels are registered on the machine."""
 
     environment: ClassVar[Mapping[str, str]] = {}  # of the kernel, besides this process's own
+    stderr: ClassVar[IO[str] | None] = None  # where the kernel's process says what no cell shows; None: the terminal
 
     @property
     def kernel_spec(self) -> KernelSpec:
+        """What starts a kernel: this interpreter."""
         # what a kernel logs about itself would appear between the progress lines
         spec = get_kernel_dict(extra_arguments=["--log-level=CRITICAL"])
         return KernelSpec(resource_dir=RESOURCES, **spec | {"env": dict(self.environment)})
+
+    async def start_kernel(self, *arguments: Any, **options: Any) -> None:  # type: ignore[override]  # typed as if not async
+        """Start the process; its own stderr is this class's."""
+        await super().start_kernel(*arguments, **options, stderr=self.stderr)
+
+
+def _why_it_died(stderr: IO[str]) -> str:
+    """Return what a kernel that died said of it on its own stderr, in a line."""
+    stderr.seek(0)
+    lines = [line.strip() for line in stderr if line.strip()]
+    if not lines:
+        return "the kernel died without a message: most often the machine ran out of memory"
+    return f"the kernel died: {lines[-1]}"
 
 
 def _first_line(source: str) -> str:
@@ -49,21 +64,23 @@ def execute(run: str, stage: str, values: dict[str, Any], environment: Mapping[s
     target.parent.mkdir(parents=True, exist_ok=True)
     defaults = notebook_parameters(stage)
     changed = {name: value for name, value in values.items() if name == "run" or value != defaults[name]}
-    manager = type("ThisPython", (ThisPython,), {"environment": environment})
-    try:
-        papermill.execute_notebook(
-            notebook, target, parameters=changed, kernel_name="python3", language="python",
-            kernel_manager_class=manager, progress_bar=False,
-        )  # fmt: skip
-    except PapermillExecutionError as error:
-        problem = f"{error.ename}: {error.evalue}"
-        where = f"cell [{error.exec_count}]: {_first_line(error.source)}"
-    except DeadKernelError:
-        problem = "the kernel died without a message: most often the machine ran out of memory"
-        where = "the last cell that has a number"
-    else:
-        remember(run, stage)
-        return
+    # not to the terminal: as it closes, a kernel on a busy machine may log that its own sockets are closed
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stderr:
+        manager = type("ThisPython", (ThisPython,), {"environment": environment, "stderr": stderr})
+        try:
+            papermill.execute_notebook(
+                notebook, target, parameters=changed, kernel_name="python3", language="python",
+                kernel_manager_class=manager, progress_bar=False,
+            )  # fmt: skip
+        except PapermillExecutionError as error:
+            problem = f"{error.ename}: {error.evalue}"
+            where = f"cell [{error.exec_count}]: {_first_line(error.source)}"
+        except RuntimeError:  # in a cell (DeadKernelError), or before the first
+            problem = _why_it_died(stderr)
+            where = "the last cell that has a number"
+        else:
+            remember(run, stage)
+            return
     raise StageFailed(f"  {'where':10}{notebook.name}, {where}\n  {'error':10}{problem}\n  {'copy':10}{target}")
 
 

@@ -4,11 +4,11 @@ The asynchronous form (Li et al. 2020, ASHA): nobody waits for others. A run goe
 better half of those that have come there before it; notebook 04 compares, see `train.state.early_stop`.
 """
 
-import json
 import math
 from collections.abc import Iterable
 
 from helpers import paths
+from helpers.files import json_lines
 
 RUNGS = (0.25, 0.5)  # shares of a run
 
@@ -41,10 +41,10 @@ def at(share: float, validations: list[tuple[float, float]]) -> float | None:
 def curve(run: str) -> list[tuple[float, float]]:
     """Return (share of the updates, bits per character) of a run's validations; none before it has trained."""
     try:
-        lines = (paths.room(run, "train") / "metrics.jsonl").read_text("utf-8").splitlines()
+        lines = (paths.room(run, "train") / "metrics.jsonl").read_bytes().splitlines()
     except FileNotFoundError:
         return []
-    rows = [json.loads(line) for line in lines if line.endswith("}")]
+    rows = list(json_lines(lines))
     total = next((row["total_steps"] for row in reversed(rows) if row.get("total_steps")), 0)
     by_step = {
         row["step"]: row["bits_per_char"] for row in rows if row["event"] == "validation"

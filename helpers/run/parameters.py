@@ -75,7 +75,7 @@ def read_preset(name: str) -> dict[str, dict]:
             raise Refused(str(error)) from None
     try:
         sections = yaml.safe_load(path.read_text("utf-8")) or {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise Refused(f"{path.name} is not readable YAML: {' '.join(str(error).split())}") from None
     if not isinstance(sections, dict):
         raise Refused(f"{path.name}: expected one section per stage, like `train:` with `epochs: 2` indented below it")

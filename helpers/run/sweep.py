@@ -15,8 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from filelock import FileLock
+
 from helpers import paths, report
 from helpers.files import write_text
+from helpers.parallel import cores
 from helpers.run import halving, results, share
 from helpers.run.execute import StageFailed, run_stage
 from helpers.run.grid import Combination, in_words, known_members, member
@@ -126,7 +129,7 @@ class Sweep:
     def rungs(self, i: int) -> list[list[float]]:
         """Return what a run is asked for at its rungs: by the runs before it, and the same when asked again."""
         file = paths.run_dir(self.name) / RUNGS_FILE
-        with _lock:
+        with FileLock(file.with_name(f".{file.name}.lock")):  # with --only, each run has a process of its own
             known = json.loads(file.read_text("utf-8")) if file.is_file() else {}
             if str(i) not in known:
                 before = [member(self.name, j) for j in known_members(self.name) if j != i and j not in self.failed]
@@ -163,9 +166,6 @@ class Sweep:
         print(f"{'page':14}{paths.run_dir(self.name) / 'sweep.html'}", flush=True)
 
 
-_lock = threading.Lock()
-
-
 def places(jobs: int, devices: int) -> list[Environment]:
     """Return the environments of `jobs` kernels that run at once; 0: as many as there are groups of `devices` GPUs.
 
@@ -177,7 +177,7 @@ def places(jobs: int, devices: int) -> list[Environment]:
         return [{"CUDA_VISIBLE_DEVICES": group} for group in groups[: jobs or None]]
     if jobs < 2:
         return [{}]
-    return [{"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))} for _ in range(jobs)]
+    return [{"OMP_NUM_THREADS": str(max(1, cores() // jobs))} for _ in range(jobs)]
 
 
 def visible_gpus() -> list[str]:

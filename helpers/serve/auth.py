@@ -65,6 +65,14 @@ def host_name(host: str) -> str:
     return name.strip("[]").rstrip(".").lower()
 
 
+def plain_address(address: str) -> str:
+    """Return an address, as IPv4 where it is one: on a socket for both, 192.168.1.5 calls itself ::ffff:192.168.1.5."""
+    with contextlib.suppress(ValueError):
+        mapped = getattr(ipaddress.ip_address(address), "ipv4_mapped", None)
+        return str(mapped or address)
+    return address
+
+
 def check_origin(origin: str) -> str:
     """Return the origin; raises ValueError unless it is scheme://host[:port]."""
     parts = urlsplit(origin)
@@ -121,7 +129,7 @@ class Guard:
         named = request.headers.getall(hdrs.HOST, [])
         if len(named) == 1:
             name, dialled = host_name(named[0]), request.get_extra_info("sockname", ("",))[0]
-            if name in self.hosts or name == dialled:
+            if name in self.hosts or name == plain_address(dialled):
                 return
         message = "this server does not go by that name: start it with --allow-host and the name in your address bar"
         raise Refusal(421, message, "host_not_allowed")
@@ -156,9 +164,10 @@ class Guard:
 
     def client(self, request: web.Request) -> str:
         """Return the client of a request: an IPv4 address, or an IPv6 /64 network, which one client may own whole."""
-        address = request.remote or ""
-        if address in self._proxies:  # our own proxy wrote the last entry; the others may be invented
-            address = request.headers.get(hdrs.X_FORWARDED_FOR, address).rpartition(",")[2].strip()
+        address = plain_address(request.remote or "")
+        if address in self._proxies:  # our own proxy wrote the last entry of the last line; the others may be invented
+            lines = request.headers.getall(hdrs.X_FORWARDED_FOR, [address])
+            address = plain_address(lines[-1].rpartition(",")[2].strip())
         try:
             ip = ipaddress.ip_address(address)
         except ValueError:

@@ -6,6 +6,7 @@ not read, and the form of an answer to broken HTTP.
 
 import asyncio
 import socket
+import sys
 from collections.abc import Callable
 from http import HTTPStatus
 
@@ -31,7 +32,7 @@ class Connection(web.RequestHandler):
             server,
             loop=asyncio.get_running_loop(),
             keepalive_timeout=listener.limits.header_seconds,
-            lingering_time=1.0,  # for so long, what a refused client still sends is read: else it could not read why
+            lingering_time=1.0,  # how long to go on reading from a refused client, so that it can read the refusal
             auto_decompress=False,
             access_log=None,  # type: ignore[arg-type]  # the request line may hold text; aiohttp takes None
             max_headers=64,
@@ -177,7 +178,10 @@ def bind(host: str, port: int, shared: bool = False) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if sys.platform == "win32":  # there SO_REUSEADDR would let a second server take a port that is in use
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
+        else:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listening.bind((host, port))

@@ -178,8 +178,9 @@ class Engine:
                         for chunk in filter(None, [row.take() for row in request.rows]):
                             request.listener(chunk)
             except Exception as error:  # e.g. out of memory: every request in the batch fails, later ones are served
-                self._settle(list(self._running), error)
+                # the batch first: the old one may hold rows that it has not read, and could not drop them
                 self._batch = DecodeBatch(self.model, self.tokenizer)
+                self._settle(list(self._running), error)
             # 4. finished and cancelled requests leave
             self._settle([r for r in self._running if r.future.cancelled() or all(row.done for row in r.rows)])
 

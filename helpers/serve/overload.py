@@ -20,10 +20,10 @@ _SPECIAL = re.compile(
 def whole_post(data: bytes) -> bytes | None:
     """Return the path if `data` is one POST request, no less and no more, with nothing unusual in it; else None."""
     start = _START.match(data)
-    head, _, body = data.partition(b"\r\n\r\n")
+    head, end_of_head, body = data.partition(b"\r\n\r\n")
     head = head.lower() + b"\r\n"
     lengths = _LENGTH.findall(head)
-    if not start or len(lengths) != 1 or int(lengths[0]) != len(body) or _SPECIAL.search(head):
+    if not (start and end_of_head) or len(lengths) != 1 or int(lengths[0]) != len(body) or _SPECIAL.search(head):
         return None
     return start[1]
 

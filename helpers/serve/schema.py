@@ -75,9 +75,11 @@ class GenerateRequest(_Body):
 
     @property
     def prompts(self) -> list[str]:
+        """The texts to continue."""
         return [self.context]
 
     def settings(self) -> Settings:
+        """Return how the texts are to be written."""
         return Settings(max_new_tokens=self.maxlength, **_sampling(self))
 
 
@@ -132,10 +134,12 @@ class OpenAIRequest(_Body):
 
     @property
     def samples(self) -> int:
+        """How many texts are written for each prompt."""
         return self.n
 
     @property
     def stream_has_usage(self) -> bool:
+        """Whether the stream ends with the number of tokens."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def _shared(self) -> dict[str, Any]:
@@ -172,6 +176,7 @@ class CompletionRequest(OpenAIRequest):
 
     @property
     def samples(self) -> int:
+        """How many texts are written for each prompt."""
         return self.best_of or self.n
 
     @property
@@ -181,9 +186,11 @@ class CompletionRequest(OpenAIRequest):
 
     @property
     def prompts(self) -> list[str]:
+        """The texts to continue."""
         return [self.prompt] if isinstance(self.prompt, str) else self.prompt
 
     def settings(self) -> Settings:
+        """Return how the texts are to be written."""
         # the best texts are found by the log probabilities of their tokens
         logprobs = 0 if self.logprobs is None and self.chooses else self.logprobs
         return Settings(max_new_tokens=self.max_tokens, logprobs=logprobs, **self._shared())
@@ -217,10 +224,12 @@ class ChatMessage(_Body):
 
     @property
     def text(self) -> str:
+        """What the message says, its parts put together."""
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
     @property
     def plain(self) -> chat.Message:
+        """The message as a template takes it."""
         return {"role": self.role, "content": self.text}
 
 
@@ -256,6 +265,7 @@ class ChatRequest(OpenAIRequest):
 
     @property
     def conversation(self) -> list[chat.Message]:
+        """The messages as a template takes them."""
         return [message.plain for message in self.messages]
 
     @property
@@ -264,6 +274,7 @@ class ChatRequest(OpenAIRequest):
         return self.max_tokens or self.max_completion_tokens or self.limits.max_length
 
     def settings(self) -> Settings:
+        """Return how the texts are to be written."""
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         return Settings(max_new_tokens=self.longest, logprobs=logprobs, **self._shared())
 

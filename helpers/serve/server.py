@@ -30,7 +30,7 @@ from helpers.serve.workers import Supervisor
 from helpers.wording import let_console_replace
 
 KEY = "CHINESE_GPT_API_KEY"  # the environment variable
-# for so long the engine's thread may wait for Python while requests are answered; Python's default is 5 ms
+# how long the engine's thread may wait for Python while requests are answered; Python's default is 5 ms
 SWITCH_SECONDS = 5e-4
 
 
@@ -73,7 +73,8 @@ async def stop(runner: web.AppRunner) -> None:
     state.draining = True
     runner.app[LISTENER].close()
     for limit in state.deadlines:
-        limit.reschedule(min(limit.when() or last, last))
+        if not limit.expired():  # that request is about to end
+            limit.reschedule(min(limit.when() or last, last))
     await runner.cleanup()
 
 
@@ -83,7 +84,7 @@ def read_key(file: str | None) -> str | None:
         key = os.environ.get(KEY)
         return auth.check_key(key) if key else None
     try:
-        return auth.check_key(Path(file).read_text("utf-8").strip())
+        return auth.check_key(Path(file).read_text("utf-8-sig").strip())
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot read the API key from {file}: {error}") from None
 
@@ -183,8 +184,8 @@ def main(arguments: list[str] | None = None) -> int:
         auth.require_key(options.host, bool(key))
         if options.processes < 1:
             raise ValueError(f"--processes is {options.processes}: it must be 1 or more")
-        if options.processes > 1 and "forkserver" not in multiprocessing.get_all_start_methods():
-            raise ValueError("several processes cannot share a port on Windows: leave --processes out")
+        if options.processes > 1 and sys.platform != "linux":
+            raise ValueError("only Linux deals connections to one port out among processes: leave --processes out")
         options.room = options.room or generate.latest_model(options.run)
     except ValueError as error:
         print(error, file=sys.stderr)

@@ -4,7 +4,6 @@ A row may lack any field, a number may be NaN or null, the file may be half writ
 returned, and nothing is raised for the rest.
 """
 
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 from helpers import paths
+from helpers.files import json_lines
 
 Metrics = str | Path | Sequence[Mapping]  # rows, or where they are: a file, a folder, a run's name
 
@@ -40,13 +40,7 @@ class Tail:
             return []
         self._offset += len(whole) + len(newline)
         new = []
-        for line in whole.splitlines():
-            try:
-                row = json.loads(line)
-            except ValueError:  # a crash cut the line short
-                continue
-            if not isinstance(row, dict):
-                continue
+        for row in json_lines(whole.splitlines()):
             new.append(row)
             if row.get("event") in ("resume", "start") and finite(row.get("step")):  # later steps will be taken again
                 self.rows = [old for old in self.rows if step_of(old) <= row["step"] and old.get("event") != "end"]

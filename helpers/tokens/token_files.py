@@ -192,9 +192,14 @@ def _split_pieces(file: Path, tokenizer: PreTrainedTokenizerFast, vocab_size: in
                 "tokenizer_config.json"
             )
         *whole, held = np.split(ids, np.flatnonzero(ids == start)[1:])
-        yield from whole
-    if len(held):
+        yield from filter(_has_text, whole)
+    if _has_text(held):
         yield held
+
+
+def _has_text(ids: np.ndarray) -> bool:
+    """Return whether a document is more than its start: one token has nothing to predict."""
+    return len(ids) > 1
 
 
 def _read_lists(file: Path, vocab_size: int) -> Iterator[np.ndarray]:
@@ -207,7 +212,7 @@ def _read_lists(file: Path, vocab_size: int) -> Iterator[np.ndarray]:
             )
         for found in _LIST.finditer(text):
             ids = _parse(found[1].replace(",", " "), file, line + text.count("\n", 0, found.start()), vocab_size)
-            if len(ids):
+            if _has_text(ids):
                 yield ids
 
 

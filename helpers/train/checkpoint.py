@@ -23,6 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from helpers.files import sha256, tidy_folder, write_folder
+from helpers.train import distributed
 
 transformers_logging.disable_progress_bar()  # a bar for each saved file would fill the notebook
 
@@ -41,7 +42,7 @@ def _gather(tensors: dict[str, torch.Tensor], writes: bool) -> dict[str, torch.T
     whole = {}
     for name, tensor in tensors.items():
         tensor = tensor.detach()
-        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        full = distributed.whole(tensor)
         if writes:  # off the device at once: one whole tensor fits there, perhaps not all
             whole[name] = (full.cpu() if full is not tensor else full).contiguous()
     return whole

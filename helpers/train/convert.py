@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers.utils import (
@@ -38,9 +39,11 @@ def with_safetensors(name: str) -> str:
     if not files or not config:
         return name
     folder = paths.runs_dir() / ".converted" / fingerprint(*map(known_sha256, [config, *files]))[:16]
-    if not folder.is_dir():
-        write_folder(folder, lambda part: _convert(name, files, config, part))
-        print(f"the weights of '{name}' are now safetensors, in {folder}", file=sys.stderr)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(f".{folder.name}.lock")):  # the processes of one job all begin here
+        if not folder.is_dir():
+            write_folder(folder, lambda part: _convert(name, files, config, part))
+            print(f"the weights of '{name}' are now safetensors, in {folder}", file=sys.stderr)
     return str(folder)
 
 

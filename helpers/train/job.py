@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from helpers import paths
 from helpers.device import pick_device, release_threads
 from helpers.files import fingerprint, write_text
-from helpers.manifest import open_room
+from helpers.manifest import RoomError, open_room
 from helpers.train.distributed import join_group, leave_group, world
 from helpers.train.model import model_from_settings
 from helpers.train.plan import load_windows, plan
@@ -64,7 +64,7 @@ def claim(folder: Path, identity: str, resume: bool) -> None:
 
 @contextlib.contextmanager
 def occupied(folder: Path) -> Iterator[None]:
-    """Keep a folder for one run; the system gives it free when a process ends, however it ends.
+    """Keep a folder for one run; the system releases it when the process ends, however it ends.
 
     Raises RuntimeError if another run, in this process or in another one, keeps it for longer than PATIENCE.
     """
@@ -168,16 +168,12 @@ class StopSignals:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def main() -> None:
-    """Train from a shell: `[torchrun …] -m helpers.train PARAMETERS.json`, an object of notebook 04's parameters.
-
-    Ends with 0, with 143 or 130 after SIGTERM or Ctrl-C, else with 1 and a reason.
-    """
+def _prepared(file: Path) -> TrainSettings:
+    """Return the settings that a file of parameters gives, when this process's group and the run's room are ready."""
     # 1. the settings
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m helpers.train PARAMETERS.json  (notebook 04 writes runs/NAME/model/parameters.json)")
-    signals = StopSignals()
-    parameters = json.loads(Path(sys.argv[1]).read_text("utf-8"))
+    parameters = json.loads(file.read_text("utf-8"))
+    if not isinstance(parameters, dict):
+        raise ValueError("expected an object of notebook 04's parameters")
     parameters["devices"] = int(os.environ.get("WORLD_SIZE", 1))
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
         parameters["resume"] = True  # started again after a failure: continue from what was saved
@@ -185,21 +181,36 @@ def main() -> None:
     # 2. the process group, and the room, made ready by its first process
     if "WORLD_SIZE" in os.environ:  # torchrun started us
         join_group(pick_device(settings.device))
-    first = world()[0] == 0
-    if first:
+    if world()[0] == 0:
         settings = decide(settings).settings
         plan(settings)
         prepare(settings)
     if dist.is_initialized():
         dist.barrier()
-    settings = decide(settings).settings  # as the first process decided and kept it
-    # 3. the run; if the launcher is killed, nothing else would end this process: it saves and ends by itself
+    return decide(settings).settings  # as the first process decided and kept it
+
+
+def main() -> None:
+    """Train from a shell: `[torchrun …] -m helpers.train PARAMETERS.json`, an object of notebook 04's parameters.
+
+    Ends with 0, with 143 or 130 after SIGTERM or Ctrl-C, else with 1 and a reason.
+    """
+    # 1. the settings, and the room
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m helpers.train PARAMETERS.json  (notebook 04 writes runs/NAME/model/parameters.json)")
+    signals = StopSignals()
+    try:
+        settings = _prepared(Path(sys.argv[1]))
+    except (RoomError, ValueError, OSError) as error:
+        sys.exit(f"{sys.argv[1]}: {error}")
+    first = world()[0] == 0
+    # 2. the run; if the launcher is killed, nothing else would end this process: it saves and ends by itself
     launcher = os.getppid()
     try:
         figures = run_job(settings, lambda: signals.number > 0 or os.getppid() != launcher)
     except Diverged as error:
         sys.exit(str(error))
-    # 4. the end
+    # 3. the end
     if first and "val_loss" in figures:
         write_text(paths.room(settings.run, "train") / "figures.json", json.dumps(figures))
     code = 128 + signals.number if signals.number else 0

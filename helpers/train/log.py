@@ -49,6 +49,7 @@ class MetricsLog:
         """tracker: a module to which the scalars go as well, with the run's parameters."""
         self.writes = writes
         self.tracker = find_tracker(tracker) if writes else None
+        self.board: Any = None  # TensorBoard's
         if self.tracker:
             given = dict(parameters or {})
             known = inspect.signature(self.tracker.init).parameters
@@ -72,22 +73,32 @@ class MetricsLog:
             self.file.flush()
         if event in _CURVES:
             found = {f"{event}/{name}": value for name, value in scalars(row) if name != "step"}
-            for name, value in found.items():
-                self.board.add_scalar(name, value, row["step"])
-            self._track(found, row["step"])
-
-    def _track(self, found: dict[str, float], step: int) -> None:
-        try:
+            step = row["step"]
+            if self.board:
+                with self._goes_on_without("board", f"step {step}"):
+                    for name, value in found.items():
+                        self.board.add_scalar(name, value, step)
             if self.tracker:
-                self.tracker.log(found, step=step)
-        except Exception as error:  # it is somebody else's, and training is not to end with it
-            print(f"the tracker failed at step {step} and gets no more ({error}); training goes on", file=sys.stderr)
-            self.tracker = None
+                with self._goes_on_without("tracker", f"step {step}"):
+                    self.tracker.log(found, step=step)
 
     def close(self) -> None:
-        """Close the file and the board."""
+        """Close the file, the board and the tracker."""
         if self.writes:
-            self.file.close()
-            self.board.close()
+            with contextlib.suppress(OSError):
+                self.file.close()
+        if self.board:
+            with self._goes_on_without("board", "the end"):
+                self.board.close()
         if self.tracker:
-            self.tracker.finish()
+            with self._goes_on_without("tracker", "the end"):
+                self.tracker.finish()
+
+    @contextlib.contextmanager
+    def _goes_on_without(self, part: str, when: str) -> Iterator[None]:
+        """Let a board or a tracker that fails go, also by what its own thread met: training is not to end with it."""
+        try:
+            yield
+        except Exception as error:
+            print(f"the {part} failed at {when} and gets no more ({error}); training goes on", file=sys.stderr)
+            setattr(self, part, None)

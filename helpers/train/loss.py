@@ -124,6 +124,8 @@ class Loss(nn.Module):
         """
         hidden, router_logits = self._run_body(inputs, positions)
         weight, device = self.model.get_output_embeddings().weight, inputs.device.type  # (V, C)
+        if not torch.is_grad_enabled():  # a function of our own is not told of `no_grad`
+            weight = weight.detach()
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
         with torch.autocast(device, enabled=False):
             objective, losses, correct = _ChunkedCrossEntropy.apply(

@@ -76,6 +76,11 @@ def make_config(
         raise ValueError(f"architecture '{architecture}' is unknown: choose one of {', '.join(ARCHITECTURES)}")
     if n_head % (n_kv_head or n_head):
         raise ValueError(f"{n_head} query heads cannot share {n_kv_head} key/value heads evenly")
+    if n_embd // n_head % 2:
+        raise ValueError(
+            f"n_embd {n_embd} gives each of {n_head} heads {n_embd // n_head} numbers, and rotary positions turn pairs "
+            "of them: choose n_embd = n_head × an even head size"
+        )
     width = 64 * round(n_embd * 8 / 3 / 64) or 64  # three matrices of 8/3 cost what two of 4 cost
     shared: dict[str, Any] = dict(
         vocab_size=len(tokenizer),

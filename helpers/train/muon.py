@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from helpers.train.distributed import whole
+
 # Of the five iterations, for any singular values from 1/1000 to 1: each triple is the polynomial that, after those
 # before it, brings the value that is furthest from 1 as near as possible (Polar Express; Amsel et al. 2025, ℓ = 0.001)
 COEFFICIENTS = (
@@ -79,15 +81,11 @@ class Muon(torch.optim.Optimizer):
                     by_shape[p.shape].append((p, p.grad.lerp(mean, group["momentum"])))
             for shape, pairs in by_shape.items():
                 # 2. all singular values to about 1, for all matrices of a shape at once
-                steps = orthogonalize(torch.stack([_whole(update) for _, update in pairs]), self.dtype)
+                steps = orthogonalize(torch.stack([whole(update) for _, update in pairs]), self.dtype)
                 # 3. weight decay, and the step: 0.2 · √(longer side) gives its numbers AdamW's typical size
                 for (p, _), step in zip(pairs, steps, strict=True):
                     p.mul_(1 - group["lr"] * group["weight_decay"])
                     p.sub_(_part(step, p), alpha=group["lr"] * 0.2 * math.sqrt(max(shape)))
-
-
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _part(tensor: torch.Tensor, like: Any) -> torch.Tensor:

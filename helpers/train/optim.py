@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from helpers.train.distributed import whole
 from helpers.train.muon import Muon
 
 SCHEDULES = ("linear", "cosine", "wsd", "constant")
@@ -86,7 +87,7 @@ def clip_gradient(
     for optimizer in optimizers:
         scaler.unscale_(optimizer)
     norm = nn.utils.clip_grad_norm_(parameters, max_grad_norm if max_grad_norm > 0 else math.inf)
-    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)  # a sharded model's norm is in parts
+    return float(whole(norm))  # a sharded model's norm is in parts
 
 
 def step(optimizers: Sequence[torch.optim.Optimizer], scaler: torch.amp.GradScaler, finite: bool) -> None:

@@ -38,11 +38,11 @@ SHAPES = (  # (n_embd, n_layer)
     (64, 2), (128, 2), (128, 3), (192, 3), (256, 4), (384, 6), (512, 8), (640, 10), (768, 12),
 )  # fmt: skip
 HEAD = 64  # width of an attention head
-TOKENS_PER_PARAMETER = 2.0  # of its blocks, that a shape must be able to read in the time, or it is too large
-UPDATES = 500  # that a run should have: fewer learn too little, more are too small
+TOKENS_PER_PARAMETER = 2.0  # a shape is too large unless it can read so many for each parameter of its blocks
+UPDATES = 500  # what a run aims at: fewer learn too little, more are too small
 FRESH = 3  # epochs in which a text says something new: those after them bring more updates, not larger ones
 LARGEST_UPDATE = 2**17  # tokens
-# of a forward pass, about: with fewer, calling small operations costs time; with more, a CPU's cache is too small
+# in a forward pass, about: with fewer, calling small operations costs time; with more, a CPU's cache is too small
 PASS_TOKENS = 2**12
 RATES = {"muon": 1e-2, "adamw": 3e-3}
 GENTLE = 0.1  # of these rates, for a model that is trained already
@@ -108,8 +108,8 @@ def choose(
     n_embd, n_layer = settings.n_embd, settings.n_layer
     if not (n_embd and n_layer or settings.pretrained_model):
         shapes = [(n_embd or width, n_layer or depth) for width, depth in SHAPES]
-        # where none can be divided among the heads, `make_config` says so
-        shapes = [shape for shape in shapes if shape[0] % (settings.n_head or 1) == 0] or shapes
+        # where none can be divided among heads, `make_config` says so
+        shapes = [shape for shape in shapes if _possible_heads(settings, shape[0])] or shapes
         n_embd, n_layer = shapes[0]
         for shape in shapes:
             enough = TOKENS_PER_PARAMETER * size(*shape)
@@ -160,9 +160,20 @@ def _windows_in_pass(tokens: float) -> int:
 def _head_and_rate(settings: TrainSettings, numbers: dict[str, Any]) -> dict[str, Any]:
     """Return n_head for the width that is given or in `numbers`, and the rate for the optimizer."""
     width = settings.n_embd or numbers.get("n_embd", 0)
-    heads = max(n_head for n_head in range(1, max(1, width // HEAD) + 1) if not width % n_head)
+    possible = _possible_heads(settings, width) or [1]
+    # the narrowest heads that have HEAD numbers, or the widest there are
+    heads = max([n_head for n_head in possible if width >= HEAD * n_head] or possible[:1])
     lr = RATES.get(settings.optimizer, RATES["muon"]) * (GENTLE if settings.pretrained_model else 1)
     return dict(n_head=heads, lr=lr)
+
+
+def _possible_heads(settings: TrainSettings, width: int) -> list[int]:
+    """Return the numbers of heads, in order, that `make_config` takes for this width: only the given one, if it is."""
+    numbers = [settings.n_head] if settings.n_head else range(1, width + 1)
+    if settings.architecture == "gpt2":
+        return [n_head for n_head in numbers if width % n_head == 0]
+    n_kv_head = settings.n_kv_head or 1
+    return [n_head for n_head in numbers if width % (2 * n_head) == 0 and n_head % n_kv_head == 0]
 
 
 def _list(numbers: dict[str, Any], names: list[str]) -> str:

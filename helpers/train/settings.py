@@ -83,7 +83,7 @@ class TrainSettings:
             least, value = each.metadata["least"], getattr(self, each.name)
             if least is not None and value < least:
                 raise ValueError(f"{each.name} is {value}: it must be at least {least}")
-        if any(len(rung) != 2 or not 0 < rung[0] < 1 for rung in self.rungs):
+        if any(not isinstance(rung, list | tuple) or len(rung) != 2 or not 0 < rung[0] < 1 for rung in self.rungs):
             raise ValueError(
                 f"rungs is {self.rungs}: write pairs like [0.5, 3.2], a share of the run and bits per character"
             )

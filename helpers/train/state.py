@@ -93,12 +93,14 @@ def early_stop(
 ) -> str:
     """Return why a run should end before its last update, "" if it should not.
 
-    bits_per_char: its best validation. It ends after `patience` validations without a better one (0: never), and where
-    it has passed a share of its updates without having come down to the bits of that rung: successive halving (Li et
-    al. 2020) gives each run rungs that the better half of the others has reached.
+    bits_per_char: its best validation, infinite before the first one. It ends after `patience` validations without a
+    better one (0: never), and where it has passed a share of its updates without having come down to the bits of that
+    rung: successive halving (Li et al. 2020) gives each run rungs that the better half of the others has reached.
     """
     if patience and progress.stale >= patience:
         return f"no better for {progress.stale} validations"
+    if bits_per_char == math.inf:  # not judged yet: a run that was killed before its first validation goes on
+        return ""
     for share, most in sorted(rungs, key=lambda rung: rung[0], reverse=True):
         if progress.step >= share * total_steps:  # the highest rung that it has passed
             hopeless = bits_per_char > most

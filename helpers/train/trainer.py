@@ -32,6 +32,7 @@ from helpers.device import (
     pick_precision,
     widest_float,
 )
+from helpers.files import write_text
 from helpers.progress import tell
 from helpers.tokens.windows import IGNORE, Examples, epoch_order
 from helpers.train import checkpoint, distributed, optim
@@ -252,11 +253,11 @@ class Trainer:
                     ) from error
                 self.micro_batch = -(-self.micro_batch // 2)
                 if self.size > 1:  # one process cannot try again alone: the launcher starts all of them again
-                    self.micro_batch_file.write_text(str(self.micro_batch), "utf-8")
+                    write_text(self.micro_batch_file, str(self.micro_batch))
                     raise
             empty_cache(self.device)  # here the error, and all that it held, is gone
         if self.micro_batch < before:
-            self.micro_batch_file.write_text(str(self.micro_batch), "utf-8")
+            write_text(self.micro_batch_file, str(self.micro_batch))
             self.log.write("out_of_memory", step=step, micro_batch=self.micro_batch)
         return update
 
@@ -533,7 +534,7 @@ def sample(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, device: t
 def worst_windows(update: Update, windows: Examples, tokenizer: PreTrainedTokenizerFast) -> list[dict[str, object]]:
     """Return an update's three windows of the highest mean loss, over all processes: index, loss and text of each."""
     pairs = zip(update.windows, update.window_losses.tolist(), strict=False)  # a process without work has a loss too
-    means = [(loss / max(1, int(windows.lengths[i])), int(i)) for i, loss in pairs]
+    means = [(loss / max(1, windows.count_labels(np.array([i]))), int(i)) for i, loss in pairs]
     worst = sorted(distributed.gather_over_ranks(means), reverse=True)[:3]
     text = {i: decode(tokenizer, windows[i][0][: windows.lengths[i]].tolist()) for _, i in worst}
     return [{"index": i, "loss": loss, "text": text[i]} for loss, i in worst]

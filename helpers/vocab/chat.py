@@ -60,6 +60,12 @@ def has_template(tokenizer: PreTrainedTokenizerFast) -> bool:
     return bool(tokenizer.chat_template)
 
 
+def role_tokens(tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
+    """Return the special token that opens each role's turn in our template: its own, or <role>."""
+    known = tokenizer.special_tokens_map
+    return {role: known.get(f"{role}_token", f"<{role}>") for role in (USER, ASSISTANT)}
+
+
 def add_template(tokenizer: PreTrainedTokenizerFast) -> int:
     """Give a tokenizer our template if it has none, and the roles' tokens if they are missing; return how many.
 
@@ -68,8 +74,7 @@ def add_template(tokenizer: PreTrainedTokenizerFast) -> int:
     """
     before = len(tokenizer)
     if not has_template(tokenizer):
-        known = tokenizer.special_tokens_map
-        names = {role: known.get(f"{role}_token", f"<{role}>") for role in (USER, ASSISTANT)}
+        names = role_tokens(tokenizer)
         missing = [name for name in names.values() if name not in tokenizer.all_special_tokens]
         tokenizer.add_special_tokens({"extra_special_tokens": missing}, replace_extra_special_tokens=False)
         template = TEMPLATE
@@ -134,8 +139,12 @@ def encode_messages(
     pieces = _pieces(tokenizer, roles, generation_prompt)
     contents = [message["content"] for message in messages]
     whole = _render(tokenizer, messages, generation_prompt)
+    stripped = [content.strip() for content in contents]  # as many templates do
+    if whole not in (_joined(pieces, contents), _joined(pieces, stripped)):  # some write today's date
+        _known(tokenizer).pieces.clear()
+        pieces, whole = _pieces(tokenizer, roles, generation_prompt), _render(tokenizer, messages, generation_prompt)
     if _joined(pieces, contents) != whole:
-        contents = [content.strip() for content in contents]  # as many templates do
+        contents = stripped
         if _joined(pieces, contents) != whole:
             raise ChatError("the chat template of this model changes what these messages say: they cannot be used")
     # 2. ids: special tokens from the template only

@@ -38,6 +38,17 @@ def test_a_model_without_roles_gets_two_rows_more(chat_run, tmp_path):
     assert {len(own), len(own) + 1} <= set(model.generation_config.suppress_tokens)
 
 
+def test_roles_that_have_other_names_are_begun_too(chat_run, tmp_path):
+    names = tokenizer.parse_special_tokens("pad:[PAD] bos:[CLS] eos:[SEP] unk:[UNK] user:[USER] assistant:[BOT]")
+    own = tokenizer.build_words({"浇水": 3}, "今天浇水很热。", names)
+    model, tok, _ = load_start(chat_run, folder_of(tmp_path / "theirs", own))
+    rows = model.get_input_embeddings().weight
+    user, assistant, unk = tok.convert_tokens_to_ids(["[USER]", "[BOT]", "[UNK]"])
+    assert len(tok) == len(own) and torch.equal(rows[user], rows[tok.bos_token_id])
+    assert torch.equal(rows[assistant], rows[tokenizer.encode(own, "\n")[0]])
+    assert not torch.equal(rows[unk], rows[assistant])
+
+
 def test_a_models_own_template_is_kept_and_says_what_ends_a_turn(chat_run, tmp_path):
     own = characters_tokenizer()
     own.add_special_tokens({"extra_special_tokens": ["<|im_start|>", "<|im_end|>"]})

@@ -125,17 +125,20 @@ def test_in_bf16_we_are_as_near_to_the_truth_as_the_library(name, weights, monke
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_matrix_is_kept_in_the_layouts_that_its_size_and_its_rows_need(dtype):
-    """Small: plain. Middle: plain for one row, packed for many; in bf16 packed. Large: packed alone, to save memory."""
+@pytest.mark.parametrize(("plain_up_to", "few"), [(2**19, 2), (2**20, 32)], ids=["any processor", "Intel's"])
+def test_a_matrix_is_kept_in_the_layouts_that_its_size_and_its_rows_need(dtype, plain_up_to, few, monkeypatch):
+    """Small: plain. Middle: plain for few rows, packed for many; in bf16 packed. Large: packed alone, to save memory."""
+    monkeypatch.setattr(inference, "PLAIN_UP_TO", plain_up_to)
+    monkeypatch.setattr(inference, "FEW", few)
     fits = dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
     both = {"plain", "packed"} if dtype == torch.float32 else {"packed"}
-    for side, layouts in ((100, {"plain"}), (400, both), (800, {"packed"})):
+    for side, layouts in ((100, {"plain"}), (400, both), (1100, {"packed"})):
         layouts = layouts if fits else {"plain"}
         weight, bias = torch.randn(side, side, dtype=dtype) / side**0.5, torch.randn(side, dtype=dtype)
         linear = inference.Linear(weight, bias)
         kept = {"plain": linear._plain, "packed": linear._packed}
         assert {name for name, matrix in kept.items() if matrix is not None} == layouts
-        for rows in (1, 2, 3, 9):
+        for rows in (1, 2, 3, 33):
             x, residual = torch.randn(2, rows, side, dtype=dtype)
             exact = x.double() @ weight.double().T + bias.double()
             tolerance = dict(atol=1e-4, rtol=1e-4) if dtype == torch.float32 else dict(atol=0.05, rtol=0.02)

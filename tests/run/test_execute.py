@@ -14,12 +14,17 @@ def executed(stage):
     return nbformat.read(executed_copy("r", stage), as_version=4)
 
 
+def write_cell(stage, source, kernel="python3"):
+    """Put one cell into a notebook, after its parameters."""
+    book = nbformat.read(paths.notebook(stage), as_version=4)
+    book.metadata["kernelspec"] = {"name": kernel, "display_name": "x", "language": "python"}
+    book.cells[2].source = source
+    nbformat.write(book, paths.notebook(stage))
+
+
 @pytest.mark.slow
 def test_a_kernel_is_of_this_very_interpreter(house):
-    book = nbformat.read(paths.notebook("generate"), as_version=4)
-    book.metadata["kernelspec"] = {"name": "some-other", "display_name": "x", "language": "python"}
-    book.cells[2].source = "import sys; print(sys.executable)"
-    nbformat.write(book, paths.notebook("generate"))
+    write_cell("generate", "import sys; print(sys.executable)", "some-other")
     assert main(["generate", "--run", "r"]) == 0
     assert executed("generate").cells[-1].outputs[0].text.strip() == sys.executable
 
@@ -38,3 +43,21 @@ def test_a_failing_cell_is_reported_in_four_lines(house, capsys):
 def test_a_kernel_that_dies_is_reported_too(house, capsys):
     assert main(["serve", "--run", "r"]) == 1
     assert "the kernel died" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_kernel_that_does_not_start_says_why(house, tmp_path, monkeypatch, capsys):
+    (tmp_path / "ipykernel_launcher.py").write_text("import a_module_that_is_missing", "utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert main(["generate", "--run", "r"]) == 1
+    told = capsys.readouterr().err
+    assert "the kernel died: ModuleNotFoundError: No module named 'a_module_that_is_missing'" in told
+    assert len(told.splitlines()) == 3
+
+
+@pytest.mark.slow
+def test_what_a_kernel_logs_as_it_closes_is_not_in_the_terminal(house, capfd):
+    """On a busy machine ipykernel's own sockets may close before its last message."""
+    write_cell("generate", "import atexit, os, sys\n_ = atexit.register(os.write, sys.__stderr__.fileno(), b'closed')")
+    assert main(["generate", "--run", "r"]) == 0
+    assert not capfd.readouterr().err

@@ -101,6 +101,13 @@ def test_a_preset_is_checked_whole_before_anything_runs(house, text, words):
         plan(["vocab"], preset="small")
 
 
+def test_a_preset_in_another_encoding_is_refused_in_words(house, tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_bytes("vocab:\n  size: 9  # 词表".encode("gb18030"))
+    with pytest.raises(Refused, match="mine.yaml is not readable YAML"):
+        plan(["vocab"], preset=str(file))
+
+
 def test_a_preset_is_found_by_name_or_by_path(house, tmp_path):
     preset(house, "vocab:\n  size: 8\n")
     elsewhere = tmp_path / "another.yaml"

@@ -1,10 +1,13 @@
 """A sweep's table, and the share of the variance that each parameter explains."""
 
 import itertools
+import json
 
 import numpy as np
 import pytest
 
+from helpers import paths
+from helpers.run import halving, results
 from helpers.run.results import Row, differing, effects, header, table
 
 
@@ -46,3 +49,17 @@ def test_the_table_shows_what_rules_chose_differently():
     assert header(found) == ["run", "n_embd", "lr", "val_bits_per_char", "end"]
     assert table(found) == [["r", 8, 0.1, 1.0, "finished"], ["r", 16, 0.2, 2.0, "finished"]]
     assert table([*found, row(None, "not trained", n_embd=9)])[2] == ["r", 9, "", "", "not trained"]
+
+
+@pytest.mark.parametrize("last", ["", '{"event": "end", "reason": "fin', '{"event": "end", "reason": "fin\xff'])
+def test_a_row_that_a_full_disk_left_torn_harms_no_page(tmp_path, monkeypatch, last):
+    monkeypatch.setenv("RUNS_DIR", str(tmp_path))
+    log = paths.room("r", "train") / "metrics.jsonl"
+    log.parent.mkdir(parents=True)
+    rows = [
+        {"event": "step", "step": 5, "total_steps": 10},
+        {"event": "validation", "step": 5, "bits_per_char": 3.5},
+        {"event": "end", "step": 10, "reason": "stopped"},
+    ]
+    log.write_bytes(("".join(json.dumps(row) + "\n" for row in rows) + last).encode("latin-1"))
+    assert results._end("r") == "stopped" and halving.curve("r") == [(0.5, 3.5)]

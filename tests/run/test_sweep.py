@@ -160,7 +160,7 @@ def test_gpus_are_shared_out_in_groups_and_cores_evenly(monkeypatch):
     assert sweep.places(0, 2) == [{"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "2,3"}]
     assert sweep.places(1, 1) == [{"CUDA_VISIBLE_DEVICES": "0"}]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(sweep, "cores", lambda: 8)
     assert sweep.places(0, 1) == [{}]
     assert sweep.places(4, 1) == [{"OMP_NUM_THREADS": "2"}] * 4
 
@@ -191,6 +191,12 @@ def test_what_is_refused_leaves_no_trace(sweep_house, capsys, grid, more, words)
 def test_options_of_a_sweep_need_one(house, capsys):
     assert main(["--draws", "3"]) == 2
     assert "belong to --sweep" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--draws", "--only", "--jobs"])
+def test_counts_below_one_are_refused(sweep_house, capsys, option):
+    assert main([*write_grid("lr: [0.1, 0.2]"), option, "-1"]) == 2
+    assert "numbers from 1 on" in capsys.readouterr().err
 
 
 def kernels_of(folder):

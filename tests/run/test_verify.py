@@ -92,3 +92,5 @@ def test_a_torn_manifest_and_a_room_that_went_are_found(finished):
 def test_a_run_that_is_not_there_cannot_be_verified(house, capsys):
     assert main(["verify", "--run", "nobody"]) == 2
     assert "there is no run 'nobody'" in capsys.readouterr().err
+    assert main(["verify", "--run", "../x"]) == 2
+    assert "'../x' cannot name a run" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import time
 
 import aiohttp
 import pytest
+from multidict import CIMultiDict
 from service import JSON, FakeEngine, fetch, serving, until
 
 from helpers.serve import auth, server
@@ -252,11 +253,15 @@ def test_a_client_has_so_many_requests_and_not_more():
 def test_only_a_named_proxy_is_believed():
     class Request:
         def __init__(self, remote, forwarded):
-            self.remote, self.headers = remote, {"X-Forwarded-For": forwarded}
+            self.remote = remote
+            self.headers = CIMultiDict(("X-Forwarded-For", line) for line in forwarded.split("\n"))
 
     guard = auth.Guard(proxies=["10.0.0.1", "::1"])
     assert guard.client(Request("9.9.9.9", "1.1.1.1")) == "9.9.9.9"
     assert guard.client(Request("10.0.0.1", "7.7.7.7, 1.1.1.1")) == "1.1.1.1"  # the first one is anybody's invention
     assert guard.client(Request("::1", "2001:db8:1:2:3:4:5:6")) == "2001:db8:1:2::/64"
+    assert guard.client(Request("10.0.0.1", "7.7.7.7\n1.1.1.1")) == "1.1.1.1"  # HAProxy adds a line of its own
+    assert guard.client(Request("::ffff:9.9.9.9", "1.1.1.1")) == "9.9.9.9"  # as a socket for IPv4 and IPv6 has it
+    assert guard.client(Request("::ffff:10.0.0.1", "::ffff:1.1.1.1")) == "1.1.1.1"
     assert guard.client(Request("2001:db8:1:2:ffff::", "")) == "2001:db8:1:2::/64"
     assert guard.client(Request("10.0.0.1", "nonsense")) == guard.client(Request(None, "")) == "unknown"

@@ -121,6 +121,15 @@ def test_pieces_are_told_while_they_are_written(start, net, tok):
         assert [piece.reason for piece in mine] == [None] * (len(mine) - 1) + ["length"]
 
 
+def test_the_end_of_a_sample_is_told_once_also_while_others_go_on(start, net, tok):
+    settings = Settings(max_new_tokens=12, seed=3)
+    first = generate.generate(net, tok, "水", settings)[0].text[3]
+    heard, settings = [], Settings(max_new_tokens=12, seed=3, stop=(first,))
+    samples = start().submit("水", settings, 3, listener=heard.append).result(20)
+    assert len({len(sample.tokens) for sample in samples}) > 1
+    assert sorted(piece.sample for piece in heard if piece.reason) == [0, 1, 2]
+
+
 def test_figures_of_the_engine(start):
     waits = []
     engine = start(max_rows=1, on_first_token=waits.append)
@@ -178,15 +187,22 @@ def test_an_error_is_its_callers_alone(start):
     assert good.result(20)[0].text.startswith("绿萝")
 
 
-def test_a_failing_model_is_told_and_the_engine_goes_on(start, net, monkeypatch):
+@pytest.mark.parametrize("running", [0, 2])
+@pytest.mark.parametrize("part", ["read", "step"])
+def test_a_failing_model_is_told_and_the_engine_goes_on(start, net, monkeypatch, part, running):
+    """While it reads a new prompt or writes a token, alone or beside requests that are being written."""
+
     def fail(*_):
         raise RuntimeError("out of memory")
 
     engine = start()
+    futures = [engine.submit("水", ENDLESS) for _ in range(running)]
+    wait_until(lambda: engine.rows == running)
     with monkeypatch.context() as patch:
-        patch.setattr(inference.of(net), "step", fail)
-        with pytest.raises(RuntimeError, match="out of memory"):
-            engine.submit("绿萝", Settings(max_new_tokens=5)).result(20)
+        patch.setattr(inference.of(net), part, fail)
+        for future in [*futures, engine.submit("绿萝", Settings(max_new_tokens=5))]:
+            with pytest.raises(RuntimeError, match="out of memory"):
+                future.result(20)
     assert engine.submit("绿萝", Settings(max_new_tokens=5)).result(20)[0].text.startswith("绿萝")
 
 

@@ -13,7 +13,7 @@ import torch
 from service import FakeEngine, chat_tokenizer, events_of, make_run, until
 
 from helpers.serve import server
-from helpers.serve.app import make_app
+from helpers.serve.app import STATE, make_app
 from helpers.serve.limits import Limits
 
 STREAM = {"prompt": "x", "n": 2, "stream": True}
@@ -57,6 +57,23 @@ def test_what_outlasts_the_grace_time_is_told_so():
             refused = await whole
             assert refused.status == 503 and (await refused.json())["error"]
             assert engine.waiting == 0
+
+    asyncio.run(scene())
+
+
+def test_a_request_whose_time_is_just_over_does_not_hinder_a_stop():
+    async def scene():
+        engine = FakeEngine(held=True)
+        app = make_app(engine, Limits(text_seconds=0.2))
+        runner, address = await server.start(app)
+        async with aiohttp.ClientSession(address) as session:
+            late = asyncio.create_task(session.post("/generate", json={"context": "x"}))
+            await until(lambda: app[STATE].deadlines)
+            (limit,) = app[STATE].deadlines
+            while not limit.expired():  # it is cancelled now, and its task has not run yet
+                await asyncio.sleep(0)
+            await asyncio.wait_for(server.stop(runner), 5)
+            assert (await late).status == 503
 
     asyncio.run(scene())
 
@@ -145,6 +162,8 @@ def test_where_the_key_comes_from(monkeypatch, tmp_path):
     assert server.read_key(None) == "from-the-environment"
     file = tmp_path / "key"
     file.write_text("from-a-file\n")
+    assert server.read_key(str(file)) == "from-a-file"
+    file.write_text("from-a-file\r\n", "utf-8-sig")  # as editors on Windows leave it
     assert server.read_key(str(file)) == "from-a-file"
     for wrong in ("", "two words", "钥匙"):
         file.write_text(wrong)

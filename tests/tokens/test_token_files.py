@@ -101,6 +101,14 @@ def test_a_second_import_takes_the_place_of_the_first(bring):
     assert {file.name: file.read_bytes() for file in paths.room("t", "tokenize").iterdir()} == first
 
 
+@pytest.mark.parametrize("form", ["a list a line", "a document a line"])
+def test_a_document_of_its_start_alone_is_left_out(bring, form):
+    """It has nothing to predict; 32 of them in a batch would be a batch of nothing."""
+    alone = {"a list a line": f"[{START}]\n", "a document a line": f"{START}\n"}[form]
+    ((name, text),) = FORMS[form].items()
+    check_documents(bring(**{name: alone * 3 + text.rstrip() + "\n" + alone * 3}), DISTINCT)
+
+
 def test_copies_stay_on_one_side_of_the_split(bring):
     bring(train__json=json.dumps(DISTINCT * 3))
     train, val = ({tuple(ids) for ids in written(split)} for split in ("train", "val"))

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -63,12 +64,19 @@ def test_the_model_is_the_same_and_is_converted_once(theirs, capsys):
     folder, net = theirs
     assert_same(folder, net)
     assert "now safetensors" in capsys.readouterr().err
-    (converted,) = (paths.runs_dir() / ".converted").iterdir()
+    (converted,) = filter(Path.is_dir, (paths.runs_dir() / ".converted").iterdir())
     before = (converted / "model.safetensors").stat().st_mtime_ns
     assert_same(folder, net)
     assert "now safetensors" not in capsys.readouterr().err
     assert (converted / "model.safetensors").stat().st_mtime_ns == before
     assert with_safetensors(str(folder)) == str(converted)
+
+
+def test_the_processes_of_one_job_convert_it_once(theirs, capsys):
+    with ThreadPoolExecutor(4) as pool:
+        found = set(pool.map(with_safetensors, [str(theirs[0])] * 4))
+    assert len(found) == 1 and capsys.readouterr().err.count("now safetensors") == 1
+    assert_same(*found, theirs[1])
 
 
 def test_other_weights_in_the_same_folder_are_converted_anew(theirs):

@@ -3,6 +3,7 @@
 By default a few cases of each kind; all that was promised with FAULTS=full (`make test-faults`).
 """
 
+import contextlib
 import ctypes
 import hashlib
 import json
@@ -28,6 +29,7 @@ from helpers import paths
 from helpers.train import checkpoint, distributed, launch, trainer
 from helpers.train import model as model_module
 from helpers.train.job import main
+from helpers.train.log import MetricsLog
 from helpers.train.model import load_pretrained
 from helpers.train.settings import TrainSettings
 
@@ -365,6 +367,28 @@ def test_a_file_too_large_costs_one_checkpoint(tmp_path, unbroken, since):
     (found,) = faults.run(fit_with_small_files, str(folder), since)
     assert_survived(folder, since, found, unbroken["sha256"])
     assert rows(folder, "checkpoint_failed")[0]["step"] == FAILS_AT[since]
+
+
+def log_with_small_files(folder: str) -> list[int]:
+    """Log 100 updates while no file may grow beyond 4 kB, then an end without that bound."""
+    log = MetricsLog(Path(folder), writes=True)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, resource.RLIM_INFINITY))
+    for step in range(100):
+        log.write("step", step=step, loss=1.5)
+        if step == 50:
+            with contextlib.suppress(OSError):
+                log.board.flush()  # its thread writes when it likes: now
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    log.write("end", step=100)
+    log.close()
+    return [] if log.board is None else [1]
+
+
+@LINUX
+def test_a_full_disk_costs_lines_and_tensorboards_curves(tmp_path):
+    """TensorBoard's own thread meets the full disk, and raises what it met at every later row."""
+    assert faults.run(log_with_small_files, str(tmp_path)) == [[]]
+    assert 1 < len(rows(tmp_path, "step")) < 100 and rows(tmp_path, "end") == [{"event": "end", "step": 100}]
 
 
 # ---------------------------------------------------------------- 5: not finite

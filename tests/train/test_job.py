@@ -118,3 +118,23 @@ def test_a_second_start_in_the_same_process_waits_for_the_first_to_end(run):
     assert not training.running
     again.stop()
     assert again.wait()["steps"] > training.wait()["steps"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "Expecting property name"),
+        ("[]", "expected an object of notebook 04's parameters"),
+        ('{"epoch": 1}', "did you mean 'epochs'"),
+        ('{"run": "nobody"}', "run 'nobody' has no"),
+        (None, "No such file"),
+    ],
+)
+def test_a_command_that_cannot_run_says_why_in_a_line(tmp_path, monkeypatch, text, words):
+    monkeypatch.setenv("RUNS_DIR", str(tmp_path))
+    monkeypatch.setattr(job, "StopSignals", lambda: None)  # no handlers in this process
+    if text is not None:
+        (tmp_path / "parameters.json").write_text(text, "utf-8")
+    monkeypatch.setattr("sys.argv", ["train", str(tmp_path / "parameters.json")])
+    with pytest.raises(SystemExit, match=words):
+        job.main()

@@ -213,9 +213,25 @@ def test_a_second_backward_is_refused_in_words():
 
 
 def test_validation_leaves_no_graph():
-    with torch.no_grad():
-        scores = Loss(tiny())(*uneven_batch())
-    assert not scores.objective.requires_grad and (scores.loss.sum() - scores.objective).abs() < 1e-3
+    products = []
+
+    class Products(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if func.overloadpacket is torch.ops.aten.mm:
+                products.append(tuple(out.shape))
+            return out
+
+    model = tiny()
+    table = model.get_output_embeddings().weight.shape
+    for context in (torch.no_grad, torch.enable_grad):
+        products.clear()
+        with context(), Products():
+            scores = Loss(model)(*uneven_batch())
+        # our own function makes its gradients in the forward pass: also the table's, unless nobody wants them
+        assert (table in products) == (context is torch.enable_grad)
+        assert scores.objective.requires_grad == (context is torch.enable_grad)
+        assert (scores.loss.sum() - scores.objective).abs() < 1e-3
 
 
 # ---- mixtures of experts ----

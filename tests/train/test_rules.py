@@ -1,16 +1,19 @@
 """Room 04: what a 0 becomes, for the built-in corpus and for any other text, time and machine."""
 
+import functools
 import math
 from dataclasses import asdict, replace
 
+import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from models import make_trainer, settings
+from models import TOK, make_trainer, settings
 
 from helpers import paths
 from helpers.manifest import write_manifest
 from helpers.train import rules, throughput
+from helpers.train.model import build_model, config_from_settings
 from helpers.train.rules import FIXED, Text, choose
 from helpers.train.settings import TrainSettings
 
@@ -150,6 +153,33 @@ def test_shapes_are_measured_from_the_smallest_to_the_first_that_is_too_large():
 def test_a_given_number_of_heads_leaves_the_widths_that_it_divides():
     assert numbers(POEMS, n_head=6).n_embd % 6 == 0
     assert numbers(POEMS, n_head=6, n_embd=100).n_embd == 100  # what is given stays; `make_config` says what is wrong
+
+
+@hypothesis.settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(["gpt2", "llama", "moe"]),
+    st.sampled_from([0, 0, 64, 100, 150, 192, 250, 768]),
+    st.sampled_from([0, 0, 1, 2, 3, 4]),
+    st.sampled_from([NOVEL, POEMS, Text(1000, 10, built_in=True)]),
+)
+def test_every_choice_of_heads_can_be_built(architecture, n_embd, n_kv_head, text):
+    """Wherever any number of heads can be: the width of a head is even for rotary positions, and key heads share."""
+    chosen = numbers(text, architecture=architecture, n_embd=n_embd, n_kv_head=n_kv_head)
+    config = functools.partial(config_from_settings, tokenizer=TOK, n_ctx=16)
+    if any(_can(config, replace(chosen, n_head=n_head)) for n_head in range(1, chosen.n_embd + 1)):
+        build_model(config(replace(chosen, n_layer=1)), 0)
+
+
+def _can(config, settings):
+    try:
+        return bool(config(settings))
+    except ValueError:
+        return False
+
+
+def test_heads_of_an_odd_width_are_refused_in_words():
+    with pytest.raises(ValueError, match="gives each of 2 heads 75 numbers, and rotary positions turn pairs"):
+        config_from_settings(TrainSettings(n_embd=150, n_layer=1, n_head=2), TOK, 16)
 
 
 def test_what_does_not_depend_on_the_time_is_decided_without_measuring():

@@ -23,7 +23,7 @@ def test_they_survive_json():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"max_minutes": -1.0}, {"parallel": "magic"}, {"rungs": [[0.5]]}, {"rungs": [[1.0, 3.0]]}]
+    [{"max_minutes": -1.0}, {"parallel": "magic"}, {"rungs": [[0.5]]}, {"rungs": [0.5, 3.2]}, {"rungs": [[1.0, 3.0]]}]
     + [{name: -1} for name in ("n_embd", "epochs", "batch_size", "gradient_accumulation", "lr")]
     + [{name: 0} for name in ("devices", "log_step")],
     ids=str,

@@ -68,6 +68,7 @@ def test_patience_counts_validations_without_a_better_one():
         (49, 4.1, "behind at 20%: 4.100 bits per character, not 4.000"),
         (50, 3.9, "behind at 50%: 3.900 bits per character, not 3.000"),  # the higher one counts
         (99, 3.0, ""),
+        (60, float("inf"), ""),  # killed before its first validation, and resumed: not judged yet
     ],
 )
 def test_a_rung_asks_for_so_many_bits_at_a_share_of_the_run(step, bits, words):

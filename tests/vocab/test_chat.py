@@ -191,3 +191,15 @@ def test_the_oldest_turns_leave_whole_and_the_system_line_stays():
 def test_a_question_that_does_not_fit_alone_is_refused():
     with pytest.raises(chat.ChatError, match="fewer words"):
         chat.fit_messages(OURS, TALK[:4], 8)
+
+
+def test_a_template_that_writes_the_time_is_read_anew_when_that_has_changed():
+    """Llama 3's, for one, begins with today's date: at midnight what was known of it is no longer true."""
+    tok, days = chatml(), iter(["26 Jul"] * 2 + ["27 Jul"] * 4)
+    tok.chat_template = "{{- today }}" + CHATML
+    write = tok.apply_chat_template
+    tok.apply_chat_template = lambda *given, **named: write(*given, **named, today=next(days))
+    talk = [{"role": "user", "content": "绿萝怎么浇水？"}]
+    first, second = (chat.encode_messages(tok, talk) for _ in range(2))
+    assert [tokenizer.decode(tok, each.ids)[:2] for each in (first, second)] == ["26", "27"]
+    assert first.ids[2:] == second.ids[2:]
