@@ -37,12 +37,12 @@ help:  ## this list
 run: setup  ## the six notebooks in order, then runs/<RUN>/report.html; CORPUS: your own text; PRESET: presets/<PRESET>.yaml
 	@$(PY) -m helpers.run --run "$$RUN" $${CORPUS:+--corpus "$$CORPUS"} $${PRESET:+--preset "$$PRESET"}
 
-test: setup-dev  ## unit tests, the six notebooks at a tiny scale, and the committed outputs computed anew (about 25 minutes)
+test: setup-dev  ## unit tests, the six notebooks at a tiny scale, and the committed outputs computed anew (about 20 minutes)
 	@RUNS_DIR="$$(mktemp -d)" && export RUNS_DIR && trap 'rm -rf "$$RUNS_DIR"' EXIT && \
 	HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest notebooks/0[1-6]_*.ipynb tests $(NBVAL) $(SHARED) -m "not outside"
 
 unit: setup-dev  ## the unit tests that need no long training, no injected fault and no browser (under three minutes)
-	@HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests $(SHARED) -m "not slow and not outside" -q
+	@HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests -m "not slow and not outside" -q $(SHARED)
 
 test-outside: setup-dev  ## JupyterLab in a browser, nginx, the package index, and each command of the README (about fifteen minutes)
 	@RUNS_DIR="$$(mktemp -d)" && export RUNS_DIR && trap 'rm -rf "$$RUNS_DIR"' EXIT && \

@@ -127,7 +127,7 @@ def test_in_bf16_we_are_as_near_to_the_truth_as_the_library(name, weights, monke
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("plain_up_to", "few"), [(2**19, 2), (2**20, 32)], ids=["any processor", "Intel's"])
 def test_a_matrix_is_kept_in_the_layouts_that_its_size_and_its_rows_need(dtype, plain_up_to, few, monkeypatch):
-    """Small: plain. Middle: plain for few rows, packed for many; in bf16 packed. Large: packed alone, to save memory."""
+    """Small: plain. Middle: plain for few rows, packed for many; in bf16 packed. Large: packed alone."""
     monkeypatch.setattr(inference, "PLAIN_UP_TO", plain_up_to)
     monkeypatch.setattr(inference, "FEW", few)
     fits = dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
