@@ -60,8 +60,9 @@ bench: setup-dev  ## what benchmarks/README.md reports; RUN must be trained (abo
 	@$(PY) -m benchmarks.train_speed && $(PY) -m benchmarks.block_speed && $(PY) -m benchmarks.recipes --run "$$RUN" && \
 	$(PY) -m benchmarks.corpus && $(PY) -m benchmarks.generate_speed --run "$$RUN" && $(PY) -m benchmarks.serve_load --run "$$RUN"
 
+# signed: in a notebook that it does not trust, JupyterLab shows no SVG
 lab: setup  ## JupyterLab, opened on the notebooks
-	@$(PY) -m nbformat.sign notebooks/*.ipynb notebooks/deeper/*.ipynb >/dev/null  # in a notebook it does not trust, JupyterLab shows no SVG
+	@$(PY) -m nbformat.sign notebooks/*.ipynb notebooks/deeper/*.ipynb >/dev/null
 	@$(PY) -m jupyterlab --notebook-dir=. notebooks/01_corpus.ipynb
 
 serve: setup  ## serve the trained model of RUN over HTTP

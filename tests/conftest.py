@@ -70,7 +70,7 @@ def house(tmp_path, monkeypatch):
 
 
 class WholeFiles(LoadScopeScheduling):
-    """Which of the processes that share the tests gets which: a file as a whole, and the six notebooks as one."""
+    """Deals the tests out to processes: a file as a whole, and the six notebooks as one."""
 
     def _split_scope(self, nodeid):
         file = nodeid.split("::")[0]
@@ -78,7 +78,7 @@ class WholeFiles(LoadScopeScheduling):
 
 
 def pytest_xdist_make_scheduler(config, log):
-    """Share the tests out by `WholeFiles`, in the order of the command line: what takes longest comes first."""
+    """Deal the tests out by `WholeFiles`, in the order of the command line: what takes longest comes first."""
     config.option.loadscopereorder = False
     return WholeFiles(config, log)
 

@@ -26,9 +26,9 @@ if TYPE_CHECKING:  # slow to import; the library imports the one that a model ne
 FAMILIES = ("gpt2", "llama", "mistral", "qwen3", "qwen3_moe")
 FIRST_POSITIONS = 64  # of a new cache; doubled as the texts grow
 # On a CPU, oneDNN's own layout of a matrix is read up to three times as fast as the plain one, but each call costs ten
-# microseconds more. Below PACKED_FROM numbers that never pays; in 32 bits, up to PLAIN_UP_TO it does not for FEW rows,
-# on Intel's processors, for which the plain product is written, for many (measured, see `generate_speed` in
-# benchmarks/README.md)
+# microseconds more. Below PACKED_FROM numbers that never pays; in 32 bits it does not for FEW rows either, in matrices
+# of PLAIN_UP_TO numbers or fewer. Both bounds are higher on Intel's processors, for which MKL is written, the library
+# of plain products (measured, see `generate_speed` in benchmarks/README.md)
 PACKED_FROM = 2**16
 PLAIN_UP_TO, FEW = (2**20, 32) if made_by_intel() else (2**19, 2)
 ROWS = 8  # that the layout is made for

@@ -25,7 +25,7 @@ def case_of(combination: Combination) -> Case:
 class Asker:
     """Draws questions on combinations that are not held out; `tell` it what the answers earned.
 
-    focus: the share of questions that is drawn where answers go wrong, how often a case has gone wrong of late.
+    focus: the share of questions that is drawn where answers have gone wrong, in proportion to how often.
     """
 
     def __init__(self, focus: float, seed: int = 0) -> None:

@@ -168,7 +168,7 @@ def _head_and_rate(settings: TrainSettings, numbers: dict[str, Any]) -> dict[str
 
 
 def _possible_heads(settings: TrainSettings, width: int) -> list[int]:
-    """Return the numbers of heads, in order, that `make_config` takes for this width: only the given one, if it is."""
+    """Return the numbers of heads, in order, that `make_config` takes for this width; with a given n_head only that."""
     numbers = [settings.n_head] if settings.n_head else range(1, width + 1)
     if settings.architecture == "gpt2":
         return [n_head for n_head in numbers if width % n_head == 0]
