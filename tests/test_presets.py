@@ -231,7 +231,7 @@ def test_a_preset_goes_from_text_to_a_model(preset, room):
     if given["architecture"] != "gpt2":
         assert model.config.num_key_value_heads == (given["n_kv_head"] or given["n_head"])
 
-    if given["dropout"]:
+    if given["dropout"] > 0:
         assert model.config.resid_pdrop == given["dropout"] == 0.1
 
 

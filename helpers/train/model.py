@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from helpers.train.convert import with_safetensors
+from helpers.train.dropout import add_dropout
 from helpers.train.settings import TrainSettings
 
 ARCHITECTURES = ("gpt2", "llama", "moe")
@@ -52,7 +53,8 @@ def make_config(
     """Return the config of a model; vocab_size and the special ids come from the tokenizer, never by hand.
 
     `n_kv_head` (llama, moe) is the number of key/value heads that the n_head queries share; 0 means n_head. The
-    experts' parameters are for moe only: each expert is as wide as the feed-forward part of the dense model.
+    experts' parameters are for moe only: each expert is as wide as the feed-forward part of the dense model. `dropout`
+    acts on the embeddings and on what each half of a block adds to the stream, and in GPT-2 on attention weights too.
     """
     # 1. GPT-2
     if n_embd % n_head:
@@ -90,7 +92,8 @@ def make_config(
         num_attention_heads=n_head,
         num_key_value_heads=n_kv_head or n_head,
         head_dim=n_embd // n_head,
-        attention_dropout=dropout,
+        embd_pdrop=dropout,  # these two are not the library's: `add_dropout` reads them
+        resid_pdrop=dropout,
         tie_word_embeddings=True,
         **ids,
     )
@@ -124,6 +127,7 @@ def build_model(config: PretrainedConfig, seed: int) -> PreTrainedModel:
             for name, parameter in model.named_parameters():
                 if name.endswith(_RESIDUAL):
                     parameter.mul_(1 / math.sqrt(2 * config.num_hidden_layers))
+        add_dropout(model, blocks(model))
     return model
 
 
@@ -137,6 +141,7 @@ def config_from_settings(settings: TrainSettings, tokenizer: PreTrainedTokenizer
     if settings.pretrained_model:
         return _pretrained_config(settings.pretrained_model)
     shape = {name: getattr(settings, name) for name in _SHAPE}  # `make_config` has the same names
+    shape["dropout"] = max(0.0, settings.dropout)  # the rules measure before they decide on it
     return make_config(settings.architecture, tokenizer, n_ctx=n_ctx, **shape)
 
 
@@ -213,6 +218,8 @@ def load_pretrained(name: str, tokenizer: PreTrainedTokenizerFast, n_ctx: int) -
             f"({shorten(str(error), 300)})"
         ) from None
     set_special_ids(model, tokenizer)
+    if config.model_type != "gpt2":
+        add_dropout(model, blocks(model))
     return model
 
 

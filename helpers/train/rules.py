@@ -1,9 +1,9 @@
-"""The rules behind 0: width, depth, batch, rate and length of training for a text, a machine and a time.
+"""The rules behind 0: width, depth, dropout, batch, rate and length of training for a text, a machine and a time.
 
-A 0 in notebook 04's parameters leaves the number to a rule here; any other value is taken as it is. The built-in corpus
-has fixed numbers, so that its run is the same everywhere. For any other text the time and the speed of the machine,
-measured for one shape of model after the other, say how many tokens can be read, and that decides the rest. What the
-rules rest on was measured: benchmarks/README.md. Knows the sizes of a text, and nothing of what is in it.
+A 0 in notebook 04's parameters (for dropout -1) leaves the number to a rule here; any other value is taken as it is.
+The built-in corpus has fixed numbers, so that its run is the same everywhere. For any other text the time and the speed
+of the machine, measured for one shape of model after the other, say how many tokens can be read, and that decides the
+rest. What the rules rest on was measured: benchmarks/README.md. Knows the sizes of a text, not what is in it.
 """
 
 import json
@@ -30,7 +30,7 @@ from helpers.wording import duration
 
 # for the built-in corpus
 FIXED: dict[str, Any] = dict(
-    n_embd=192, n_layer=3, n_head=3, epochs=2, batch_size=32, gradient_accumulation=2, lr=1e-2
+    n_embd=192, n_layer=3, n_head=3, dropout=0.0, epochs=2, batch_size=32, gradient_accumulation=2, lr=1e-2
 )  # fmt: skip
 # for any other text
 MINUTES = 6.0
@@ -38,9 +38,10 @@ SHAPES = (  # (n_embd, n_layer)
     (64, 2), (128, 2), (128, 3), (192, 3), (256, 4), (384, 6), (512, 8), (640, 10), (768, 12),
 )  # fmt: skip
 HEAD = 64  # width of an attention head
-TOKENS_PER_PARAMETER = 2.0  # a shape is too large unless it can read so many for each parameter of its blocks
+TOKENS_PER_PARAMETER = 1.5  # a shape is too large unless it can read so many for each parameter of its blocks
 UPDATES = 500  # what a run aims at: fewer learn too little, more are too small
 FRESH = 3  # epochs in which a text says something new: those after them bring more updates, not larger ones
+DROPOUT = ((FRESH, 0.1), (8, 0.2))  # (epochs, the share where there are more of them)
 LARGEST_UPDATE = 2**17  # tokens
 # in a forward pass, about: with fewer, calling small operations costs time; with more, a CPU's cache is too small
 PASS_TOKENS = 2**12
@@ -61,7 +62,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Choice:
-    """The settings without a 0 that means "by rule", and a sentence for each rule that was applied."""
+    """The settings without a number that means "by rule", and a sentence for each rule that was applied."""
 
     settings: TrainSettings
     reasons: list[str]
@@ -69,13 +70,13 @@ class Choice:
 
 def most_epochs(tokens: int) -> int:
     """Return after how many epochs a text of so many tokens is learnt by heart rather than learnt from."""
-    return 4 if tokens < 50_000 else 6 if tokens < 500_000 else 8
+    return 4 if tokens < 50_000 else 6 if tokens < 500_000 else 12
 
 
 def choose(
     settings: TrainSettings, text: Text, size: Callable[[int, int], int], speed: Callable[[int, int], float]
 ) -> Choice:
-    """Replace every 0 that means "by rule".
+    """Replace every number that means "by rule", 0 or for dropout -1.
 
     `size(n_embd, n_layer)` gives the parameters of a shape's blocks, `speed(n_embd, n_layer)` how many tokens per
     second one process learns from; it is asked for the shapes from the smallest to the first that is too large. The
@@ -97,8 +98,9 @@ def choose(
             [f"the built-in corpus has fixed numbers: {_list(numbers, undecided)}"],
         )
     # 2. numbers that do not depend on the time
-    if set(undecided) <= {"n_head", "lr"}:
-        numbers = _head_and_rate(settings, {})
+    timeless = {"n_head", "lr"} if settings.max_minutes else {"n_head", "lr", "dropout"}
+    if set(undecided) <= timeless:
+        numbers = _head_and_rate(settings, {}) | dict(dropout=_dropout(settings.epochs))
         return Choice(replace(settings, **{name: numbers[name] for name in undecided}), [_list(numbers, undecided)])
     minutes = settings.max_minutes or MINUTES
     seconds = 60 * minutes * settings.devices
@@ -132,6 +134,9 @@ def choose(
         else:
             chosen["max_minutes"] = minutes
             reasons.append(f"the time decides how long: about {affordable / text.tokens:.1f} epochs")
+    if settings.dropout < 0 and not settings.pretrained_model:
+        chosen["dropout"] = _dropout(tokens / text.tokens)
+        reasons.append(f"dropout {chosen['dropout']:g}: the more often a text is read, the more of it helps")
     # 5. the update
     per_window = text.tokens / text.windows
     fresh = min(tokens, FRESH * text.tokens)
@@ -150,6 +155,11 @@ def choose(
     )
     names = [*undecided, *(["max_minutes"] if "max_minutes" in chosen else [])]
     return Choice(replace(settings, **{name: chosen[name] for name in names}), reasons)
+
+
+def _dropout(epochs: float) -> float:
+    """Return the share that is switched off where a text is read so many times."""
+    return max([share for least, share in DROPOUT if epochs > least], default=0.0)
 
 
 def _windows_in_pass(tokens: float) -> int:

@@ -42,7 +42,7 @@ class TrainSettings:
     n_experts: int = _setting(4)  # experts per block (moe)
     experts_per_token: int = _setting(1)  # experts that see each token (moe)
     aux_loss_coef: float = _setting(5e-4)  # weight of the loss that keeps the experts' work even (moe)
-    dropout: float = _setting(0.0)  # fraction of activations switched off while training
+    dropout: float = _setting(-1.0)  # fraction of activations switched off while training; -1: by rule
     pretrained_model: str = _setting("")  # train this model further: a folder or a Hub name; "" means fresh weights
     # how long, and how much per update
     epochs: int = _setting(0, least=0)  # times that the model sees the corpus; 0: by rule
@@ -83,6 +83,8 @@ class TrainSettings:
             least, value = each.metadata["least"], getattr(self, each.name)
             if least is not None and value < least:
                 raise ValueError(f"{each.name} is {value}: it must be at least {least}")
+        if not (self.dropout == -1 or 0 <= self.dropout < 1):
+            raise ValueError(f"dropout is {self.dropout}: give a fraction from 0 to less than 1, or -1 for the rule's")
         if any(not isinstance(rung, list | tuple) or len(rung) != 2 or not 0 < rung[0] < 1 for rung in self.rungs):
             raise ValueError(
                 f"rungs is {self.rungs}: write pairs like [0.5, 3.2], a share of the run and bits per character"
@@ -100,9 +102,11 @@ class TrainSettings:
         return cls(**parameters)
 
     def undecided(self) -> list[str]:
-        """Return the names whose 0 a rule has to replace; a pretrained model brings its own shape."""
-        names = ("n_embd", "n_layer", "n_head", "epochs", "batch_size", "gradient_accumulation", "lr")
-        return [name for name in names if not getattr(self, name) and not (self.pretrained_model and name[:2] == "n_")]
+        """Return the names whose 0 or -1 a rule has to replace; a pretrained model has its own shape and dropout."""
+        shape = [name for name in ("n_embd", "n_layer", "n_head") if not getattr(self, name)]
+        shape += ["dropout"] if self.dropout < 0 else []
+        names = ("epochs", "batch_size", "gradient_accumulation", "lr")
+        return [*([] if self.pretrained_model else shape), *(name for name in names if not getattr(self, name))]
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that decide what is computed: a run may be resumed only where these are the same."""

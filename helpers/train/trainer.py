@@ -98,7 +98,8 @@ class Trainer:
         identity: str = "",
         stop: Callable[[], bool] = lambda: False,
     ):
-        if names := [name for name in settings.undecided() if not name.startswith("n_")]:  # the model is there
+        of_the_model = ("n_embd", "n_layer", "n_head", "dropout")  # it is there
+        if names := [name for name in settings.undecided() if name not in of_the_model]:
             raise ValueError(f"{', '.join(names)}: 0 leaves them to a rule, which `rules.decide` has not applied yet")
         self.model, self.train, self.val, self.settings = model, train, val, settings
         self.folder, self.tokenizer, self.identity, self.stop = folder, tokenizer, identity, stop

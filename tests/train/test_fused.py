@@ -106,19 +106,21 @@ def count(monkeypatch, function):
     return calls
 
 
-@pytest.mark.parametrize("changes, length", [
-    ({"n_kv_head": 1}, 16),  # heads share keys
-    ({"dropout": 0.1}, 16),
-    ({}, fused.WRITTEN_OUT + 1),  # long windows
+@pytest.mark.parametrize("shared, dropout, length", [
+    (1, 0.0, 16),  # heads share keys
+    (0, 0.1, 16),  # of attention weights, in a model from elsewhere
+    (0, 0.0, fused.WRITTEN_OUT + 1),  # long windows
 ])  # fmt: skip
-def test_attention_that_is_another_is_left_to_the_library(monkeypatch, changes, length):
+def test_attention_that_is_another_is_left_to_the_library(monkeypatch, shared, dropout, length):
     calls = count(monkeypatch, fused._Attention)
-    model = tiny(architecture="llama", n_ctx=length, **changes).train()
+    config = make_config("llama", TOK, n_ctx=length, n_embd=16, n_layer=2, n_head=2, n_kv_head=shared)
+    config.attention_dropout = dropout
+    model = build_model(config, seed=0).train()
     fused.speed_up(model, TrainSettings(), length, "bf16", CPU)
     with autocast("bf16", CPU):
         Loss(model)(*batch(length=length))
     assert not calls
-    if changes.get("n_kv_head"):
+    if shared:
         assert model.config._attn_implementation == "eager"  # the library's, written out
 
 

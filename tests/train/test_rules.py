@@ -46,7 +46,7 @@ def test_the_built_in_corpus_has_numbers_that_no_machine_changes(rate):
     """Its outputs are committed: they can only be compared if every machine trains the same model equally long."""
     found = choose(TrainSettings(), Text(1_100_000, 26_000, built_in=True), size, speed(rate))
     assert {name: getattr(found.settings, name) for name in FIXED} == FIXED == dict(
-        n_embd=192, n_layer=3, n_head=3, epochs=2, batch_size=32, gradient_accumulation=2, lr=1e-2
+        n_embd=192, n_layer=3, n_head=3, dropout=0.0, epochs=2, batch_size=32, gradient_accumulation=2, lr=1e-2
     )  # fmt: skip
     assert found.settings.max_minutes == 0 and len(found.reasons) == 1
 
@@ -130,6 +130,15 @@ def test_a_forward_pass_has_about_as_many_tokens_whatever_the_window(length):
     assert rules.PASS_TOKENS / 1.5 < found.batch_size * length < rules.PASS_TOKENS * 1.5
 
 
+@pytest.mark.parametrize("changes, dropout", [
+    ({"epochs": 3}, 0.0), ({"epochs": 4}, 0.1), ({"epochs": 8}, 0.1), ({"epochs": 9}, 0.2),
+    ({"epochs": 9, "max_minutes": 0.5}, 0.0),  # there is no time for them
+    ({"epochs": 9, "dropout": 0.0}, 0.0), ({"epochs": 1, "dropout": 0.3}, 0.3),
+])  # fmt: skip
+def test_the_more_often_a_text_is_read_the_more_is_dropped(changes, dropout):
+    assert numbers(NOVEL, n_embd=64, n_layer=2, **changes).dropout == dropout
+
+
 def test_a_text_of_a_page_has_more_updates_than_the_warm_up():
     found = numbers(Text(1500, 16))
     assert found.epochs * 16 / per_update(found) > 2 * found.warmup_steps
@@ -185,7 +194,7 @@ def test_heads_of_an_odd_width_are_refused_in_words():
 def test_what_does_not_depend_on_the_time_is_decided_without_measuring():
     given = dict(n_embd=128, n_layer=2, epochs=3, batch_size=8, gradient_accumulation=1)
     found = choose(TrainSettings(**given), NOVEL, size, lambda *_: pytest.fail("measured"))
-    assert (found.settings.n_head, found.settings.lr) == (2, 1e-2) and found.reasons == ["n_head 2, lr 0.01"]
+    assert (found.settings.n_head, found.settings.lr) == (2, 1e-2) and found.reasons == ["n_head 2, dropout 0, lr 0.01"]
 
 
 # ---- in a run ----

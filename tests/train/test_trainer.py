@@ -236,16 +236,17 @@ def stop_at(step: int):
     return lambda: next(asked) >= step
 
 
+@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
 @pytest.mark.parametrize("step", [3, 4, 6])
-def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, step):
+def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, step, architecture):
     """Stopped inside an epoch, at its edge and after it, with dropout on; test_faults does it in all precisions."""
-    whole = tiny(dropout=0.1)
+    whole = tiny(dropout=0.1, architecture=architecture)
     fit(tmp_path / "whole", whole, optimizer="muon")
     folder = tmp_path / "parts"
-    stopped = fit(folder, tiny(dropout=0.1), optimizer="muon", stop=stop_at(step))
+    stopped = fit(folder, tiny(dropout=0.1, architecture=architecture), optimizer="muon", stop=stop_at(step))
     assert stopped["steps"] == step and "val_loss" not in stopped
     assert rows(folder, "end")[-1]["reason"] == "stopped"
-    parts = tiny(seed=5, dropout=0.1)
+    parts = tiny(seed=5, dropout=0.1, architecture=architecture)
     assert fit(folder, parts, optimizer="muon")["steps"] == 8
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), parts.parameters(), strict=True))
 
