@@ -96,7 +96,7 @@ class Scale:
 
 
 REAL = Scale({}, {})
-SMALL = dict(n_embd=32, n_layer=2, n_head=2)
+SMALL = dict(n_embd=32, n_layer=2, n_head=2, dropout=0.0)
 REHEARSAL = Scale(
     SMALL | dict(batch_size=2, gradient_accumulation=2),
     SMALL | dict(epochs=1, batch_size=8, gradient_accumulation=1, warmup_steps=1, lr=1e-2),

@@ -1,9 +1,10 @@
 """Room 04: windows become a model; `python -m helpers.train PARAMETERS.json` trains without a notebook.
 
 settings     a run's settings: notebook 04's parameters, a comment per field
-rules        what a 0 becomes: width, depth, batch, rate, epochs from text, time and machine
+rules        what a 0 becomes: width, depth, dropout, batch, rate, epochs from text, time and machine
 model        GPT-2, LLaMA-like models, mixture of experts: config, size, memory
 convert      pytorch_model.bin of others becomes safetensors, read with weights_only
+dropout      dropout on the residual stream, with cheap masks
 fused        RMSNorm, rotary attention and SwiGLU in fewer passes, for a CPU in half precision
 loss         cross-entropy in chunks over the vocabulary
 optim        learning-rate schedule, gradient clipping, which optimizer moves what
