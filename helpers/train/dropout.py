@@ -39,7 +39,7 @@ def _drop_output(p: float, part: nn.Module, _: Any, output: Any) -> Any:
 def dropout(x: Tensor, p: float) -> Tensor:
     """Return x with a random share p of its numbers set to 0, the others divided by 1 - p (Srivastava et al. 2014).
 
-    On a CPU p is a multiple of 1/256, and at least one of them: see `_DropBytes`.
+    On a CPU p is rounded to a multiple of 1/256, from 1 to 255 of them: see `_DropBytes`.
     """
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return functional.dropout(x, p)

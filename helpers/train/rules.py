@@ -134,7 +134,7 @@ def choose(
         else:
             chosen["max_minutes"] = minutes
             reasons.append(f"the time decides how long: about {affordable / text.tokens:.1f} epochs")
-    if settings.dropout < 0 and not settings.pretrained_model:
+    if "dropout" in undecided:
         chosen["dropout"] = _dropout(tokens / text.tokens)
         reasons.append(f"dropout {chosen['dropout']:g}: the more often a text is read, the more of it helps")
     # 5. the update

@@ -6,12 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from models import CPU, TOK, tiny
+from models import TOK, tiny
 from transformers import AutoModelForCausalLM
 
-from helpers.device import autocast
-from helpers.train import dropout, fused
-from helpers.train.loss import Loss
+from helpers.train import dropout
 from helpers.train.model import config_from_settings, load_pretrained
 from helpers.train.settings import TrainSettings
 
@@ -87,17 +85,6 @@ def test_the_mean_of_many_passes_through_a_linear_part_is_the_pass_without():
     mean = torch.stack([dropout.dropout(x, 0.25) @ weight for _ in range(20_000)]).mean(0)
     spread = float(((x.square() @ weight.square()) * (0.25 / 0.75) / 20_000).sqrt().max())
     assert torch.allclose(mean, x @ weight, atol=5 * spread)
-
-
-def test_the_fused_functions_stay_in_use(monkeypatch):
-    """Of attention weights the fused attention could drop nothing; of its output it need not."""
-    calls, before = [], fused._Attention.forward
-    monkeypatch.setattr(fused._Attention, "forward", staticmethod(lambda *a: (calls.append(1), before(*a))[1]))
-    model = tiny(architecture="llama", dropout=0.2).train()
-    fused.speed_up(model, TrainSettings(), 8, "bf16", CPU)
-    with autocast("bf16", CPU):
-        Loss(model)(INPUTS, INPUTS)
-    assert len(calls) == 2
 
 
 def test_a_saved_model_loads_in_the_library_and_drops_again_when_it_is_trained_further(tmp_path):

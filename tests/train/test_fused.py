@@ -124,6 +124,16 @@ def test_attention_that_is_another_is_left_to_the_library(monkeypatch, shared, d
         assert model.config._attn_implementation == "eager"  # the library's, written out
 
 
+def test_dropout_of_the_stream_leaves_the_attention_fused(monkeypatch):
+    """It is the attention's output that is dropped, not its weights, which the fused function does not show."""
+    calls = count(monkeypatch, fused._Attention)
+    model = tiny(architecture="llama", n_ctx=16, dropout=0.2).train()
+    fused.speed_up(model, TrainSettings(), 16, "bf16", CPU)
+    with autocast("bf16", CPU):
+        Loss(model)(*batch())
+    assert len(calls) == 2
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_what_stands_beside_a_matrix_is_not_forgotten(monkeypatch, bias):
     """A bias, as some LLaMA-like models have it, and the adapters of LoRA."""
