@@ -1,10 +1,12 @@
 #!/bin/bash
-# A sweep on a Slurm cluster: one task for each run. Send it from the folder of this project, on a disk that all nodes see:
+# A sweep on a Slurm cluster: one task for each run. Submit it from the folder of this project, on a disk that all nodes see:
 #
 #     export SWEEP=lr.yaml RUN=songci CORPUS=songci.txt
-#     python -m helpers.run corpus vocab tokenize --sweep $SWEEP --run $RUN --corpus $CORPUS    # once, before: the rooms
-#     sbatch --array=1-6 examples/slurm-array.sh                                                # that all runs share
-#     python -m helpers.run --sweep $SWEEP --run $RUN --corpus $CORPUS                          # after: the page
+#     # once, before: the rooms that all runs share
+#     python -m helpers.run corpus vocab tokenize --sweep $SWEEP --run $RUN --corpus $CORPUS
+#     sbatch --array=1-6 examples/slurm-array.sh
+#     # after: the page
+#     python -m helpers.run --sweep $SWEEP --run $RUN --corpus $CORPUS
 #
 # A task that is killed or requeued goes on from its last checkpoint.
 #SBATCH --gpus-per-task=1

@@ -12,7 +12,7 @@ The ground floor knows no room:
     report      one HTML page about a run
     run         runs the notebooks in order, and sweeps of runs: python -m helpers.run
 
-The rooms; a room imports the ground floor and rooms above it, and each package's own docstring lists its modules:
+The rooms; a room imports the ground floor and the rooms before it, and each package's own docstring lists its modules:
 
     corpus      01  raw text becomes clean documents: formats, charsets, cleaning rules, deduplication, split
     vocab       02  documents become a tokenizer: word segmentation, word list, Unigram, BPE, characters, bytes

@@ -96,7 +96,7 @@ NOT_TYPED = {  # command -> what it needs; the README says so in one sentence
     "vllm serve runs/songci/model/final_model --served-model-name songci": "vLLM",
     "make run PYTHON=python3.12": "another Python",
     "apt install python3-venv": "an administrator",
-    "pip install -e .[fast]": "an environment of its own",
+    'pip install -e ".[fast]"': "an environment of its own",
     "make bench": "an hour",
     "make test-faults": "ten minutes",
 }
