@@ -41,7 +41,7 @@ def pick_precision(name: str, device: torch.device) -> str:
 
     On a GPU that is bf16 where the card has it, else fp16; on Apple's it is fp32, for nothing was measured there. On a
     CPU both are measured: bf16 must beat fp32 clearly, by 1.3, for casts cost time as well; with bf16 units (AMX,
-    AVX512-BF16) it is 2 to 2.7 times as fast, without slower.
+    AVX512-BF16) it is 2 to 2.7 times as fast, without them it is slower.
     Raises ValueError for another name.
     """
     if name in DTYPES:

@@ -3,6 +3,7 @@
 Reads manifests, samples and executed notebooks; knows nothing of how they were made.
 """
 
+import contextlib
 import html
 import json
 import re
@@ -138,7 +139,10 @@ def write(run: str) -> Path:
     """Write runs/<run>/report.html from what the run has so far; return its path."""
     maker = exporter()
     copies = {stage: paths.executed_copy(run, stage) for stage in paths.NOTEBOOKS}
-    notebooks = {stage: nbformat.read(copy, as_version=4) for stage, copy in copies.items() if copy.is_file()}
+    notebooks = {}
+    for stage, copy in copies.items():
+        with contextlib.suppress(OSError, ValueError):  # it did not run, or was killed while its copy was written
+            notebooks[stage] = nbformat.read(copy, as_version=4)
     chapters = [chapter(maker, stage, notebook) for stage, notebook in notebooks.items()]
     names = [paths.notebook(stage).stem for stage in notebooks]
     links = " ".join(f"<a href='#{name}'>{name}</a>" for name in names)

@@ -56,9 +56,12 @@ class ChatSettings:
     seed: int = 0  # which conversations, in which order
 
     def __post_init__(self) -> None:
-        for name, least in (("conversations", 0), ("replay", 0), ("n_ctx", 0), ("lora_rank", 0), ("epochs", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least {least}")
+        least = dict(conversations=0, replay=0, n_ctx=0, lora_rank=0, epochs=0, batch_size=1, gradient_accumulation=1)
+        for name, number in least.items():
+            if getattr(self, name) < number:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least {number}")
+        if self.lr <= 0:
+            raise ValueError(f"lr is {self.lr}: it must be above 0")
 
     def for_trainer(self, windows: int) -> TrainSettings:
         """Return the settings of the training loop, for so many windows."""

@@ -18,8 +18,8 @@ def load_start(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast, int]:
     """Return (model, tokenizer with a chat template, n_ctx) of a run's base model, or of a pretrained one.
 
-    `pretrained_model` is a folder or a Hub name; its own template is kept. Of `n_ctx` 0 the rule makes the context that
-    room 03 cut for the run, or for a pretrained model 512, and never more than the model has.
+    `pretrained_model` is a folder or a Hub name; its own template is kept. For `n_ctx` 0 the rule takes the context
+    that room 03 cut for the run, or for a pretrained model 512, and never more than the model has.
     """
     # 1. model and tokenizer
     if pretrained_model:

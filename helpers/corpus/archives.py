@@ -1,6 +1,7 @@
 """Archives and packed files as streams of bytes: zip, tar, gz, zst.
 
-They are read in place, never unpacked to the disk, with limits against "bombs": small files that unpack to very much.
+They are read in place, but for the members of a .tar.gz, which go through a temporary file. There are limits against
+"bombs": small files that unpack to very much.
 """
 
 import contextlib

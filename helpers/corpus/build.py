@@ -53,7 +53,8 @@ def build_corpus(
     dropped). At most `max_documents` are used (0: all); `val_fraction` of them, chosen by hash and seed, are for
     validation. The bytes written depend neither on `workers` nor on `cluster` (see `parallel.executor`).
 
-    Raises ValueError for a parameter that makes no sense, NoDocuments where nothing usable is found.
+    Raises ValueError for a parameter that makes no sense and ClusterError where no cluster answers, both before the old
+    room is touched; NoDocuments where nothing usable is found.
     """
     # 1. check the parameters
     if source in download.CORPORA and text_key == "text":
@@ -67,6 +68,8 @@ def build_corpus(
         raise ValueError(f"near_duplicates is {near_duplicates}: give a similarity, say 0.8, or 0 to look for none")
     if near_keep not in KEEP:
         raise ValueError(f"near_keep is '{near_keep}': give 'first' or 'all'")
+    if max_documents < 0:
+        raise ValueError(f"max_documents is {max_documents}: give a number of documents, or 0 for all")
     filters = (("min_chinese", min_chinese), ("max_symbols", max_symbols), ("max_repetition", max_repetition))
     for name, value in filters:
         if not 0 <= value <= 1:
@@ -75,6 +78,7 @@ def build_corpus(
     settings = PartSettings(options, names, min_length, max_length, limits, near_duplicates > 0, seed)
     wanted = Split(max_documents, val_fraction, near_duplicates, near_keep)
     inputs, left_out = ([], Counter()) if source == BUILT_IN else find_corpus(source)
+    pool = parallel.InProcess() if source == BUILT_IN else parallel.executor(workers, cluster)
 
     # 2. clear the room; the manifest goes first: a room without one is unfinished, whatever happens from here on
     folder = paths.room(run, "corpus")
@@ -90,7 +94,7 @@ def build_corpus(
             report = _build_built_in(parts, folder, wanted, seed)
         else:
             report = Report(source, [], left_out=left_out, inputs=list(dict.fromkeys(item.path for item in inputs)))
-            _build_files(inputs, parts, folder, report, settings, wanted, parallel.executor(workers, cluster))
+            _build_files(inputs, parts, folder, report, settings, wanted, pool)
     except NoDocuments:
         shutil.rmtree(parts)
         raise

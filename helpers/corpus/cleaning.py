@@ -124,7 +124,7 @@ OPTIONAL_RULES = tuple(dict.fromkeys([*(name for name, *_ in OPTIONAL), *_SCRIPT
 def choose(rules: str = "") -> frozenset[str]:
     """Return the names of the rules that are on: the default ones, changed by `rules` ("+personal data, -HTML tags").
 
-    Raises ValueError for a name that no rule has.
+    Raises ValueError for a name that no rule has, RuntimeError for one that needs OpenCC where that is not installed.
     """
     chosen = set(DEFAULT_RULES)
     for word in filter(None, (word.strip() for word in re.split("[,，]", rules))):
@@ -135,6 +135,8 @@ def choose(rules: str = "") -> frozenset[str]:
         chosen = chosen | {name} if sign == "+" else chosen - {name}
     if chosen >= set(_SCRIPTS):
         raise ValueError(f"rules: choose one of {' and '.join(_SCRIPTS)}, they undo each other")
+    for name in chosen & set(_SCRIPTS):
+        _converter(_SCRIPTS[name])
     return frozenset(chosen)
 
 

@@ -40,7 +40,7 @@ class Message(TypedDict):
 
 
 class NotAConversation(ValueError):
-    """A record has the form of a conversation and is none; the message says why."""
+    """A record looks like a conversation but is not one; the message says why."""
 
 
 # ---- the document ----

@@ -259,7 +259,7 @@ def _several(source: ByteSource, first: Encoding, other: str) -> Encoding:
     return Encoding("utf-8", first.bom, position, truncated, sections=tuple(sections))
 
 
-_ADVICE = "It is damaged: save it as UTF-8 in an editor that shows the whole text rightly"
+_ADVICE = "It is damaged: save it as UTF-8 in an editor that displays all of the text correctly"
 
 
 def _change(line: bytes, now: str, other: str) -> tuple[int, str]:

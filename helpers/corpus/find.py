@@ -93,7 +93,7 @@ def find_inputs(source: str, root: Path | None = None) -> tuple[list[Input], Cou
         elif kind in ARCHIVES:
             try:
                 inputs += list_archive(item, left_out)
-            except BadFile:  # reading it will say why
+            except (BadFile, OSError):  # reading it will say why
                 inputs.append(item)
         else:
             left_out[kind or "(none)"] += 1

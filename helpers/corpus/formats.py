@@ -110,7 +110,7 @@ def _read(item: Input, options: ReadOptions, report: FileReport) -> Iterator[str
         pieces = functools.partial(encodings.blocks, source, encoding, begin, end)
         if kind == ".txt":
             report.mode = item.mode or _mode(source, encoding, options)
-            yield from split_documents(even(pieces(), report.rules), report.mode)
+            yield from split_documents(even(pieces(), report.rules, _line_ends(options)), report.mode)
         elif kind == ".json":
             yield from _texts_of(_json_items(pieces, encoding, report), "item", options, report)
         elif kind == ".jsonl":
@@ -121,7 +121,15 @@ def _read(item: Input, options: ReadOptions, report: FileReport) -> Iterator[str
             yield from _texts_of(rows, "row", options, report)
 
 
-def even(pieces: Iterable[str], counts: Counter, ends: str = "\r\v\f\x85\u2028\u2029") -> Iterator[str]:
+_ENDS = "\r\v\f\x85\u2028\u2029"
+
+
+def _line_ends(options: ReadOptions) -> str:
+    """Return what ends a line; in mojibake, \x85 may be a part of a character (光 is E5 85 89)."""
+    return _ENDS.replace("\x85", "") if options.repair else _ENDS
+
+
+def even(pieces: Iterable[str], counts: Counter, ends: str = _ENDS) -> Iterator[str]:
     """Yield pieces of text in which each line ends in \\n; those that ended otherwise are counted."""
     cr = ""
     for piece in pieces:
@@ -200,7 +208,7 @@ def has_blocks(pieces: Iterable[str]) -> bool:
 def _mode(source: ByteSource, encoding: Encoding, options: ReadOptions) -> str:
     if options.document != "auto":
         return options.document
-    return "block" if has_blocks(even(encodings.blocks(source, encoding), Counter())) else "file"
+    return "block" if has_blocks(even(encodings.blocks(source, encoding), Counter(), _line_ends(options))) else "file"
 
 
 def _rows(pieces: Iterable[str]) -> Iterator[str]:

@@ -309,7 +309,10 @@ def _clean(
             part = cleaning.without_lines(part, repeated, file.rules, examples)
         return cleaning.clean(part, file.rules, rules, examples)
 
-    return conversations.changed(text, clean)
+    cleaned = conversations.changed(text, clean)
+    if isinstance(text, Conversation) and isinstance(cleaned, Conversation):
+        file.shorten(text, cleaned)
+    return cleaned
 
 
 def _fitting(text: str, file: FileReport, settings: PartSettings) -> list[str]:
@@ -322,9 +325,8 @@ def _fitting(text: str, file: FileReport, settings: PartSettings) -> list[str]:
         if not (shorter := text.shortened(settings.max_length)):
             file.drop("with a first exchange too long", len(text))
             return []
+        file.shorten(text, shorter)
         pieces = [shorter]
-        file.long += 1
-        file.pieces += 1
     elif len(text) > settings.max_length:
         pieces = [piece.strip() for piece in cleaning.cut(text, settings.max_length)]
         file.long += 1

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from helpers.corpus.cleaning import EXAMPLES
+from helpers.corpus.conversations import SYSTEM, Conversation
 from helpers.corpus.mojibake import Signs
 
 NOTES = 10  # notes kept of a file; one in many slices may have thousands
@@ -30,11 +31,21 @@ class FileReport:
     signs: Signs = field(default_factory=Signs)
     long: int = 0  # documents over max_length
     pieces: int = 0  # documents that these were cut into
+    shortened: int = 0  # conversations that lost their last exchanges
 
     def drop(self, reason: str, characters: int) -> None:
         """Count a document that was dropped."""
         self.dropped[reason] += 1
         self.lost[reason] += characters
+
+    def shorten(self, before: Conversation, after: Conversation) -> None:
+        """Count what a conversation lost at its end, if anything; a lone system line is not counted."""
+        turns, kept = (sum(message["role"] != SYSTEM for message in each.messages) for each in (before, after))
+        if kept < turns:
+            self.shortened += 1
+            self.lost["end of a conversation"] += sum(
+                len(message["content"]) for message in before.messages[kept - turns :]
+            )
 
     def add(self, other: "FileReport") -> None:
         """Add the next slice of the same file."""
@@ -48,6 +59,7 @@ class FileReport:
         self.signs.add(other.signs)
         self.long += other.long
         self.pieces += other.pieces
+        self.shortened += other.shortened
 
     def finish(self, max_length: int) -> None:
         """Put the counts of the whole file in words, as notes."""
@@ -60,6 +72,8 @@ class FileReport:
             self.notes.append(
                 f"{self.long:,} longer than {max_length:,} characters, cut into {self.pieces:,} documents"
             )
+        if self.shortened:
+            self.notes.append(f"{self.shortened:,} conversations lost their last exchanges: too long, or a blank turn")
         if not self.signs.characters and not self.dropped:
             self.notes.append("no text in it")
         self.notes += self.signs.notes(self.rules)
@@ -121,7 +135,7 @@ class Report:
         """Return the text of report.json."""
         files = [{**vars(file), "source": file.name} for file in self.files]
         for file in files:
-            for name in ("name", "signs", "long", "pieces"):
+            for name in ("name", "signs", "long", "pieces", "shortened"):
                 del file[name]
         written = {**vars(self), "files": files, "outputs": [path.name for path in self.outputs]}
         del written["inputs"]

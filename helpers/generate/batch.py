@@ -51,6 +51,10 @@ class Row:
         return self.ids[self.prompt_length :]
 
     @property
+    def _prompt_ids(self) -> list[int]:
+        return self.ids[: self.prompt_length]
+
+    @property
     def done(self) -> bool:
         """Return whether the text has ended."""
         return self.reason is not None
@@ -68,7 +72,7 @@ class Row:
         settings = self.settings
         check_bias(settings, len(tokenizer))
         if self._detokenizer is None and (self._streamed or settings.stop or settings.sentence):
-            self._detokenizer = Detokenizer(tokenizer, settings.stop, settings.sentence)
+            self._detokenizer = Detokenizer(tokenizer, settings.stop, settings.sentence, self._prompt_ids)
         if self._constraint is None and settings.constraint is not None:
             self._constraint = settings.constraint.begin(tokenizer, tokenizer.eos_token_id, settings.max_new_tokens)
 
@@ -110,7 +114,7 @@ class Row:
 
     def result(self, tokenizer: PreTrainedTokenizerFast, prompt: str) -> Sample:
         """Return the text, which begins with this prompt; a character that is only half written is left out."""
-        written = self._detokenizer or Detokenizer(tokenizer).extend(self.new)
+        written = self._detokenizer or Detokenizer(tokenizer, before=self._prompt_ids).extend(self.new)
         n = written.tokens
         return Sample(prompt + written.text, self.finished, self.new[:n], self.reason or "", tuple(self.logprobs[:n]))
 

@@ -135,5 +135,5 @@ def _reason(path: _Path, eos: int, end: int) -> str | None:
 
 
 def _beam(tokenizer: PreTrainedTokenizerFast, prompt: str, new: list[int], reason: str, score: float) -> Beam:
-    written = Detokenizer(tokenizer).extend(new)
+    written = Detokenizer(tokenizer, before=prompt_ids(tokenizer, prompt)).extend(new)
     return Beam(prompt + written.text, reason != "length", new[: written.tokens], reason, score=score)

@@ -49,7 +49,7 @@ def export(folder: Path, out: Path, quantization: str = "int8") -> Path:
     if not (folder / "config.json").is_file():
         raise RoomError(f"{folder} holds no model: there is no config.json in it")
     if out.exists() and not (out / _SOURCE).is_file():
-        raise ValueError(f"{out} is there already, and no export of a model: name another folder")
+        raise ValueError(f"{out} already exists and is not an exported model: name another folder")
 
     def write(part: Path) -> None:
         converter = ctranslate2.converters.TransformersConverter(str(folder))

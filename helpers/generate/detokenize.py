@@ -2,7 +2,7 @@
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from transformers import PreTrainedTokenizerFast
 
@@ -12,28 +12,59 @@ from helpers.vocab.tokenizer import decode
 # and brackets; only the next character shows that no further mark follows
 SENTENCE = re.compile(r"\S\s*?(?:\n|[。！？!?…]+[”’」』）)\]】》]*(?=[^。！？!?…”’」』）)\]】》]))", re.DOTALL)
 LONGEST_CHARACTER = 4  # tokens that may spell one character: the bytes of UTF-8
+# decoders that turn a token into the same text whatever stands before it; others set or strip spaces between tokens
+CONTEXT_FREE = {b"Sequence", b"ByteFallback", b"Fuse", b"ByteLevel"}
+
+
+def _joins(tokenizer: PreTrainedTokenizerFast) -> bool:
+    """Return whether the text of a token depends on the tokens before it."""
+    decoder = tokenizer.backend_tokenizer.decoder
+    if decoder is None:  # then tokens have spaces between them
+        return True
+    return not set(re.findall(rb'"type":"(\w+)"', decoder.__getstate__())) <= CONTEXT_FREE
 
 
 class Detokenizer:
-    """Tokens become text, one by one: never half a character, and nothing after a stop string or finished sentence."""
+    """Tokens become text, one by one: never half a character, and nothing after a stop string or finished sentence.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, stop: tuple[str, ...] = (), sentence: bool = False) -> None:
+    `before` are the ids that the text follows: in WordPiece, "cats" is " cats" after "the".
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        stop: tuple[str, ...] = (),
+        sentence: bool = False,
+        before: Sequence[int] = (),
+    ) -> None:
         self.text = ""
         self.starts: list[int] = []  # where in the text each token begins
         self.stopped = False
         self._tokenizer, self._stop, self._sentence = tokenizer, stop, sentence
-        self._pending: list[int] = []  # tokens that may be the beginning of a character
+        self._pending: list[int] = []  # tokens since the text last ended with a whole character
+        self._shown = 0  # characters of these that are in the text already
+        self._waiting = 0  # tokens that have brought no character yet
+        self._joins = _joins(tokenizer)
+        self._set_context(before[-LONGEST_CHARACTER:])
 
     def push(self, token: int) -> bool:
         """Add a token; return whether the text ends with it."""
-        # 1. wait until a character is whole
+        # 1. take the characters that are whole; a half one may be completed by the next token
         self.starts.append(len(self.text))
         self._pending.append(token)
-        new = decode(self._tokenizer, self._pending)
-        if new.endswith("\ufffd") and len(self._pending) < LONGEST_CHARACTER:
-            return False
-        self._pending = []
+        self._waiting += 1
+        new = decode(self._tokenizer, [*self._context, *self._pending])[self._context_length + self._shown :]
+        half = new.endswith("\ufffd") and self._waiting < LONGEST_CHARACTER
+        if half:
+            new = new.rstrip("\ufffd")
         self.text += new
+        if half and not new:
+            return False
+        self._waiting = 0
+        self._shown += len(new)
+        if not half:
+            self._set_context(self._pending)
+            self._pending, self._shown = [], 0
         # 2. look for a stop string in what is new, and as far before it as one may reach back
         if self._stop:
             start = max(0, len(self.text) - len(new) - max(map(len, self._stop)))
@@ -50,6 +81,17 @@ class Detokenizer:
         for token in tokens:
             self.push(token)
         return self
+
+    def _set_context(self, tokens: Sequence[int]) -> None:
+        """Remember the tokens that decide how the next one is joined to the text; none where it is always the same."""
+        self._context = list(tokens) if self._joins else []
+        text = decode(self._tokenizer, self._context) if self._context else ""
+        while text.startswith("\ufffd"):  # it begins inside a character
+            del self._context[0]
+            text = decode(self._tokenizer, self._context) if self._context else ""
+        if text.endswith("\ufffd"):
+            self._context, text = [], ""
+        self._context_length = len(text)
 
     def _end(self, length: int) -> bool:
         self.text, self.stopped = self.text[:length], True

@@ -70,7 +70,7 @@ def explain(
     inference.check_eval(model)
     begun = prompt_ids(tokenizer, prompt)
     ids, n_ctx = [*begun, *tokens], inference.context_length(model.config)
-    whole = Detokenizer(tokenizer).extend(tokens)
+    whole = Detokenizer(tokenizer, before=begun).extend(tokens)
     texts = [whole.text[start:end] for start, end in pairwise([*whole.starts, len(whole.text)])]  # as it was streamed
     allowed = _allowed(model, tokenizer, tokens, settings)
     filters = active_filters([settings], model.config.vocab_size, model.device)

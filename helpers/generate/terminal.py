@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("prompt", nargs="?", help="how the text begins; without it: a pipe, or what you type")
     found.add_argument("--run", required=True, help="a run that has passed notebook 04")
     found.add_argument("--chat", action="store_true", help="answer questions, as one conversation; the prompt is one")
-    found.add_argument("--system", default="", metavar="TEXT", help="what the assistant is told before it")
+    found.add_argument("--system", default="", metavar="TEXT", help="instructions given before the conversation")
     found.add_argument("--line", action="store_true", help="a line break follows the prompt, as after a question")
     found.add_argument("-n", "--samples", type=int, default=1, help="texts from one prompt (default: 1)")
     found.add_argument("--max-new-tokens", type=int, default=200, help="the longest continuation (default: 200)")

@@ -1,8 +1,8 @@
 """One training run of deeper/reward: from an answering model to a better one, by GRPO or by DPO.
 
 Both ask the same kind of questions, draw the same kind of endings, are held near the start by the same anchor, and have
-the same time. Only the matrices inside the blocks are trained. At the end stand the mean weights of the last updates.
-A run takes minutes: it keeps no checkpoints, and one that was interrupted begins again.
+the same time. Only the matrices inside the blocks are trained. The final model is the mean of the weights over the
+last updates. A run takes minutes: it keeps no checkpoints, and one that was interrupted begins again.
 """
 
 import copy

@@ -105,6 +105,10 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ["TQDM_DISABLE"] = "1"
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # for the kernels; the Makefile says why
     try:
+        if asked.stages[:1] in (["verify"], ["refresh"]):
+            others = {"--corpus": asked.corpus, "--preset": asked.presets, "-p": asked.settings, "--sweep": asked.sweep}
+            for flag in [flag for flag, given in others.items() if given]:
+                raise Refused(f"{asked.stages[0]} takes no {flag}")
         if asked.stages == ["verify"]:
             _require_run(asked.run)
             return print_verdict(asked.run)

@@ -135,6 +135,8 @@ def plan(
                 raise Refused(f"preset {preset}: a run is named on the command line, with --run")
             put(f"preset {preset}, {stage}", stage, name, value)
     if corpus is not None:
+        if "corpus" not in stages:
+            raise Refused("--corpus: notebook 01 is not to run, so this text would not be read: name 'corpus' too")
         put("--corpus", "corpus", "source", corpus)
     for name, text in settings:
         if name == "run":

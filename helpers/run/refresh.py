@@ -22,7 +22,8 @@ def refresh(stages: list[str]) -> None:
     later notebook alone needs RUNS_DIR with the rooms that it reads.
     """
     with tempfile.TemporaryDirectory() as folder:
-        os.environ.setdefault("RUNS_DIR", folder)
+        # absolute: each kernel works in the folder of its notebook
+        os.environ["RUNS_DIR"] = os.path.abspath(os.environ.get("RUNS_DIR") or folder)
         for stage in stages:
             path = paths.notebook(stage)
             notebook = nbformat.read(path, as_version=4)

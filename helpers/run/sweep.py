@@ -169,12 +169,13 @@ class Sweep:
 def places(jobs: int, devices: int) -> list[Environment]:
     """Return the environments of `jobs` kernels that run at once; 0: as many as there are groups of `devices` GPUs.
 
-    A run's kernel sees only its own GPUs. Without a GPU one run goes at a time, or `jobs`, which share the cores.
+    A run's kernel sees only its own GPUs; with more jobs than groups, several runs share a group. Without a GPU one run
+    goes at a time, or `jobs`, which share the cores.
     """
     gpus = visible_gpus()
     if len(gpus) >= devices:
         groups = [",".join(gpus[i : i + devices]) for i in range(0, len(gpus) - devices + 1, devices)]
-        return [{"CUDA_VISIBLE_DEVICES": group} for group in groups[: jobs or None]]
+        return [{"CUDA_VISIBLE_DEVICES": groups[i % len(groups)]} for i in range(jobs or len(groups))]
     if jobs < 2:
         return [{}]
     return [{"OMP_NUM_THREADS": str(max(1, cores() // jobs))} for _ in range(jobs)]
@@ -184,7 +185,7 @@ def visible_gpus() -> list[str]:
     """Return the names by which CUDA calls the GPUs that may be used; torch is asked in a process of its own."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
-        return [name for name in named.split(",") if name]
+        return [name for name in named.split(",") if name and not name.startswith("-")]  # -1: none
     count = "import torch; print(torch.cuda.device_count())"
     found = subprocess.run([sys.executable, "-c", count], capture_output=True, text=True, check=True)
     return [str(i) for i in range(int(found.stdout))]

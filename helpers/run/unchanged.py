@@ -33,7 +33,7 @@ def finished_unchanged(run: str, stage: str, values: dict[str, Any]) -> bool:
     try:
         manifest = open_room(run, stage)
         copy = nbformat.read(paths.executed_copy(run, stage), as_version=4)
-    except (RoomError, OSError, nbformat.reader.NotJSONError):
+    except (RoomError, OSError, ValueError):  # the copy may be torn: papermill was killed while it wrote
         return False
     if "read" not in copy.metadata or changed_figures(run, copy):  # see `remember`
         return False

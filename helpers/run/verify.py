@@ -32,7 +32,10 @@ def verify(run: str) -> list[tuple[str, bool, str]]:
         problems = [f"{what} since {notebook} wrote it" for what in _changed_files(run, manifest["outputs"])]
         problems += [f"{what} since {notebook} read it" for what in _changed_files(run, manifest["inputs"])]
         if copy.is_file():  # else it was run by hand, in Jupyter
-            problems += changed_figures(run, nbformat.read(copy, as_version=4))
+            try:
+                problems += changed_figures(run, nbformat.read(copy, as_version=4))
+            except ValueError:
+                problems.append(f"{copy.name} is torn")
         if problems:
             more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
             rows.append((notebook, False, f"{'; '.join(problems[:3])}{more}: {run_again(stage, run)}"))

@@ -38,8 +38,13 @@ def amount(number: float) -> str:
     """Return a number as people read it: 312, 4.95, 12.3 M."""
     for size, unit in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
         if number >= size:
-            return f"{number / (1e3 if unit == ' k' else size):.3g}{unit}"
-    return f"{number:.0f}" if number == int(number) else f"{number:.3g}"
+            return _in_digits(number / (1e3 if unit == " k" else size)) + unit
+    return _in_digits(number)
+
+
+def _in_digits(number: float) -> str:
+    """Return a number with at least three digits where it is no whole one, and never as 1e+03."""
+    return f"{number:.0f}" if number >= 100 or number == int(number) else f"{number:.3g}"
 
 
 class Watch:

@@ -80,6 +80,11 @@ def queue_full() -> Refusal:
     return Refusal(429, message, "full", **{hdrs.RETRY_AFTER: "1"})
 
 
+def stopping() -> Refusal:
+    """Return the refusal of a request that comes, or is not finished, when the server stops."""
+    return Refusal(503, "the server is stopping: ask another one, or later", "stopping")
+
+
 def to_refusal(error: Exception, request: web.Request) -> Refusal:
     """Return the refusal for an error; an unexpected error is logged, and its details are not sent."""
     match error:
@@ -90,6 +95,8 @@ def to_refusal(error: Exception, request: web.Request) -> Refusal:
         case QueueFull():
             return queue_full()
         case TimeoutError():
+            if request.app[STATE].draining:
+                return stopping()
             seconds = request.app[STATE].limits.text_seconds
             return Refusal(503, f"no answer within {seconds:g} seconds: ask for fewer tokens or samples", "timeout")
         case web.HTTPMethodNotAllowed():
@@ -119,7 +126,7 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
     app, since, status = request.app, time.perf_counter(), 499  # nginx's status of a client that has disconnected
     try:
         if app[STATE].draining and request.path != auth.KEYLESS_PATH:
-            raise Refusal(503, "the server is stopping: ask another one, or later", "stopping")
+            raise stopping()
         app[GUARD].check(request)
         response = await handler(request)
         status = response.status
@@ -213,7 +220,7 @@ def submit(app: web.Application, job: Job, chunks: ChunkQueue | None = None) -> 
     """Hand every prompt to the engine and return the futures, all or none; `chunks` receives the texts as they grow."""
     engine, futures = app[ENGINE], []
     if not engine.alive:
-        raise Refusal(503, "the server does not write at the moment: try again later", "not_ready")
+        raise Refusal(503, "the server cannot generate text right now: try again later", "not_ready")
     try:
         for number, (prompt, ids) in enumerate(zip(job.prompts, job.ids, strict=True)):
             listener = None if chunks is None else partial(chunks.put, number)

@@ -95,7 +95,7 @@ class Connection(web.RequestHandler):
         """Answer what is not HTTP, or a failure that no handler caught; the answer quotes neither."""
         if request.writer.output_size > 0:
             raise ConnectionError("the answer has begun: there is no way to say that it failed")
-        message = "this is not HTTP as the standard has it" if status < 500 else "the server failed"
+        message = "this is not valid HTTP" if status < 500 else "the server failed"
         self._listener.on_broken(status, exc)
         response = self._listener.refuse(request.path, status, message)
         response.headers.update(HEADERS)
@@ -107,7 +107,7 @@ class Connection(web.RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         """Send an answer; one that aiohttp makes itself (to an unknown Expect header) becomes JSON, too."""
         if isinstance(response, web.HTTPException):
-            message = f"{response.reason}: ask in a plainer way"
+            message = f"{response.reason}: send a simpler request"
             response = self._listener.refuse(request.path, response.status, message)
             response.force_close()
         return await super().finish_response(request, response, start_time)

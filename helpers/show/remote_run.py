@@ -50,7 +50,8 @@ class RemoteRun:
         if self._ended:
             return ""
         if not self._tail.rows:
-            return f"no {self.metrics_path.name} came in {duration(self.quiet)}: is the run started, is the name right?"
+            waited = duration(self.quiet)
+            return f"no {self.metrics_path.name} came in {waited}: has the run started, and is its name correct?"
         if going_on:
             return "no longer watched, the run goes on; attach to it again to see more"
         return f"no new row for {duration(self.quiet)}: the run was killed or hangs; start it again to resume it"

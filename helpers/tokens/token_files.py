@@ -85,6 +85,8 @@ def _write_parts(
     files = {split: folder / f"{split}.bin" for split in ("train", "val")}
     lengths: dict[str, list[tuple[int, int]]] = {split: [] for split in files}  # in tokens and in characters
     counts: Counter[str] = Counter()
+    # GPT-2's tokenizer has one token for its start, its end and what is unknown
+    unknown = {tokenizer.unk_token_id} - {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, None}
     with open(files["train"], "wb") as train, open(files["val"], "wb") as val:
         for batch in _batches(documents):
             texts = tokenizer.backend_tokenizer.decode_batch([ids.tolist() for ids in batch], skip_special_tokens=True)
@@ -92,7 +94,7 @@ def _write_parts(
                 split = "val" if _draw(ids, seed) < val_fraction else "train"
                 counts["documents"] += 1
                 counts["without end"] += int(ids[-1] != tokenizer.eos_token_id)
-                counts["unknown"] += int((ids == tokenizer.unk_token_id).sum())
+                counts["unknown"] += sum(int((ids == number).sum()) for number in unknown)
                 if ids[0] != tokenizer.bos_token_id:  # what the model writes begins with it
                     counts["start added"] += 1
                     ids = np.concatenate([[tokenizer.bos_token_id], ids])

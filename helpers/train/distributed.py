@@ -96,7 +96,7 @@ def choose_parallel(
         return "ddp"
     total = torch.cuda.get_device_properties(device).total_memory  # the same in all processes, unlike what is free
     needed = training_memory(
-        config, settings.batch_size, optimizer=settings.optimizer, precision=precision, n_ctx=n_ctx
+        config, settings.batch_size, optimizer=settings.optimizer, precision=precision, n_ctx=n_ctx, device=device.type
     )
     return "fsdp" if needed > FULLEST * total else "ddp"
 

@@ -1,7 +1,7 @@
 """Dropout for the LLaMA-like models and the mixture, with masks that are cheap on a CPU.
 
-The library knows dropout of attention weights only for them. Here it acts where GPT-2 has it: on the embeddings and on
-what each half of a block adds to the residual stream. Knows nothing of the training loop.
+For these models the library offers dropout of attention weights only. Here it acts where GPT-2 has it: on the
+embeddings and on what each half of a block adds to the residual stream. Knows nothing of the training loop.
 """
 
 from functools import partial

@@ -48,16 +48,21 @@ def prepare(settings: TrainSettings) -> None:
 def claim(folder: Path, identity: str, resume: bool) -> None:
     """Make a folder ready for a run: a model that cannot be resumed (without `resume`: any) moves to `…-previous/`.
 
+    What an attempt left that failed before it had any weights is deleted, so that it never takes a model's place there.
+
     Raises RuntimeError if a run is at work there.
     """
     file = folder / "identity.txt"
     with occupied(folder):
         same = file.is_file() and file.read_text("utf-8") == identity
         if folder.exists() and not (resume and same):
-            previous = folder.with_name(f"{folder.name}-previous")
-            shutil.rmtree(previous, ignore_errors=True)
-            folder.rename(previous)
-            print(f"the model that was here is kept in {previous.name}/")
+            if next(folder.rglob("*.safetensors"), None) is None:
+                shutil.rmtree(folder)
+            else:
+                previous = folder.with_name(f"{folder.name}-previous")
+                shutil.rmtree(previous, ignore_errors=True)
+                folder.rename(previous)
+                print(f"the model that was here is kept in {previous.name}/")
         write_text(file, identity)
         (folder / "STOP").unlink(missing_ok=True)
 
@@ -204,10 +209,11 @@ def main() -> None:
     except (RoomError, ValueError, OSError) as error:
         sys.exit(f"{sys.argv[1]}: {error}")
     first = world()[0] == 0
-    # 2. the run; if the launcher is killed, nothing else would end this process: it saves and ends by itself
-    launcher = os.getppid()
+    # 2. the run; if torchrun is killed, nothing else would end this process: it saves and ends by itself. When a shell
+    # goes, what it started with nohup stays
+    launcher = os.getppid() if "WORLD_SIZE" in os.environ else 0
     try:
-        figures = run_job(settings, lambda: signals.number > 0 or os.getppid() != launcher)
+        figures = run_job(settings, lambda: signals.number > 0 or launcher > 0 and os.getppid() != launcher)
     except Diverged as error:
         sys.exit(str(error))
     # 3. the end

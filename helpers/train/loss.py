@@ -120,7 +120,7 @@ class Loss(nn.Module):
 
         inputs, labels: (B, T). Sums, not means: micro-batches with unequal numbers of labels then add up.
         positions (B, T): where they begin at 0 again, another text begins, which sees nothing of the one before it.
-        A mixture's objective has also router_aux_loss_coef × its router loss × the number of labels.
+        A mixture's objective also has router_aux_loss_coef × its router loss × the number of labels.
         """
         hidden, router_logits = self._run_body(inputs, positions)
         weight, device = self.model.get_output_embeddings().weight, inputs.device.type  # (V, C)

@@ -258,8 +258,9 @@ def model_sizes(config: PretrainedConfig, n_ctx: int = 0) -> dict[str, int]:
 
 
 def training_memory(
-    config: PretrainedConfig, batch_size: int, *, optimizer: str = "adamw", precision: str = "bf16", n_ctx: int = 0
-) -> int:
+    config: PretrainedConfig, batch_size: int, *, optimizer: str = "adamw", precision: str = "bf16", n_ctx: int = 0,
+    device: str = "cpu",
+) -> int:  # fmt: skip
     """Return an estimate, in bytes, of what training needs at its peak, on top of what the program itself takes.
 
     A parameter takes 4 bytes for its weight, 4 for its gradient, 4 for each moment (AdamW two; Muon one, for the
@@ -280,5 +281,5 @@ def training_memory(
     activations = per_unit * config.hidden_size * config.num_hidden_layers * tokens
     # 3. logits: 2,048 rows with two copies in fp32 on a GPU, 512 rows and two times 4 MB of such copies on a CPU
     row = config.vocab_size * (2 if half else 4)
-    logits = 2048 * (row + 8 * config.vocab_size) if torch.cuda.is_available() else 512 * row + 2**23
+    logits = 2048 * (row + 8 * config.vocab_size) if device == "cuda" else 512 * row + 2**23
     return weights + states + activations + logits + 4 * config.vocab_size * config.hidden_size

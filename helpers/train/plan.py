@@ -81,8 +81,9 @@ def forecast(settings: TrainSettings) -> dict[str, Any]:
             )
     # 3. memory
     memory = training_memory(
-        model.config, settings.batch_size, optimizer=settings.optimizer, precision=precision, n_ctx=tokens["n_ctx"]
-    )
+        model.config, settings.batch_size, optimizer=settings.optimizer, precision=precision, n_ctx=tokens["n_ctx"],
+        device=device.type,
+    )  # fmt: skip
     epochs = steps / planned["steps_per_epoch"]
     return {
         "steps": steps,
@@ -116,7 +117,7 @@ def _concerns(
             f"only {steps} updates: the model will hardly learn. More epochs, more time, or a smaller batch."
         )
     elif warmup_steps > steps / 2:
-        concerns.append(f"the warm-up takes {warmup_steps} of {steps} updates: the rate has hardly time to fall.")
+        concerns.append(f"the warm-up takes {warmup_steps} of {steps} updates: the rate hardly has time to fall.")
     if free and memory > free:
         concerns.append(
             f"training needs about {memory / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free. A smaller batch_size "

@@ -16,7 +16,7 @@ from typing import Any
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from helpers import paths
-from helpers.device import describe_device, pick_device, pick_precision
+from helpers.device import describe_device, is_out_of_memory, pick_device, pick_precision
 from helpers.files import fingerprint, write_text
 from helpers.manifest import open_room
 from helpers.tokens.windows import Windows
@@ -48,7 +48,7 @@ PASS_TOKENS = 2**12
 RATES = {"muon": 1e-2, "adamw": 3e-3}
 GENTLE = 0.1  # of these rates, for a model that is trained already
 PROBE = 0.3  # seconds that a measured update of a shape should take, about
-BORDER = 0.6  # part of the time: what is forecast to take longer than this ends by the clock, for no forecast is exact
+BORDER = 0.6  # part of the time: a run forecast to need more of it ends by the clock, because no forecast is exact
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,10 @@ def choose(
         )
     # 4. how long
     affordable = seconds * speed(n_embd, n_layer)
-    tokens = min(affordable, most * text.tokens)
+    if settings.epochs:  # it ends by the clock if there is one, else with them
+        tokens = affordable if settings.max_minutes else most * text.tokens
+    else:
+        tokens = min(affordable, most * text.tokens)
     reasons.insert(0, f"{duration(60 * minutes)} at {speed(n_embd, n_layer):,.0f} tokens per second, as measured here")
     chosen: dict[str, Any] = dict(n_embd=n_embd, n_layer=n_layer, epochs=most)
     if not settings.epochs:
@@ -214,9 +217,14 @@ def measured(
 
     @cache
     def speed(n_embd: int, n_layer: int) -> float:
-        model = build_model(config(n_embd, n_layer), settings.seed)
-        speed_up(model, settings, train.n_ctx, precision, device)
-        pace = throughput.measure(model, train, settings, windows, precision, device, PROBE)
+        try:
+            model = build_model(config(n_embd, n_layer), settings.seed)
+            speed_up(model, settings, train.n_ctx, precision, device)
+            pace = throughput.measure(model, train, settings, windows, precision, device, PROBE)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return 0.0
         return windows * float(train.lengths.mean()) / pace.of(windows)
 
     return size, speed
@@ -236,7 +244,8 @@ def decide(settings: TrainSettings) -> Choice:
     result = tokens["result"]
     text = Text(result["tokens"], result["windows"], built_in="floor_bits_per_char" in corpus)
     file = paths.run_dir(settings.run) / "choice.json"
-    key = fingerprint(settings.identity(), tokens["outputs"], describe_device(device))
+    machine = [describe_device(device), settings.devices, settings.compile]
+    key = fingerprint(settings.identity(), tokens["outputs"], *machine)
     # 2. decided before?
     if file.is_file() and (kept := json.loads(file.read_text("utf-8")))["key"] == key:
         return Choice(replace(settings, **kept["chosen"]), kept["reasons"])

@@ -14,8 +14,7 @@ from helpers.wording import did_you_mean
 def _setting(default: Any, *, least: int | None = None, affects: str = "result") -> Any:
     """Return a field; `least` is its smallest value.
 
-    `affects` says what changes with it: the result, the speed, the watching, or only the end: how far a run goes on the
-    same way.
+    `affects` says what changes with it: the result, the speed, the watching, or only the end: when the run stops.
     """
     metadata = {"least": least, "affects": affects}
     return (
@@ -47,8 +46,10 @@ class TrainSettings:
     # how long, and how much per update
     epochs: int = _setting(0, least=0)  # times that the model sees the corpus; 0: by rule
     max_minutes: float = _setting(0.0, least=0)  # time budget in minutes, instead of epochs; 0: none, or by rule
-    patience: int = _setting(0, least=0, affects="end")  # validations without a better one, then it ends; 0: any number
-    rungs: list[list[float]] = _setting([], affects="end")  # [share of the run, most bits per character], else it ends
+    patience: int = _setting(0, least=0, affects="end")  # validations without a better one that end it; 0: never
+    rungs: list[list[float]] = _setting(
+        [], affects="end"
+    )  # end if validation is above these bits at a share of the run
     batch_size: int = _setting(0, least=0)  # windows per forward pass and process; 0: by rule
     gradient_accumulation: int = _setting(0, least=0)  # forward passes per update; 0: by rule
     # the optimizer

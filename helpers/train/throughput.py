@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from helpers.device import DTYPES, autocast
+from helpers.device import DTYPES, autocast, empty_cache, is_out_of_memory
 from helpers.tokens.windows import Windows
 from helpers.train import optim
 from helpers.train.loss import Loss
@@ -41,7 +41,8 @@ def measure(
 ) -> UpdateTime:
     """Time an update of `batch_size` windows, or of as many as take about `probe` seconds; it changes the weights.
 
-    Of two updates of one size the second counts: in the first, memory is allocated and products are compiled.
+    Of two updates of one size the second counts: in the first, memory is allocated and products are compiled. Where
+    memory runs out, fewer windows are measured, as the trainer takes fewer then; with a single one the error is raised.
     """
     # 1. windows of about the mean length: a batch has windows of one length
     order = np.argsort(train.lengths, kind="stable")
@@ -72,7 +73,13 @@ def measure(
     update(1)
     one = update(1)
     count = max(1, min(most, int(probe / one.per_window)))
-    if count == 1:
-        return one
-    update(count)
-    return update(count)
+    while count > 1:
+        try:
+            update(count)
+            return update(count)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        count //= 2
+        empty_cache(device)
+    return one

@@ -60,6 +60,7 @@ class Exchange(NamedTuple):
     stop_file: float  # processes that see a file STOP
     stop_now: float  # processes whose `stop` says so
     rank0_total_steps: float  # the length of the run by the first process's clock; 0 from all others
+    rank0_pause: float  # 1 if by that clock the last checkpoint is PAUSE seconds old; 0 from all others
 
 
 class Update(NamedTuple):
@@ -81,8 +82,8 @@ class Trainer:
     `chars_per_token` (keys train and val) turns nats per token into bits per character. A checkpoint of another
     `identity` is refused. `stop` is asked after each update whether to save and end.
 
-    An update takes batch_size × gradient_accumulation × processes windows, an epoch's last one what is left. The run
-    starts from the newest sound checkpoint in `folder/checkpoints` if there is one, exactly where that was taken.
+    An update takes batch_size × gradient_accumulation × processes windows, an epoch's last one those that remain. The
+    run starts from the newest sound checkpoint in `folder/checkpoints` if there is one, exactly where that was taken.
     """
 
     def __init__(
@@ -152,6 +153,7 @@ class Trainer:
         self.ended_early = self.early_stop()  # why, before its last update
         self.stopped = bool(self.ended_early)  # asked to end
         self.stop_now = False  # asked by `stop`: without a last validation
+        self.pause_over = False  # the last checkpoint is old enough for another one, by the first process's clock
         self.gradient_complete = False  # all of this update's backward passes are done
         self.skips_in_a_row = 0
         self.validation: dict[str, float] | None = None
@@ -217,6 +219,7 @@ class Trainer:
         if self.budget.by_clock:
             self.total_steps = int(total.rank0_total_steps)
         self.stop_now = bool(total.stop_now)
+        self.pause_over = bool(total.rank0_pause)
         self.stopped = bool(total.stop_file or total.stop_now)
         own = indices[self.rank :: self.size]
         return Update(lr, norm, total.loss, total.correct, n_labels, seconds, own, window_losses)
@@ -235,7 +238,8 @@ class Trainer:
     def exchange(self, loss: float, correct: float) -> Exchange:
         """Return the sums over all processes of what this one computed and was asked."""
         total_steps = self.budget.total_steps(self.progress) if self.rank == 0 else 0
-        own = Exchange(loss, correct, (self.folder / "STOP").exists(), self.stop(), total_steps)
+        pause = self.rank == 0 and time.perf_counter() - self.saved > PAUSE
+        own = Exchange(loss, correct, (self.folder / "STOP").exists(), self.stop(), total_steps, pause)
         return Exchange(*distributed.sum_over_ranks(own, self.device))
 
     def step_in_memory(self) -> Update:
@@ -356,7 +360,7 @@ class Trainer:
         epoch_ends = progress.position >= len(self.train)
         if epoch_ends:
             self.close_epoch()
-        milestone = epoch_ends and (not self.budget.by_clock or time.perf_counter() - self.saved > PAUSE)
+        milestone = epoch_ends and (not self.budget.by_clock or self.pause_over)
         # 2. validation and sample
         self.validation, better = None, False
         if not self.stop_now and (ends or self.stopped or milestone or _every(settings.eval_step, progress.step)):

@@ -8,8 +8,8 @@ import zipfile
 import pytest
 from corpora import PROSE, SENTENCE, all_texts, build, bytes_of, jsonl
 
-from helpers import paths
-from helpers.corpus import built_in
+from helpers import parallel, paths
+from helpers.corpus import archives, built_in
 from helpers.corpus.build import build_corpus
 from helpers.corpus.shards import read_texts
 
@@ -162,3 +162,50 @@ def test_the_built_in_corpus_is_clean_distinct_and_has_a_floor():
     bits = sum(expected[text] for text in validation) / sum(map(len, validation))
     assert report.floor_bits_per_char == pytest.approx(bits, abs=1e-6)
     assert 0.1 < bits < 6
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"workers": -1}, {"cluster": "tcp://127.0.0.1:1"}, {"max_documents": -1}, {"rules": "+no such rule"}],
+)
+def test_what_is_refused_leaves_the_corpus_that_is_there(raw, wrong, monkeypatch):
+    monkeypatch.setattr(parallel, "CLUSTER_SECONDS", 1)
+    (raw / "a.txt").write_text("一\n\n二\n\n三", "utf-8")
+    report = build(raw)
+    before = [file.read_bytes() for file in report.outputs]
+    with pytest.raises((ValueError, parallel.ClusterError)):
+        build_corpus("test", str(raw), **wrong)
+    assert [file.read_bytes() for file in report.outputs] == before
+
+
+def test_an_archive_that_may_not_be_opened_is_one_bad_file(raw, monkeypatch):
+    (raw / "a.txt").write_text("一\n\n二\n\n三", "utf-8")
+    with zipfile.ZipFile(raw / "b.zip", "w") as archive:
+        archive.writestr("c.txt", "四")
+    monkeypatch.setattr(archives, "_open_zip", forbidden)  # root may read whatever chmod says
+    report = build(raw)
+    assert all_texts() == ["一", "三", "二"] and "NOT USED" in dict((row[0], row[-1]) for row in report.rows())["b.zip"]
+
+
+def forbidden(*_, **__):
+    raise PermissionError(13, "Permission denied", "b.zip")
+
+
+@pytest.mark.parametrize("document", ["auto", "line"])
+def test_mojibake_with_a_line_end_inside_a_character_is_mended(raw, document):
+    """光 is E5 85 89: read as Latin-1, it has U+0085 in it, which ends a line."""
+    text = "先看光线充足的公园全景\n其余光照不足的先不养\n"
+    (raw / "a.txt").write_text("一行\n\n" + text.encode("utf-8").decode("latin-1") + "\n好的\n", "utf-8")
+    build(raw, repair=True, document=document)
+    assert set(text.split()) <= set("\n".join(all_texts()).split("\n"))
+
+
+def test_what_a_conversation_loses_is_counted(raw):
+    """A turn that is blank once it is clean ends its conversation; the exchanges after it were not dirt."""
+    turns = ["问", "答", "<br>", "这是答案", "再问", "再答"]
+    messages = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
+    rows = [{"messages": messages}, {"messages": messages[:1] + messages[-1:]}]
+    (raw / "a.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    report = build(raw)
+    assert report.lost["end of a conversation"] == sum(map(len, turns[2:]))
+    assert "1 conversations lost their last exchanges" in "; ".join(report.files[0].notes)

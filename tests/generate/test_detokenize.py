@@ -1,12 +1,16 @@
 """Ids become characters while a text is written: never half a character, nothing after its end, nothing taken back."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from helpers.generate import detokenize
 from helpers.generate.detokenize import Detokenizer
-from helpers.vocab.tokenizer import decode, encode
+from helpers.vocab.tokenizer import decode, encode, load_pretrained
 
 
 @settings(max_examples=200, deadline=None)
@@ -63,3 +67,47 @@ def test_each_token_is_decoded_once_however_long_the_text(tok, monkeypatch):
     ids = encode(tok, "绿萝浇水🌱" * 500)
     Detokenizer(tok, stop=("不在",), sentence=True).extend(ids)
     assert sum(decoded) == len(ids) + 500 * (1 + 2 + 3)  # the four bytes of a character are tried one, two, three, four
+
+
+# ---- tokenizers of pretrained models ----
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    """Return a WordPiece tokenizer as BERT has it, loaded as this course loads one."""
+    folder = tmp_path_factory.mktemp("bert")
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"明月光的.", "the", "cat", "##s", "cats", "and", "a"]
+    (folder / "vocab.txt").write_text("\n".join(names) + "\n", "utf-8")
+    return load_pretrained(str(folder))
+
+
+@settings(deadline=None)
+@given(
+    words=st.lists(st.sampled_from(["明", "月", "the", "cat", "##s", "and", "."]), max_size=8), cut=st.integers(0, 8)
+)
+def test_spaces_between_words_are_those_of_the_whole_text(bert, words, cut):
+    ids = bert.convert_tokens_to_ids(words)
+    prompt, new = ids[:cut], ids[cut:]
+    written = Detokenizer(bert, before=prompt).extend(new)
+    assert decode(bert, prompt) + written.text == decode(bert, ids)
+
+
+def test_characters_that_tokens_cut_again_and_again_come_back(tok):
+    """Byte-level BPE may join the end of a character with the beginning of the next one."""
+    text = "浇水看土光肥"
+    letters = "".join(piece for piece, _ in pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(text))
+    ends = [0, 4, 7, 10, 13, 16, 18]  # of tokens, in bytes; a character has three
+    pieces = [letters[start:end] for start, end in pairwise(ends)]
+    backend = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token=pieces[0]))
+    backend.decoder = decoders.ByteLevel()
+    written, seen = Detokenizer(PreTrainedTokenizerFast(tokenizer_object=backend)), []
+    for token in range(len(pieces)):
+        written.push(token)
+        seen.append(written.text)
+    assert seen == ["浇", "浇水", "浇水看", "浇水看土", "浇水看土光", text]
+
+
+def test_bytes_that_are_no_character_hold_nothing_back_for_long(tok):
+    broken = [tok.convert_tokens_to_ids("<0xF0>")] * 9
+    written = Detokenizer(tok).extend([*broken, *encode(tok, "水")])
+    assert written.text == "\ufffd" * 9 + "水"

@@ -123,14 +123,19 @@ def test_a_relative_corpus_is_the_callers_and_must_exist(house):
     assert plan(corpus="诗 词.txt")["corpus"]["source"] == str(Path.cwd() / "诗 词.txt")
     with pytest.raises(Refused, match="does not exist"):
         plan(corpus="nothing.txt")
+    with pytest.raises(Refused, match="notebook 01 is not to run"):  # else the old corpus would be taken in silence
+        plan(["vocab"], corpus="诗 词.txt")
 
 
 def test_what_is_refused_leaves_no_trace(house, capsys):
     assert main(["--run", "r", "-p", "sise", "3"]) == 2
     assert main(["--run", "../r"]) == 2
     assert main(["tournament", "--run", "r"]) == 2
+    assert main(["verify", "--run", "r", "-p", "size", "3"]) == 2
+    assert main(["refresh", "--corpus", "c.txt"]) == 2
     errors = capsys.readouterr().err
-    assert errors.count("nothing was run") == 3 and "there is no run 'r'" in errors
+    assert "verify takes no -p" in errors and "refresh takes no --corpus" in errors
+    assert errors.count("nothing was run") == 5 and "there is no run 'r'" in errors
     assert not paths.runs_dir().exists()
 
 

@@ -159,8 +159,11 @@ def test_gpus_are_shared_out_in_groups_and_cores_evenly(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
     assert sweep.places(0, 2) == [{"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "2,3"}]
     assert sweep.places(1, 1) == [{"CUDA_VISIBLE_DEVICES": "0"}]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert [place["CUDA_VISIBLE_DEVICES"] for place in sweep.places(7, 2)] == ["0,1", "2,3"] * 3 + ["0,1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     monkeypatch.setattr(sweep, "cores", lambda: 8)
+    assert sweep.places(4, 1) == [{"OMP_NUM_THREADS": "2"}] * 4
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert sweep.places(0, 1) == [{}]
     assert sweep.places(4, 1) == [{"OMP_NUM_THREADS": "2"}] * 4
 

@@ -6,11 +6,11 @@ import nbformat
 import pytest
 from nbformat.v4 import new_notebook
 
-from helpers import paths
+from helpers import paths, report
 from helpers.manifest import MANIFEST, write_manifest
 from helpers.paths import executed_copy
 from helpers.run.__main__ import main
-from helpers.run.unchanged import remember
+from helpers.run.unchanged import finished_unchanged, remember
 
 
 def write_room(stage, name, text, inputs, **result):
@@ -87,6 +87,17 @@ def test_a_torn_manifest_and_a_room_that_went_are_found(finished):
     assert "not readable JSON" in finished()["01"]
     manifest.unlink()
     assert "not made yet" in finished()["01"]
+
+
+def test_a_torn_copy_of_a_notebook_is_found_and_the_page_leaves_it_out(finished):
+    """Papermill writes it in place: killed while it does, it leaves half a file, perhaps half a character."""
+    copy = executed_copy("r", "corpus")
+    for torn in (b'{"cells": [', '{"cells": ["词'.encode()[:-1]):
+        copy.write_bytes(torn)
+        assert "01_corpus.ipynb is torn: run notebook 01_corpus again" in finished()["01"]
+        assert not finished_unchanged("r", "corpus", {"run": "r"})
+        page = report.write("r").read_text("utf-8")
+        assert "id='02_vocab'" in page and "id='01_corpus'" not in page
 
 
 def test_a_run_that_is_not_there_cannot_be_verified(house, capsys):

@@ -16,6 +16,8 @@ from helpers.run import watch
         (Note("training", 312, 772, "updates", 300, 60.0), "312 of 772 updates · 5 s each · 38 min 20 s left"),
         (Note("fetching", 12_345_678, None, "B", 0, 6.0), "12.3 M B · 2.06 M per second"),
         (Note("training", 1, 772, "updates", 1, 0.0), "1 of 772 updates"),
+        (Note("fetching", 8_000, None, "rows", 0, 6.5), "8000 rows · 1231 per second"),
+        (Note("fetching", 999_600, None, "rows", 0, 1.0), "1000 k rows · 1000 k per second"),
         (Note("reading", 20_000, 40_000.0, "rows", 0, 2.0), "20 k of 40 k rows · 10 k per second · 2 s left"),
     ],
 )

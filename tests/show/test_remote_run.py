@@ -76,4 +76,4 @@ def test_an_old_file_without_an_end_is_given_up_at_once(tmp_path):
 
 def test_a_run_that_never_starts_is_said(shown, tmp_path, capsys):
     asyncio.run(show.watch(show.attach(tmp_path / "metrics.jsonl", patience=0.1), interval=0.01, live=False))
-    assert "no metrics.jsonl came in 0 s: is the run started, is the name right?" in capsys.readouterr().out
+    assert "no metrics.jsonl came in 0 s: has the run started, and is its name correct?" in capsys.readouterr().out

@@ -32,6 +32,17 @@ def test_another_model_is_put_aside_not_destroyed(run):
     assert any(not torch.equal(p, before[name]) for name, p in weights(run).items())
 
 
+def test_attempts_that_failed_before_they_had_weights_do_not_take_its_place(run):
+    job.start(settings(run)).wait()
+    before = weights(run)
+    for wrong in ("cosin", "cosinus"):
+        with pytest.raises(ValueError, match="schedule"):
+            job.start(settings(run, schedule=wrong)).wait()
+    job.start(settings(run, schedule="cosine")).wait()
+    previous = AutoModelForCausalLM.from_pretrained(paths.run_dir(run) / "model-previous" / "final_model")
+    assert all(torch.equal(p, before[name]) for name, p in previous.named_parameters())
+
+
 def test_an_error_in_the_thread_reaches_whoever_waits(run):
     with pytest.raises(ValueError, match="optimizer"):
         job.start(settings(run, optimizer="magic")).wait()

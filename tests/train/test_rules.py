@@ -133,10 +133,16 @@ def test_a_forward_pass_has_about_as_many_tokens_whatever_the_window(length):
 @pytest.mark.parametrize("changes, dropout", [
     ({"epochs": 3}, 0.0), ({"epochs": 4}, 0.1), ({"epochs": 8}, 0.1), ({"epochs": 9}, 0.2),
     ({"epochs": 9, "max_minutes": 0.5}, 0.0),  # there is no time for them
+    ({"epochs": 1, "max_minutes": 90.0}, 0.2),  # the clock decides alone
     ({"epochs": 9, "dropout": 0.0}, 0.0), ({"epochs": 1, "dropout": 0.3}, 0.3),
 ])  # fmt: skip
 def test_the_more_often_a_text_is_read_the_more_is_dropped(changes, dropout):
     assert numbers(NOVEL, n_embd=64, n_layer=2, **changes).dropout == dropout
+
+
+def test_epochs_that_take_longer_than_the_usual_time_are_trained_all_the_same():
+    quick, slow = (numbers(NOVEL, rate, epochs=12, n_embd=64, n_layer=2) for rate in (LAPTOP, LAPTOP / 1000))
+    assert quick == slow and slow.dropout == 0.2 and slow.max_minutes == 0
 
 
 def test_a_text_of_a_page_has_more_updates_than_the_warm_up():

@@ -31,6 +31,28 @@ def test_as_many_windows_as_the_time_allows_and_always_twice(monkeypatch, run, t
     assert pace.of(10) == pytest.approx(10 * pace.per_window + pace.optimizer)
 
 
+def test_where_memory_runs_out_fewer_windows_are_measured(monkeypatch, run, train):
+    load = throughput.load_batch
+
+    def measured_with_memory_for(most):
+        seen = []
+
+        def small_memory(windows, indices, device):
+            if len(indices) > most:
+                raise MemoryError("DefaultCPUAllocator: can't allocate memory")
+            seen.append(len(indices))
+            return load(windows, indices, device)
+
+        monkeypatch.setattr(throughput, "load_batch", small_memory)
+        assert throughput.measure(tiny(), train, settings(run), 4, "fp32", CPU, 1e9).per_window > 0
+        return seen
+
+    assert measured_with_memory_for(2) == [1, 1, 2, 2]
+    assert measured_with_memory_for(1) == [1, 1]
+    with pytest.raises(MemoryError):
+        measured_with_memory_for(0)
+
+
 def test_the_second_update_of_a_size_counts(monkeypatch, run, train):
     """By a clock that is read at the start, after backward and at the end: 100 and 10 s first, then 2 and 1 s."""
     clock = iter([0.0, 100.0, 110.0, 200.0, 202.0, 203.0])
