@@ -110,7 +110,7 @@ def test_what_it_does_not_know_is_refused_in_words(trained, tmp_path):
             engine.generate("", settings)
     with pytest.raises(ValueError, match="choose int8 or float32"):
         ctranslate.export(trained / "final_model", tmp_path / "x", "int3")
-    with pytest.raises(ValueError, match="no export"):
+    with pytest.raises(ValueError, match="not an exported model"):
         ctranslate.export(trained / "final_model", trained)
     with pytest.raises(RoomError, match="no config.json"):
         ctranslate.export(tmp_path, tmp_path / "x")
