@@ -63,7 +63,7 @@ def draw(reports: list[dict[str, Any]]) -> None:
         times = seconds(report)
         for kind, label in KINDS.items():
             style = {"color": "0.5", "linestyle": "--"} if kind == "nanoGPT" else {}
-            axis.plot(times, [bits(report, kind, time) for time in times], "o-", label=label, **style)
+            axis.plot(times, [bits(report, kind, time) for time in times], marker="o", label=label, **style)
         axis.axhline(by_counting(report), color="0.7", linewidth=1, label="counting")
         axis.set_title(f"{report['name']} ({report['text']['characters']:,})", fontsize=10)
         axis.set_xscale("log", base=2)
