@@ -124,10 +124,9 @@ def choose(
         )
     # 4. how long
     affordable = seconds * speed(n_embd, n_layer)
-    if settings.epochs:  # it ends by the clock if there is one, else with them
+    tokens = min(affordable, most * text.tokens)
+    if settings.epochs:  # given: the run ends by the clock if there is one, else with them
         tokens = affordable if settings.max_minutes else most * text.tokens
-    else:
-        tokens = min(affordable, most * text.tokens)
     reasons.insert(0, f"{duration(60 * minutes)} at {speed(n_embd, n_layer):,.0f} tokens per second, as measured here")
     chosen: dict[str, Any] = dict(n_embd=n_embd, n_layer=n_layer, epochs=most)
     if not settings.epochs:

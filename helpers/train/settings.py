@@ -47,9 +47,7 @@ class TrainSettings:
     epochs: int = _setting(0, least=0)  # times that the model sees the corpus; 0: by rule
     max_minutes: float = _setting(0.0, least=0)  # time budget in minutes, instead of epochs; 0: none, or by rule
     patience: int = _setting(0, least=0, affects="end")  # validations without a better one that end it; 0: never
-    rungs: list[list[float]] = _setting(
-        [], affects="end"
-    )  # end if validation is above these bits at a share of the run
+    rungs: list[list[float]] = _setting([], affects="end")  # [share of the run, most bits per character there]
     batch_size: int = _setting(0, least=0)  # windows per forward pass and process; 0: by rule
     gradient_accumulation: int = _setting(0, least=0)  # forward passes per update; 0: by rule
     # the optimizer
