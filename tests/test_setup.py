@@ -32,18 +32,19 @@ IMPORTS = {
     "files": set(),
     "manifest": {"paths", "wording", "files"},
     "progress": set(),
+    "speeds": {"files"},
     "parallel": {"progress"},
     "device": {"parallel"},
     "corpus": {"paths", "wording", "files", "manifest", "progress", "parallel"},
     "vocab": {"paths", "wording", "files", "manifest", "parallel", "corpus.conversations", "corpus.encodings"},
     "tokens": {"paths", "wording", "files", "manifest", "parallel", "vocab"},
-    "train": {"paths", "wording", "files", "manifest", "progress", "parallel", "device", "vocab", "tokens"},
+    "train": {"paths", "wording", "files", "manifest", "progress", "parallel", "speeds", "device", "vocab", "tokens"},
     "generate": {"paths", "files", "device", "manifest", "vocab", "corpus.shards"},
     "serve": {"paths", "wording", "manifest", "vocab.chat", "generate"},
     "chat": {"paths", "files", "manifest", "device", "corpus", "vocab", "tokens", "train", "generate"},
     "reward": {"paths", "device", "manifest", "corpus", "vocab", "train", "generate", "chat"},
     "report": {"paths", "files", "manifest"},
-    "run": {"paths", "wording", "files", "manifest", "progress", "parallel", "report", "corpus.find"},
+    "run": {"paths", "wording", "files", "manifest", "progress", "speeds", "parallel", "report", "corpus.find"},
 }
 WITH_TORCH = {"device", "tokens.windows", "train", "generate", "serve", "chat", "reward", "show"}
 MODULES = sorted((ROOT / "helpers").rglob("*.py"))

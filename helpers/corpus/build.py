@@ -68,8 +68,10 @@ def build_corpus(
         raise ValueError(f"near_duplicates is {near_duplicates}: give a similarity, say 0.8, or 0 to look for none")
     if near_keep not in KEEP:
         raise ValueError(f"near_keep is '{near_keep}': give 'first' or 'all'")
-    if max_documents < 0:
-        raise ValueError(f"max_documents is {max_documents}: give a number of documents, or 0 for all")
+    if max_documents < 0 or max_documents == 1:
+        raise ValueError(
+            f"max_documents is {max_documents}: give 0 for all, or at least 2: training and validation need one each"
+        )
     filters = (("min_chinese", min_chinese), ("max_symbols", max_symbols), ("max_repetition", max_repetition))
     for name, value in filters:
         if not 0 <= value <= 1:

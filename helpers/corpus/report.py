@@ -73,7 +73,8 @@ class FileReport:
                 f"{self.long:,} longer than {max_length:,} characters, cut into {self.pieces:,} documents"
             )
         if self.shortened:
-            self.notes.append(f"{self.shortened:,} conversations lost their last exchanges: too long, or a blank turn")
+            lost = "conversation lost its" if self.shortened == 1 else "conversations lost their"
+            self.notes.append(f"{self.shortened:,} {lost} last exchanges: too long, or a blank turn")
         if not self.signs.characters and not self.dropped:
             self.notes.append("no text in it")
         self.notes += self.signs.notes(self.rules)

@@ -62,6 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )  # fmt: skip
         if options.samples < 1:
             raise ValueError(f"--samples is {options.samples}: ask for 1 or more")
+        if options.score and (given := writing_options(options)):
+            raise ValueError(f"--score writes nothing: leave out {', '.join(given)}")
         if options.chat and (options.score or options.line or options.samples > 1):
             raise ValueError("--chat gives one answer to each question: leave out --score, --line and --samples")
         if options.system and not options.chat:
@@ -82,6 +84,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         print(error, file=sys.stderr)
         return 1
+
+
+def writing_options(options: argparse.Namespace) -> list[str]:
+    """Return those that were given of the options that only matter where something is written."""
+    others = {"run", "chat", "score", "document"}
+    given = [name for name, value in vars(options).items() if value != parser().get_default(name)]
+    return ["the prompt" if name == "prompt" else f"--{name.replace('_', '-')}" for name in given if name not in others]
 
 
 # ---- writing ----

@@ -6,6 +6,7 @@ last updates. A run takes minutes: it keeps no checkpoints, and one that was int
 """
 
 import copy
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from helpers import paths
@@ -26,6 +27,7 @@ from helpers.reward import dpo, grpo, policy
 from helpers.reward.asker import Asker
 from helpers.reward.policy import Branch
 from helpers.reward.rollout import Group, Opening, write_endings, write_openings
+from helpers.train import optim
 from helpers.train.model import blocks
 
 METHODS = ("grpo", "dpo")
@@ -96,6 +98,7 @@ class Learner:
         for p in self.trained:
             p.requires_grad_(True)
         self.optimizer = torch.optim.AdamW(self.trained, betas=(0.9, 0.98), weight_decay=0.0)
+        self.scaler = torch.amp.GradScaler(start.device.type, enabled=self.precision == "fp16")
         self.asker = Asker(settings.focus, settings.seed)
         self.openings: list[Opening] = []
         self.step, self.updates, self.begin = 0, 0, time.perf_counter()
@@ -159,19 +162,18 @@ class Learner:
         """
         settings, progress = self.settings, min(self.progress, 1.0)
         self.optimizer.zero_grad()
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(self.trained, 1.0)
+        self.scaler.scale(loss).backward()
+        norm = optim.clip_gradient([self.optimizer], self.trained, 1.0, self.scaler)
         self.updates += 1
         for group in self.optimizer.param_groups:
             group["lr"] = lr * min(1.0, self.updates / max(settings.warmup_steps, 1)) * (1 - progress)
-        if torch.isfinite(norm):
-            self.optimizer.step()
+        optim.step([self.optimizer], self.scaler, finite=math.isfinite(norm))
         if progress >= 1 - AVERAGED:  # mean of all weights on the way (Polyak and Juditsky 1992)
             self.averaged += 1
             self.mean = self.mean or [p.detach().clone() for p in self.trained]
             for mean, p in zip(self.mean, self.trained, strict=True):
                 mean.lerp_(p.detach(), 1 / self.averaged)
-        return float(norm)
+        return norm
 
     # ---- the two methods ----
 

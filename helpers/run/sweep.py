@@ -17,7 +17,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from helpers import paths, report
+from helpers import paths, report, speeds
 from helpers.files import write_text
 from helpers.parallel import cores
 from helpers.run import halving, results, share
@@ -51,6 +51,8 @@ class Sweep:
         places: the environment of the kernels of each of the runs that go at once: a GPU of its own, for example.
         """
         self.at_once = len(places)
+        shared = speeds.environment(paths.run_dir(self.name))
+        places = [{**place, **shared} for place in places]
         for stage in self.stages:
             self.run_stage(stage, places)
             if stage == "train" and stage != self.stages[-1]:

@@ -16,6 +16,7 @@ from helpers.train.settings import TrainSettings
 from helpers.vocab.tokenizer import load_tokenizer
 
 PROBE = 1.0  # seconds that the forecast's measured update should take, about
+FEW_TOKENS = 300  # a vocabulary of bytes: its rows cost nothing worth a sentence
 
 
 def load_windows(run: str, tokens: dict[str, Any], pad_id: int) -> tuple[Windows, Windows]:
@@ -85,27 +86,32 @@ def forecast(settings: TrainSettings) -> dict[str, Any]:
         device=device.type,
     )  # fmt: skip
     epochs = steps / planned["steps_per_epoch"]
+    # a pretrained model keeps the vocabulary that it was trained with
+    dead = 0.0 if settings.pretrained_model or len(tokenizer) < FEW_TOKENS else _dead_tokens(train, len(tokenizer))
     return {
         "steps": steps,
         "epochs": round(epochs, 2),
         "tokens": round(epochs * tokens["tokens"]),
         "seconds": round(seconds, 3),
         "memory": memory,
-        "concerns": _concerns(train, len(tokenizer), steps, settings.warmup_steps, memory, memory_free(device)),
+        "concerns": _concerns(train, dead, steps, settings.warmup_steps, memory, memory_free(device)),
     }
 
 
-def _concerns(
-    train: Windows, vocab_size: int, steps: int, warmup_steps: int, memory: int, free: int | None
-) -> list[str]:
-    concerns = []
+def _dead_tokens(train: Windows, vocab_size: int) -> float:
+    """Return the share of a vocabulary that never occurs in the training text."""
     counts = np.zeros(vocab_size, np.int64)
     for start in range(0, len(train.stream), 2**20):
         counts += np.bincount(train.stream.read(start, start + 2**20), minlength=vocab_size)
-    if (dead := float((counts == 0).mean())) > 0.5:
+    return float((counts == 0).mean())
+
+
+def _concerns(train: Windows, dead: float, steps: int, warmup_steps: int, memory: int, free: int | None) -> list[str]:
+    concerns = []
+    if dead > 0.5:
         concerns.append(
-            f"{dead:.0%} of the {vocab_size:,} tokens never occur in the training text: their rows in the output layer "
-            "cost memory and time and learn nothing. A smaller vocab_size in notebook 02 loses nothing."
+            f"{dead:.0%} of the tokens never occur in the training text: their rows in the output layer cost memory "
+            "and time and learn nothing. A smaller vocab_size in notebook 02 loses nothing."
         )
     if (longest := int(train.lengths.max())) < train.n_ctx // 2:
         concerns.append(

@@ -15,7 +15,7 @@ from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
-from helpers import paths
+from helpers import paths, speeds
 from helpers.device import describe_device, is_out_of_memory, pick_device, pick_precision
 from helpers.files import fingerprint, write_text
 from helpers.manifest import open_room
@@ -197,16 +197,17 @@ def measured(
 ) -> tuple[Callable[[int, int], int], Callable[[int, int], float]]:
     """Return `size` and `speed` for `choose`: the speed is that of an update of a fresh model, here and now.
 
-    Embeddings are not counted in the size: of a large vocabulary each token meets a few rows.
+    Embeddings are not counted in the size: of a large vocabulary each token meets a few rows. In a sweep, what one run
+    has measured holds for the others, see `speeds`.
     """
     device = pick_device(settings.device)
     precision = pick_precision(settings.precision, device)
     windows = _windows_in_pass(float(train.lengths.mean()))
 
-    def config(n_embd: int, n_layer: int) -> PretrainedConfig:
+    def config(n_embd: int, n_layer: int, **changes: Any) -> PretrainedConfig:
         n_head = settings.n_head or _head_and_rate(settings, dict(n_embd=n_embd))["n_head"]
         return config_from_settings(
-            replace(settings, n_embd=n_embd, n_layer=n_layer, n_head=n_head), tokenizer, train.n_ctx
+            replace(settings, n_embd=n_embd, n_layer=n_layer, n_head=n_head, **changes), tokenizer, train.n_ctx
         )
 
     @cache
@@ -216,15 +217,20 @@ def measured(
 
     @cache
     def speed(n_embd: int, n_layer: int) -> float:
+        shape = config(n_embd, n_layer, dropout=0.0).to_dict()  # dropout hardly changes it
+        about = (settings.optimizer, precision, describe_device(device), windows, float(train.lengths.mean()))
+        return speeds.remember(fingerprint(shape, about), lambda: pace(n_embd, n_layer))
+
+    def pace(n_embd: int, n_layer: int) -> float:
         try:
             model = build_model(config(n_embd, n_layer), settings.seed)
             speed_up(model, settings, train.n_ctx, precision, device)
-            pace = throughput.measure(model, train, settings, windows, precision, device, PROBE)
+            update = throughput.measure(model, train, settings, windows, precision, device, PROBE)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             return 0.0
-        return windows * float(train.lengths.mean()) / pace.of(windows)
+        return windows * float(train.lengths.mean()) / update.of(windows)
 
     return size, speed
 

@@ -47,6 +47,7 @@ class Progress:
     position: int = 0  # windows done of this epoch
     best: float = math.inf  # lowest validation loss so far
     stale: int = 0  # validations since then
+    unjudged: bool = False  # a validation is due, and the run was stopped before it
     seconds: float = 0.0  # since the run began, in all sessions
     updating: float = 0.0  # of these in updates
     validating: float = 0.0  # of the last validation

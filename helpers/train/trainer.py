@@ -132,7 +132,7 @@ class Trainer:
         # 3. where the run is
         self.log = MetricsLog(self.folder, self.rank == 0, settings.tracker, asdict(settings))
         self.progress = Progress()
-        self.restore()
+        judged = self.restore()
         self.micro_batch_file = self.folder / "micro_batch.txt"  # left by a process whose memory ran out
         self.micro_batch = settings.batch_size
         if self.micro_batch_file.exists():
@@ -150,7 +150,7 @@ class Trainer:
         self.since_last_row, self.in_epoch = RunningMeans(), RunningMeans(**self.progress.in_epoch)
         self.spikes = SpikeDetector()
         self.begin, self.saved = time.perf_counter() - self.progress.seconds, time.perf_counter()
-        self.ended_early = self.early_stop()  # why, before its last update
+        self.ended_early = self.early_stop() if judged else ""  # why, before its last update
         self.stopped = bool(self.ended_early)  # asked to end
         self.stop_now = False  # asked by `stop`: without a last validation
         self.pause_over = False  # the last checkpoint is old enough for another one, by the first process's clock
@@ -286,6 +286,8 @@ class Trainer:
             flops_per_token=self.flops_per_token,
             matmul_rate=self.peak_flops,
         )
+        if progress.unjudged and self.judge():
+            self.write_unless_full(self.save)
         while progress.step < self.total_steps and not self.stopped:
             # a row of the log; a time budget may end between two of them
             due = (progress.step + 1) % self.settings.log_step == 0 or progress.step + 1 == self.total_steps
@@ -361,16 +363,11 @@ class Trainer:
         if epoch_ends:
             self.close_epoch()
         milestone = epoch_ends and (not self.budget.by_clock or self.pause_over)
-        # 2. validation and sample
-        self.validation, better = None, False
-        if not self.stop_now and (ends or self.stopped or milestone or _every(settings.eval_step, progress.step)):
-            self.validation = self.validate()
-            better = self.validation["loss"] < progress.best
-            progress.best = min(progress.best, self.validation["loss"])
-            progress.stale = 0 if better else progress.stale + 1
-            if not ends and not self.stopped:
-                self.ended_early = self.early_stop()
-                self.stopped = bool(self.ended_early)
+        # 2. validation and sample. A run that is stopped is not judged where it would not have been without that:
+        # what is best, and how long ago that was, stays the same when it goes on
+        self.validation = None
+        progress.unjudged = ends or milestone or _every(settings.eval_step, progress.step)
+        better = progress.unjudged and not self.stop_now and self.judge()
         sharded = self.size > 1 and self.parallel == "fsdp"
         sample_due = not self.stop_now and (ends or _every(settings.sample_step, progress.step))
         if sample_due and self.rank == 0 and not sharded:
@@ -381,6 +378,19 @@ class Trainer:
         if ends or self.stopped or milestone or better or _every(settings.checkpoint_step, progress.step):
             self.write_unless_full(self.save)
             self.saved = time.perf_counter()
+
+    def judge(self) -> bool:
+        """Validate, and end the run if it should end early; return whether this is its best state so far."""
+        progress = self.progress
+        self.validation = self.validate()
+        better = self.validation["loss"] < progress.best
+        progress.best = min(progress.best, self.validation["loss"])
+        progress.stale = 0 if better else progress.stale + 1
+        progress.unjudged = False
+        if progress.step < self.total_steps and not self.stopped:
+            self.ended_early = self.early_stop()
+            self.stopped = bool(self.ended_early)
+        return better
 
     def early_stop(self) -> str:
         """Return why the run should end early, see `state.early_stop`."""
@@ -412,14 +422,16 @@ class Trainer:
         self.log.write("validation", step=progress.step, **scores, **times)
         return scores
 
-    def restore(self) -> None:
-        """Resume from the newest sound checkpoint of this run, if there is one."""
+    def restore(self) -> bool:
+        """Resume from the newest sound checkpoint of this run, if there is one; return whether that was validated."""
         if newest := checkpoint.latest(self.folder / "checkpoints", self.identity):
             path, state, complaints = newest
             checkpoint.restore(path, self.model, self.optimizers)
             self.scaler.load_state_dict(state["scaler"])
             self.progress = Progress(**state["progress"])
             self.log.write("resume", step=self.progress.step, complaints=complaints)
+            return state["val_loss"] is not None
+        return False
 
     def save(self) -> Path:
         """Write a checkpoint: all that a resumed run needs to continue bit for bit."""

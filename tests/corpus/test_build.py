@@ -166,7 +166,13 @@ def test_the_built_in_corpus_is_clean_distinct_and_has_a_floor():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"workers": -1}, {"cluster": "tcp://127.0.0.1:1"}, {"max_documents": -1}, {"rules": "+no such rule"}],
+    [
+        {"workers": -1},
+        {"cluster": "tcp://127.0.0.1:1"},
+        {"max_documents": -1},
+        {"max_documents": 1},
+        {"rules": "+no such rule"},
+    ],
 )
 def test_what_is_refused_leaves_the_corpus_that_is_there(raw, wrong, monkeypatch):
     monkeypatch.setattr(parallel, "CLUSTER_SECONDS", 1)
@@ -208,4 +214,4 @@ def test_what_a_conversation_loses_is_counted(raw):
     (raw / "a.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
     report = build(raw)
     assert report.lost["end of a conversation"] == sum(map(len, turns[2:]))
-    assert "1 conversations lost their last exchanges" in "; ".join(report.files[0].notes)
+    assert "1 conversation lost its last exchanges" in "; ".join(report.files[0].notes)

@@ -365,7 +365,7 @@ def test_lengths_and_filters_judge_the_whole_text(raw):
     assert report.dropped == {"with a first exchange too long": 1, "too short": 1, "too little Chinese": 1}
     assert report.lost["with a first exchange too long"] == 111
     assert report.lost["end of a conversation"] == 90
-    assert "1 conversations lost their last exchanges: too long, or a blank turn" in report.files[0].notes
+    assert "1 conversation lost its last exchanges: too long, or a blank turn" in report.files[0].notes
 
 
 def test_copies_and_near_copies_are_found_by_the_whole_text(raw):

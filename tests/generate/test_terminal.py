@@ -89,6 +89,10 @@ def test_each_sampling_setting_is_an_option(capsys):
         (["--system", "简短"], "--system is for a conversation: add --chat"),
         (["--chat"], "this model has no chat template: it continues texts. To teach it to answer, run notebook deeper"),
         (["--score", "{here}/none.txt"], "No such file"),
+        (
+            ["浇水", "--score", "{here}/text.txt", "--top-k", "5"],
+            "--score writes nothing: leave out the prompt, --top-k",
+        ),
         (["--score", "{here}/empty.txt"], "holds no text to score"),
         (["--score", "{here}/gbk.txt"], "is not UTF-8 (byte 0): notebook 01 reads other encodings"),
     ],
@@ -96,7 +100,8 @@ def test_each_sampling_setting_is_an_option(capsys):
 def test_what_cannot_be_done_is_said(capsys, tmp_path, arguments, message):
     (tmp_path / "empty.txt").write_text(" \n\n", "utf-8")
     (tmp_path / "gbk.txt").write_bytes("浇水".encode("gb18030"))
-    assert terminal.main(["--run", "any", "看", *(each.format(here=tmp_path) for each in arguments)]) == 1
+    prompt = [] if "--score" in arguments else ["看"]
+    assert terminal.main(["--run", "any", *prompt, *(each.format(here=tmp_path) for each in arguments)]) == 1
     found = capsys.readouterr()
     assert message in found.err and found.out == "" and "Traceback" not in found.err
 

@@ -121,6 +121,16 @@ def test_a_model_whose_answers_are_all_alike_stays_as_it_is(liking, monkeypatch)
     assert all(torch.equal(p, q) for p, q in zip(learner.trained, start_of(learner), strict=True))
 
 
+def test_half_precision_loses_no_small_gradient(liking):
+    """Of a loss so small that its gradient is below the smallest number of fp16: scaled, it is that of fp32."""
+    norms = []
+    for precision in ("fp32", "fp16"):
+        learner = build_learner(precision=precision)
+        scored, _, _ = learner.losses([([1, 20, 21, 22], [[FAVOURITE]])], [])
+        norms.append(learner.update(1e-8 * scored.chosen.sum(), 1e-3))
+    assert 1e-12 < norms[0] == pytest.approx(norms[1], rel=0.02)
+
+
 @pytest.mark.parametrize("method", job.METHODS)
 def test_the_clock_ends_a_run(method):
     """With the model's own answers: it has learnt nothing, so none earns anything."""

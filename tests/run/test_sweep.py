@@ -50,7 +50,8 @@ with open(folder / "metrics.jsonl", "w") as log:
 (folder / "weights").write_text(f"{lr} {n_embd}")
 _ = write_manifest(run, "train", parameters={"run": run, "lr": lr, "n_embd": n_embd, "rungs": rungs},
     inputs=[paths.room(run, "vocab") / "vocab_user.txt"], outputs=[folder / "weights"],
-    result={"val_bits_per_char": bits, "steps": step, "total_steps": 4, "gpu": os.environ.get("CUDA_VISIBLE_DEVICES")})
+    result={"val_bits_per_char": bits, "steps": step, "total_steps": 4, "gpu": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "speeds": os.environ.get("CHINESE_GPT_SPEEDS")})
 """
 
 
@@ -153,6 +154,8 @@ def test_each_gpu_gets_its_own_run(sweep_house, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     assert main(write_grid("lr: [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]")) == 0
     assert {read_manifest(f"s-{i}", "train")["result"]["gpu"] for i in range(1, 7)} == {"5", "7"}
+    shared = {read_manifest(f"s-{i}", "train")["result"]["speeds"] for i in range(1, 7)}
+    assert shared == {str(paths.run_dir("s").resolve() / "speeds.json")}
 
 
 def test_gpus_are_shared_out_in_groups_and_cores_evenly(monkeypatch):

@@ -31,6 +31,11 @@ def test_what_is_rarely_meant_is_said_before(run):
     assert "updates: the model will hardly learn" in concerns
 
 
+def test_a_vocabulary_of_bytes_is_never_too_large(run, monkeypatch):
+    monkeypatch.setattr(plan, "FEW_TOKENS", 401)  # as if these were bytes
+    assert "never occur" not in " ".join(plan.forecast(settings(run))["concerns"])
+
+
 def test_a_context_that_no_document_fills_is_said(run):
     manifest = open_room(run, "tokenize")
     manifest["result"] |= {"n_ctx": 64, "stride": 64, "packing": "documents"}

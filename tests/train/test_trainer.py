@@ -301,6 +301,31 @@ def test_patience_ends_a_run_that_gets_no_better_and_more_patience_goes_on_bit_f
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), parts.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("way", ["file", "signal"])
+@pytest.mark.parametrize("step", [26, 30, 33])
+def test_a_stop_changes_nothing_of_when_a_run_ends_or_of_what_is_best(tmp_path, step, way):
+    """Stopped at an epoch's end, at its best validation and between two of them; it goes on as if never stopped."""
+    options = dict(size=800, epochs=6, lr=0.3, warmup_steps=0, eval_step=5, final_lr_fraction=1.0, patience=3)
+    whole, parts, folder = tiny(), tiny(), tmp_path / "parts"
+    wanted = fit(tmp_path / "whole", whole, **options)
+    judged = {row["step"]: row["loss"] for row in rows(tmp_path / "whole", "validation")}
+    assert list(judged)[-4:] == [30, 35, 39, 40] and wanted["val_loss"] == judged[30]
+    asked = iter(range(1, 10**6))
+
+    def touch_before() -> bool:
+        if next(asked) == step - 1:  # the update after this one sees it
+            (folder / "STOP").touch()
+        return False
+
+    assert fit(folder, parts, **options, stop=stop_at(step) if way == "signal" else touch_before)["steps"] == step
+    (folder / "STOP").unlink(missing_ok=True)
+    figures = fit(folder, parts, **options)
+    assert figures["steps"] == 40 and figures["val_loss"] == wanted["val_loss"]
+    again = {row["step"]: row["loss"] for row in rows(folder, "validation")}
+    assert judged.items() <= again.items() and set(again) - set(judged) <= {step}
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), parts.parameters(), strict=True))
+
+
 def test_a_run_ends_at_a_rung_that_it_does_not_reach(tmp_path):
     fit(tmp_path / "whole", size=800, eval_step=3)
     bits = {row["step"]: row["bits_per_char"] for row in rows(tmp_path / "whole", "validation")}
