@@ -228,14 +228,15 @@ def test_runs_of_a_sweep_share_what_one_of_them_measured(monkeypatch, run, tmp_p
     monkeypatch.setattr(throughput, "measure", lambda *_: throughput.UpdateTime(1e-4, 0.0))
     for name, value in speeds.environment(tmp_path).items():
         monkeypatch.setenv(name, value)
-    first = rules.decide(asked).settings
+    first = rules.decide(asked)
     monkeypatch.setattr(throughput, "measure", lambda *_: throughput.UpdateTime(1.0, 0.0))  # the machine is slow now
     changes: list[dict] = [dict(lr=0.5), dict(dropout=0.3), dict(seed=4)]
-    others = [rules.decide(replace(asked, **change)).settings for change in changes]
-    assert others == [replace(first, **change) for change in changes]
-    assert rules.decide(replace(asked, n_head=2)).settings != replace(first, n_head=2)  # other heads, another speed
+    for change in changes:
+        other = rules.decide(replace(asked, **change))
+        assert other.settings == replace(first.settings, **change) and other.reasons[0] == first.reasons[0]
+    assert rules.decide(replace(asked, n_head=2)).reasons[0] != first.reasons[0]  # other heads, another speed
     monkeypatch.delenv(speeds.VARIABLE)
-    assert rules.decide(replace(asked, lr=0.25)).settings != replace(first, lr=0.25)
+    assert rules.decide(replace(asked, lr=0.25)).reasons[0] != first.reasons[0]
 
 
 def test_the_trainer_takes_no_zero_for_a_number(tmp_path):
