@@ -285,7 +285,7 @@ def main() -> None:
         figures |= clean_and_split(folder / "raw", options.workers)
         # in a process of its own, which takes thulac's memory with it when it ends
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as alone:
-            size = 20_000 if options.quick else 100_000
+            size = 20_000 if options.quick else 300_000
             segmented, words = alone.submit(segment, size, options.workers).result()
         figures |= segmented | encode(words, options.workers)
     finally:

@@ -38,7 +38,7 @@ CONSTANTS: dict[str, dict[str, str]] = {
     ),
     "README.md": {
         "3.14": "the newest Python for which tests/test_wheels.py asks the package index",
-        "750 MB": "thulac's resident memory after its model is loaded: the docstring of helpers.vocab.words.segment",
+        "130 MB": "thulac's resident memory after its model is loaded: the docstring of helpers.vocab.words.segment",
         "127 million": "presets/book.yaml, counted by helpers.train.model.model_sizes",
         "111 million": "presets/cpm.yaml, counted by the same",
         "27 million": "presets/minimind.yaml, and what is active in minimind-moe.yaml, counted by the same",

@@ -8,6 +8,8 @@ import functools
 import importlib.util
 import io
 import re
+import struct
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +19,8 @@ from itertools import accumulate
 from pathlib import Path
 
 import thulac
+from thulac.base import Dat
+from thulac.character import CBModel
 from thulac.manage.Preprocesser import Preprocesser
 
 from helpers import parallel, paths
@@ -51,9 +55,35 @@ def sample_texts(texts: Iterable[str], share: float) -> Iterator[str]:
             yield text
 
 
+class _FourBytes:
+    """Stands in for `struct` where thulac reads its model: each number stays the four bytes that it is in the file."""
+
+    @staticmethod
+    def unpack(layout: str, data: bytes) -> memoryview:
+        """Return the numbers of `data`; thulac's layout is always "<" and so many "i"."""
+        return memoryview(data).cast("i")
+
+
+@contextlib.contextmanager
+def _compact() -> Iterator[None]:
+    """Let thulac load its model in 90 MB and not in 700, at once, and cut an eighth faster (measured).
+
+    It makes a tuple of 25 million Python numbers, which is mostly overhead and too large for a processor's cache.
+    """
+    readers = [Dat, CBModel] if sys.byteorder == "little" else []
+    for module in readers:
+        vars(module).update(struct=_FourBytes, tuple=lambda numbers: numbers)
+    try:
+        yield
+    finally:
+        for module in readers:
+            vars(module)["struct"] = struct
+            del vars(module)["tuple"]
+
+
 @functools.cache
 def _thulac_model() -> thulac.thulac:
-    with contextlib.redirect_stdout(io.StringIO()):  # thulac prints a greeting when it loads
+    with contextlib.redirect_stdout(io.StringIO()), _compact():  # thulac prints a greeting when it loads
         model = thulac.thulac(seg_only=True)
     for part in vars(model).values():
         if isinstance(part, Preprocesser):
@@ -83,7 +113,7 @@ def _without_loss(name: str, cut: Segmenter, text: str) -> list[str]:
 def segment(text: str) -> list[str]:
     """Cut a text into words with thulac, without loss: "".join(segment(text)) == text; each space is a piece.
 
-    segment("绿萝  浇水。") is ["绿萝", " ", " ", "浇水", "。"]. The first call loads thulac's model: 3 s and 750 MB.
+    segment("绿萝  浇水。") is ["绿萝", " ", " ", "浇水", "。"]. The first call loads thulac's model: 130 MB.
     """
     with _thulac_lock:
         return _without_loss("thulac", lambda stretch: _thulac_model().cutline(stretch), text)

@@ -7,10 +7,14 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
+import thulac
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thulac.base import Dat
+from thulac.character import CBModel
 from thulac.manage.Preprocesser import Preprocesser
 
 from helpers import parallel
@@ -120,7 +124,18 @@ def test_the_real_thulac_finds_words_that_as_published_it_never_can():
     assert published.isOther(ord("么")) and published.isOther(ord("，"))
     words._mend(published.otherSet)
     assert not published.isOther(ord("么")) and published.isOther(ord("，")) and published.isOther(ord("%"))
-    _thulac_model.cache_clear()  # 750 MB
+    _thulac_model.cache_clear()
+
+
+def test_the_real_thulac_is_loaded_in_four_bytes_a_number_and_these_are_its_own():
+    models = Path(thulac.__file__).parent / "models"
+    trie, weights = models / "cws_dat.bin", models / "cws_model.bin"
+    with words._compact():
+        ours, our_model = Dat.Dat(str(trie)), CBModel.CBModel(str(weights))
+    theirs, their_model = Dat.Dat(str(trie)), CBModel.CBModel(str(weights))
+    assert isinstance(theirs.dat, tuple) and tuple(ours.dat) == theirs.dat and ours.dat.nbytes == trie.stat().st_size
+    assert tuple(our_model.ll_weights) == their_model.ll_weights and our_model.f_size == their_model.f_size
+    assert tuple(our_model.fl_weights) == their_model.fl_weights and our_model.fl_weights.itemsize == 4
 
 
 def test_counts_are_those_of_a_plain_loop_with_one_worker_and_with_two():
