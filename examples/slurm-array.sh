@@ -9,6 +9,7 @@
 #     python -m helpers.run --sweep $SWEEP --run $RUN --corpus $CORPUS
 #
 # A task that is killed or requeued goes on from its last checkpoint.
+#SBATCH --ntasks=1
 #SBATCH --gpus-per-task=1
 #SBATCH --cpus-per-task=8
 #SBATCH --time=24:00:00

@@ -3,13 +3,16 @@
 A stage is a function from shard to shard. It does not know where it runs; this module does, and knows nothing of text.
 """
 
+import contextlib
 import multiprocessing
 import operator
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from itertools import islice
+from pathlib import Path
 from typing import TypeVar
 
 from helpers.progress import Bar
@@ -17,6 +20,8 @@ from helpers.progress import Bar
 T = TypeVar("T")
 R = TypeVar("R")
 IN_FLIGHT = 512  # tasks handed out and not yet collected: what is taken from a lazy source, and held in memory
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of processor time, and in how many
+MOST_PROCESSES = 61 if sys.platform == "win32" else 10_000  # Windows waits for no more
 CLUSTER_SECONDS = 10  # how long a scheduler may take to answer
 
 
@@ -52,8 +57,12 @@ class _Cluster(Executor):
 
 
 def cores() -> int:
-    """Return the number of processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return the number of processor cores that this process may use, in a container those that it was given."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):  # no container with cgroup 2, or "max": no limit
+        quota, period = map(int, CPU_QUOTA.read_text("ascii").split())
+        count = min(count, max(1, quota // period))
+    return count
 
 
 def executor(workers: int = 0, cluster: str = "") -> Executor:
@@ -67,7 +76,7 @@ def executor(workers: int = 0, cluster: str = "") -> Executor:
         raise ValueError(f"workers is {workers}: give 0 (one per core), 1 (this process), or a number of processes")
     if cluster:
         return _connect(cluster)
-    workers = workers or cores()
+    workers = min(workers or cores(), MOST_PROCESSES)
     if workers == 1:
         return InProcess()
     # spawn: a forked child would inherit torch's and the notebook's threads in an undefined state
@@ -116,7 +125,9 @@ def map_shards(
                 results.append(waiting.popleft().result())
                 bar.update()
                 waiting.extend(pool.submit(function, item) for item in islice(source, 1))
-        except BrokenExecutor as error:
+        except Exception as error:
+            if not isinstance(error, BrokenExecutor) and type(error).__name__ != "KilledWorker":  # the name is Dask's
+                raise
             raise RuntimeError(
                 "a worker process was ended from outside, most often because the memory was full: run this again with "
                 "fewer workers, or on a machine with more memory"

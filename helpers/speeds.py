@@ -31,7 +31,9 @@ def remember(key: str, measure: Callable[[], float]) -> float:
     file = Path(os.environ[VARIABLE])
     with FileLock(file.with_name(f".{file.name}.lock")):
         known = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-        if key not in known:
-            known[key] = measure()
-            write_text(file, json.dumps(known, indent=1) + "\n")
-        return known[key]
+        if key in known:
+            return known[key]
+        value = measure()
+        if value:  # 0: memory ran out, which a neighbour on the same GPU may have caused
+            write_text(file, json.dumps(known | {key: value}, indent=1) + "\n")
+        return value

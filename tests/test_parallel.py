@@ -67,6 +67,40 @@ def test_zero_workers_means_one_a_core_and_less_is_refused():
         parallel.executor(-1)
 
 
+def test_in_a_container_the_cores_are_those_that_it_was_given(monkeypatch, tmp_path):
+    quota = tmp_path / "cpu.max"
+    monkeypatch.setattr(parallel, "CPU_QUOTA", quota)
+    monkeypatch.setattr(parallel.os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+    for text, cores in (("max 100000", 64), ("200000 100000", 2), ("50000 100000", 1), ("9900000 100000", 64)):
+        quota.write_text(text + "\n")
+        assert parallel.cores() == cores
+    quota.unlink()
+    assert parallel.cores() == 64
+
+
+def test_windows_waits_for_61_processes_at_most(monkeypatch):
+    asked = []
+    monkeypatch.setattr(parallel, "ProcessPoolExecutor", lambda workers, **_: asked.append(workers))
+    monkeypatch.setattr(parallel, "cores", lambda: 128)
+    for most in (61, 10_000):
+        monkeypatch.setattr(parallel, "MOST_PROCESSES", most)
+        parallel.executor()
+    assert asked == [61, 128]
+
+
+class KilledWorker(Exception):
+    """Dask's error has this name."""
+
+
+def die(_):
+    raise KilledWorker
+
+
+def test_a_worker_of_a_cluster_that_was_killed_is_told_in_the_same_words():
+    with parallel.executor(1) as pool, pytest.raises(RuntimeError, match="memory was full.*fewer workers"):
+        parallel.map_shards(pool, die, range(4))
+
+
 def test_a_label_shows_progress_and_its_absence_shows_nothing(capfd, monkeypatch):
     monkeypatch.delenv("HEADLESS", raising=False)  # `make test` sets it
     with parallel.executor(1) as pool:

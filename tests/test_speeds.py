@@ -54,3 +54,9 @@ def test_runs_that_go_at_once_wait_for_the_one_that_measures(sweep):
     for process in processes:
         process.join()
     assert len(found) == 1 and found <= {float(process.pid) for process in processes}
+
+
+def test_memory_that_ran_out_is_not_remembered(sweep):
+    """A neighbour on the same GPU may have had it for a moment: a speed of 0 holds for this run only."""
+    numbers = iter([0.0, 2.0])
+    assert [speeds.remember("a", lambda: next(numbers)) for _ in range(3)] == [0.0, 2.0, 2.0]

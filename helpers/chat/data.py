@@ -84,6 +84,8 @@ def plain_documents(run: str, tokenizer: PreTrainedTokenizerFast, count: int, n_
     Seen again between the conversations, they keep the model from forgetting what it could (rehearsal; Robins 1995).
     Drawn in one pass, with room for `count` of them only (reservoir sampling; Vitter 1985).
     """
+    if not count:
+        return []
     drawn: list[str] = []
     rng = random.Random(seed)
     for number, text in enumerate(read_texts(run, "train")):

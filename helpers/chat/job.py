@@ -103,7 +103,8 @@ class FineTuning:
 
     def start(self) -> Training:
         """Do the same in a worker thread; return at once."""
-        return Training(self.trainer.folder, self.run, self.trainer.total_steps)
+        total_steps = 0 if self.trainer.budget.by_clock else self.trainer.total_steps
+        return Training(self.trainer.folder, self.run, total_steps)
 
 
 def prepare(settings: ChatSettings, lessons: Lessons | None = None, folder: Path | None = None) -> FineTuning:

@@ -67,7 +67,8 @@ def _zip_members(item: Input) -> Iterator[tuple[str, int, int, int, str]]:
         reason = "encrypted members" if info.flag_bits & 0x1 else reason
         name = info.filename
         if not info.flag_bits & 0x800:  # it does not say that it is UTF-8, and `zipfile` takes it for cp437
-            name = _decode_name(name.encode("cp437"), name)
+            with contextlib.suppress(UnicodeEncodeError):  # then the name is from the field that is always UTF-8
+                name = _decode_name(name.encode("cp437"), name)
         yield name, info.header_offset, 0, info.compress_size, reason
 
 

@@ -3,6 +3,7 @@
 The map step is in `partition`, the reduce step in `split`.
 """
 
+import inspect
 import re
 import shutil
 from collections import Counter
@@ -53,6 +54,8 @@ def build_corpus(
     dropped). At most `max_documents` are used (0: all); `val_fraction` of them, chosen by hash and seed, are for
     validation. The bytes written depend neither on `workers` nor on `cluster` (see `parallel.executor`).
 
+    The built-in corpus is written clean: of it only seed, max_documents, val_fraction and near duplicates matter.
+
     Raises ValueError for a parameter that makes no sense and ClusterError where no cluster answers, both before the old
     room is touched; NoDocuments where nothing usable is found.
     """
@@ -93,7 +96,13 @@ def build_corpus(
     # 3. map, reduce; what stops a build on its way leaves the finished parts to the next one
     try:
         if source == BUILT_IN:
-            report = _build_built_in(parts, folder, wanted, seed)
+            given = dict(
+                document=document, text_key=text_key, repair=repair, rules=rules, min_length=min_length,
+                max_length=max_length, min_chinese=min_chinese, max_symbols=max_symbols, max_repetition=max_repetition,
+            )  # fmt: skip
+            usual = inspect.signature(build_corpus).parameters
+            unused = [name for name, value in given.items() if value != usual[name].default]
+            report = _build_built_in(parts, folder, wanted, seed, unused)
         else:
             report = Report(source, [], left_out=left_out, inputs=list(dict.fromkeys(item.path for item in inputs)))
             _build_files(inputs, parts, folder, report, settings, wanted, pool)
@@ -135,14 +144,19 @@ def _build_files(
     split.reduce(finished, files, folder, report, wanted)
 
 
-def _build_built_in(parts: Path, folder: Path, wanted: Split, seed: int) -> Report:
-    """Write the built-in corpus, whose documents come clean, distinct and with their probability."""
+def _build_built_in(parts: Path, folder: Path, wanted: Split, seed: int, unused: list[str]) -> Report:
+    """Write the built-in corpus, whose documents come clean, distinct and with their probability.
+
+    `unused`: parameters that were given and mean nothing for it.
+    """
     items = built_in.documents(wanted.max_documents or built_in.DEFAULT, seed)
     bits = {item.text: item.bits for item in items}
     with PartWriter(parts / BUILT_IN, seed, near=wanted.near_duplicates > 0) as part:
         part.write([Conversation.of_lines(text) for text in bits], [0] * len(bits), [BUILT_IN])
         part.finish(PartReport([]))
     report = Report(BUILT_IN, [FileReport(BUILT_IN, encoding="-", mode="grammar")])
+    if unused:
+        report.files[0].notes.append(f"written clean, so {', '.join(unused)} change nothing")
     report.inputs = sorted(file for file in (paths.repo_root() / "data").iterdir() if file.is_file())
     split.reduce([part.part], [[0]], folder, report, wanted)
     # the floor: what the grammar itself needs for the validation documents; summed in an order that no shard changes

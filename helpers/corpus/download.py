@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import httpx
+from filelock import FileLock
 
 from helpers.corpus.inputs import EXTENSIONS
 from helpers.files import atomic_write, sha256, write_text
@@ -113,12 +114,22 @@ def read_fetched(folder: Path) -> dict:
 
 
 def _record(folder: Path, source: str, entry: dict) -> None:
-    fetched = read_fetched(folder) | {source: entry}
-    write_text(folder / FETCHED, json.dumps(fetched, ensure_ascii=False, indent=1, sort_keys=True) + "\n")
+    with FileLock(folder / f".{FETCHED}.lock"):
+        fetched = read_fetched(folder) | {source: entry}
+        write_text(folder / FETCHED, json.dumps(fetched, ensure_ascii=False, indent=1, sort_keys=True) + "\n")
 
 
 def _fetch_files(source: str, corpus: Corpus, target: Path, folder: Path) -> list[Path]:
-    """Download what is missing of the files of one source into `target`; return their paths."""
+    """Download what is missing of the files of one source into `target`; return their paths.
+
+    Another run that wants the same source at the same time waits.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / f".{target.name}.lock"):
+        return _fetch_missing(source, corpus, target, folder)
+
+
+def _fetch_missing(source: str, corpus: Corpus, target: Path, folder: Path) -> list[Path]:
     files = read_fetched(folder).get(source, {}).get("files", {})
     entry = {"what": corpus.what, "licence": corpus.licence, "home": corpus.home, "files": files}
     there = {file["url"] for name, file in files.items() if _is_there(folder / name, file["bytes"])}
@@ -234,7 +245,9 @@ def _attempt(client: httpx.Client, url: str, part: Path) -> httpx.Headers:
         if answer.status_code not in (200, 206, 416):
             raise FetchError(f"{url}: the server answers {status}. Is the address right?")
         resumes = answer.headers.get("content-range", "").startswith(f"bytes {have}-")
-        if answer.status_code != 200 and (not resumes or answer.headers.get("etag", version) != version):
+        # of a version that is a date, If-Range has been the check
+        changed = version.startswith('"') and answer.headers.get("etag", version) != version
+        if answer.status_code != 200 and (not resumes or changed):
             _forget(part)
             raise _Broken("the server sends another part, or of another file, than it was asked for")
         start = have if answer.status_code == 206 else 0

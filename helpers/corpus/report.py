@@ -42,7 +42,7 @@ class FileReport:
         """Count what a conversation lost at its end, if anything; a lone system line is not counted."""
         turns, kept = (sum(message["role"] != SYSTEM for message in each.messages) for each in (before, after))
         if kept < turns:
-            self.shortened += 1
+            self.shortened += kept > 0  # else it is counted as dropped
             self.lost["end of a conversation"] += sum(
                 len(message["content"]) for message in before.messages[kept - turns :]
             )

@@ -40,6 +40,11 @@ class Split:
 def threshold(positions: np.ndarray, val_fraction: float) -> float:
     """Return the position below which documents are validation: `val_fraction`, unless a side would then be empty."""
     low, high = positions.min(), positions.max()
+    if low == high and len(positions) > 1:
+        raise NoDocuments(
+            "all documents are near duplicates of each other, and near_keep 'all' keeps these on one side, but "
+            "training and validation need one each: give near_keep 'first', or a higher near_duplicates"
+        )
     if low == high:
         raise NoDocuments(
             "only 1 document was found, and training and validation need one each. Choose how a .txt is cut into "

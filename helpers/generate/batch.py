@@ -110,13 +110,19 @@ class Row:
         if self._end_taken or (len(text) == characters and not self.done):
             return None
         self._end_taken = self.done
-        return Chunk(self._sample, text[characters:], tuple(self.logprobs[taken:tokens]), self.reason)
+        return Chunk(self._sample, text[characters:], self._located(written, taken, tokens), self.reason)
 
     def result(self, tokenizer: PreTrainedTokenizerFast, prompt: str) -> Sample:
         """Return the text, which begins with this prompt; a character that is only half written is left out."""
         written = self._detokenizer or Detokenizer(tokenizer, before=self._prompt_ids).extend(self.new)
         n = written.tokens
-        return Sample(prompt + written.text, self.finished, self.new[:n], self.reason or "", tuple(self.logprobs[:n]))
+        logprobs = self._located(written, 0, n)
+        return Sample(prompt + written.text, self.finished, self.new[:n], self.reason or "", logprobs)
+
+    def _located(self, written: Detokenizer, first: int, end: int) -> tuple[TokenLogprob, ...]:
+        """Return what was asked for about these tokens, each with its place in the text."""
+        told = zip(self.logprobs[first:end], written.starts[first:end], strict=False)  # none may have been asked for
+        return tuple(replace(each, start=start) for each, start in told)
 
 
 def window_start(length: int, n_ctx: int) -> int:

@@ -105,6 +105,7 @@ class TokenLogprob:
     logprob: float  # natural logarithm of its probability
     rank: int  # 1 for the likeliest token
     alternatives: tuple[tuple[str, float], ...]  # the likeliest tokens with their logarithms, in order
+    start: int = 0  # where it begins in the text that was written; bytes of one character begin where that does
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     for stream in (sys.stdin, sys.stdout):  # a console of Windows may have another encoding
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(encoding="utf-8", errors="replace")
+            # a pipe in another encoding is an error in words, and no text of question marks that the model continues
+            errors = "replace" if stream is sys.stdout or stream.isatty() else "strict"
+            stream.reconfigure(encoding="utf-8", errors=errors)
     try:
         wanted = Settings(
             max_new_tokens=options.max_new_tokens, seed=options.seed, stop=tuple(options.stop),
@@ -64,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ValueError(f"--samples is {options.samples}: ask for 1 or more")
         if options.score and (given := writing_options(options)):
             raise ValueError(f"--score writes nothing: leave out {', '.join(given)}")
+        if not options.score and options.document != parser().get_default("document"):
+            raise ValueError("--document is of a file to score: add --score")
         if options.chat and (options.score or options.line or options.samples > 1):
             raise ValueError("--chat gives one answer to each question: leave out --score, --line and --samples")
         if options.system and not options.chat:

@@ -61,6 +61,8 @@ class RewardSettings:
         for name, least in (("questions", 1), ("answers", 2), ("steps", 0), ("warmup_steps", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least {least}")
+        if not self.steps and self.minutes <= 0:
+            raise ValueError(f"minutes is {self.minutes}: it must be above 0, unless steps says how many updates")
         if not 0 <= self.focus <= 1:
             raise ValueError(f"focus is {self.focus}: it is a share, between 0 and 1")
         if self.begin not in ("auto", "base", "chat"):

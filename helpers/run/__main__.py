@@ -107,6 +107,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if asked.stages[:1] in (["verify"], ["refresh"]):
             others = {"--corpus": asked.corpus, "--preset": asked.presets, "-p": asked.settings, "--sweep": asked.sweep}
+            if asked.stages[0] == "refresh":
+                others |= {"--run": asked.run != parser.get_default("run"), "--force": asked.force}
             for flag in [flag for flag, given in others.items() if given]:
                 raise Refused(f"{asked.stages[0]} takes no {flag}")
         if asked.stages == ["verify"]:

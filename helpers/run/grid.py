@@ -35,11 +35,13 @@ def read_grid(file: Path) -> dict[str, list]:
     if not isinstance(grid, dict) or not grid:
         raise Refused(f"{file.name}: expected lines like `lr: [1.0e-3, 1.0e-2]`")
     for name, values in grid.items():
+        if not isinstance(name, str):
+            raise Refused(f"{file.name}: {name!r} is no parameter; YAML reads on, off, yes and no as true or false")
         if name == "run":
             raise Refused(f"{file.name}: the runs of a sweep are numbered: NAME-1, NAME-2, …")
         if not isinstance(values, list) or not values:
             raise Refused(f"{file.name}: {name} needs a list of values, like `{name}: [{values}]`")
-        if len({json.dumps(value) for value in values}) < len(values):
+        if len({json.dumps(value, default=str) for value in values}) < len(values):
             raise Refused(f"{file.name}: {name} has a value twice")
     return grid
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -30,8 +31,9 @@ class Row:
 
     @property
     def bits(self) -> float | None:
-        """Bits per character of its validation."""
-        return self.figures.get("val_bits_per_char")
+        """Bits per character of its validation, None where they are not a number."""
+        found = self.figures.get("val_bits_per_char")
+        return found if found is not None and math.isfinite(found) else None
 
     @property
     def whole(self) -> bool:
@@ -117,10 +119,10 @@ def header(found: list[Row]) -> list[str]:
 
 def table(found: list[Row]) -> list[list[Any]]:
     """Return the table's cells, "" where a run has none."""
-    cells = []
+    cells, names = [], header(found)
     for row in found:
         known = {**row.chosen, **row.combination, **row.figures, "run": row.run, "end": row.end}
-        cells.append([known.get(name, "") for name in header(found)])
+        cells.append([known.get(name, "") for name in names])
     return cells
 
 

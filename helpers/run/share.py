@@ -10,6 +10,7 @@ from helpers.files import write_folder, write_text
 from helpers.manifest import MANIFEST, read_manifest
 from helpers.run.unchanged import remember
 
+PARAMETERS = "parameters.json"  # of a model's room: what `python -m helpers.train` is given
 GROWING = ("metrics.jsonl", "events.out.tfevents")  # files that a run which goes on adds to
 
 
@@ -27,6 +28,11 @@ def adopt(owner: str, run: str, stage: str) -> None:
         shutil.copytree(source, folder, copy_function=_link, dirs_exist_ok=True)
         (folder / MANIFEST).unlink()  # a link: what is written into it would be written into the owner's
         write_text(folder / MANIFEST, json.dumps(manifest, ensure_ascii=False, indent=2) + "\n")
+        if (
+            file := folder / PARAMETERS
+        ).is_file():  # or a training that is started from it would go to the owner's room
+            given = json.loads(file.read_text("utf-8")) | {"run": run}
+            write_text(file, json.dumps(given, ensure_ascii=False, indent=1))
 
     write_folder(target, write)
     copy = paths.executed_copy(run, stage)

@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from secrets import token_hex
 from typing import Any, ClassVar, Literal
 
@@ -245,7 +244,7 @@ class CompletionWriter(Writer):
     PREFIX = "cmpl"
 
     request: CompletionRequest
-    _offsets: dict[int, int] = field(default_factory=dict)  # per text that has begun: where its next token begins
+    _begun: set[int] = field(default_factory=set)  # the texts of a stream that have begun
 
     def whole(self, results: Sequence[Sequence[Sample]]) -> str:
         choices: list[CompletionChoice] = []
@@ -256,8 +255,9 @@ class CompletionWriter(Writer):
         return self._json(choices, self._usage(results))
 
     def event(self, index: int, text: str, tokens: Sequence[TokenLogprob], reason: str | None) -> str:
-        if self.request.echo and index not in self._offsets:
+        if self.request.echo and index not in self._begun:
             text = self.request.prompts[index // self.request.n] + text
+        self._begun.add(index)
         return self._json([self._choice(index, text, tokens, reason)])
 
     def _json(self, choices: list[CompletionChoice], usage: Usage | None = None) -> str:
@@ -265,9 +265,6 @@ class CompletionWriter(Writer):
         return answer.model_dump_json(exclude=None if usage or self.request.stream_has_usage else {"usage"})
 
     def _choice(self, index: int, text: str, tokens: Sequence[TokenLogprob], reason: str | None) -> CompletionChoice:
-        *starts, self._offsets[index] = accumulate(
-            (len(token.text) for token in tokens), initial=self._offsets.get(index, 0)
-        )
         logprobs = None
         if self.request.logprobs is not None:
             logprobs = Logprobs(
@@ -278,7 +275,7 @@ class CompletionWriter(Writer):
                     {text: max(logprob, LOWEST) for text, logprob in (*token.alternatives, (token.text, token.logprob))}
                     for token in tokens
                 ],
-                text_offset=starts,
+                text_offset=[token.start for token in tokens],
             )
         return CompletionChoice(index=index, text=text, finish_reason=FINISH[reason], logprobs=logprobs)
 

@@ -195,7 +195,7 @@ async def read_json(request: web.Request, limits: Limits) -> bytes:
     """
     if request.content_type != "application/json" or (request.charset or "utf-8").lower() != "utf-8":
         message = "the body must be JSON in UTF-8: send the header Content-Type: application/json"
-        raise Refusal(415, message, "not_json")
+        raise Refusal(415, message, "content_type")
     if hdrs.CONTENT_ENCODING in request.headers:
         raise Refusal(415, "the body must not be compressed", "compressed")
     most, seconds = limits.max_body_bytes, limits.body_seconds

@@ -18,9 +18,9 @@ from helpers.run.grid import in_words
 from helpers.run.results import Effect, Row
 from helpers.show.figures import png
 from helpers.show.metrics_file import read_metrics
-from helpers.show.runs import compare_figure
+from helpers.show.runs import LOOKS, compare_figure
 
-MOST_CURVES = 8  # in one figure
+MOST_CURVES = len(LOOKS)  # in one figure
 LABELS = {
     "val_bits_per_char": "validation, bits per character", "total_steps": "planned", "facts_seen": "facts, seen",
     "facts_held_out": "held out", "plain_questions": "plain questions",
@@ -50,7 +50,7 @@ def render_table(found: list[Row]) -> str:
 
 def render_curves(found: list[Row]) -> str:
     """Return the curves of the best runs as a picture, and in words what it shows; empty if none has trained."""
-    best = [row for row in found if row.figures][:MOST_CURVES]
+    best = [row for row in found if row.bits is not None][:MOST_CURVES]
     if not best:
         return ""
     figure = compare_figure({row.run: read_metrics(row.run) for row in best})

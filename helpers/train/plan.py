@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from helpers import paths
-from helpers.device import memory_free, pick_device, pick_precision
+from helpers.device import empty_cache, memory_free, pick_device, pick_precision
 from helpers.manifest import open_room
 from helpers.tokens.windows import TokenStream, Windows
 from helpers.train import throughput
@@ -67,6 +67,8 @@ def forecast(settings: TrainSettings) -> dict[str, Any]:
     tokens = open_room(settings.run, "tokenize")["result"]
     tokenizer = load_tokenizer(paths.room(settings.run, "vocab"))
     train, _ = load_windows(settings.run, tokens, tokenizer.pad_token_id)
+    empty_cache(device)
+    free = memory_free(device)  # before the measured model takes a part of it
     model = model_from_settings(settings, tokenizer, tokens["n_ctx"])
     speed_up(model, settings, tokens["n_ctx"], precision, device)  # as the trainer does
     # 2. time
@@ -81,8 +83,11 @@ def forecast(settings: TrainSettings) -> dict[str, Any]:
                 "would be learnt. Give it more time, or a smaller model or batch."
             )
     # 3. memory
+    config = model.config
+    del model
+    empty_cache(device)  # where several processes train, one of them trains on this device
     memory = training_memory(
-        model.config, settings.batch_size, optimizer=settings.optimizer, precision=precision, n_ctx=tokens["n_ctx"],
+        config, settings.batch_size, optimizer=settings.optimizer, precision=precision, n_ctx=tokens["n_ctx"],
         device=device.type,
     )  # fmt: skip
     epochs = steps / planned["steps_per_epoch"]
@@ -94,7 +99,7 @@ def forecast(settings: TrainSettings) -> dict[str, Any]:
         "tokens": round(epochs * tokens["tokens"]),
         "seconds": round(seconds, 3),
         "memory": memory,
-        "concerns": _concerns(train, dead, steps, settings.warmup_steps, memory, memory_free(device)),
+        "concerns": _ignored(settings) + _concerns(train, dead, steps, settings.warmup_steps, memory, free),
     }
 
 
@@ -106,12 +111,20 @@ def _dead_tokens(train: Windows, vocab_size: int) -> float:
     return float((counts == 0).mean())
 
 
+def _ignored(settings: TrainSettings) -> list[str]:
+    names = [name for name in ("n_embd", "n_layer", "n_head", "n_kv_head") if getattr(settings, name)]
+    names += ["dropout"] if settings.dropout >= 0 else []
+    if not (settings.pretrained_model and names):
+        return []
+    return [f"{', '.join(names)}: given, but a pretrained model keeps its own."]
+
+
 def _concerns(train: Windows, dead: float, steps: int, warmup_steps: int, memory: int, free: int | None) -> list[str]:
     concerns = []
     if dead > 0.5:
         concerns.append(
             f"{dead:.0%} of the tokens never occur in the training text: their rows in the output layer cost memory "
-            "and time and learn nothing. A smaller vocab_size in notebook 02 loses nothing."
+            "and time and learn nothing. A smaller vocabulary, made in notebook 02, loses nothing."
         )
     if (longest := int(train.lengths.max())) < train.n_ctx // 2:
         concerns.append(

@@ -16,7 +16,7 @@ from typing import Any
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from helpers import paths, speeds
-from helpers.device import describe_device, is_out_of_memory, pick_device, pick_precision
+from helpers.device import describe_device, empty_cache, is_out_of_memory, pick_device, pick_precision
 from helpers.files import fingerprint, write_text
 from helpers.manifest import open_room
 from helpers.tokens.windows import Windows
@@ -41,7 +41,7 @@ HEAD = 64  # width of an attention head
 TOKENS_PER_PARAMETER = 1.5  # a shape is too large unless it can read so many for each parameter of its blocks
 UPDATES = 500  # what a run aims at: fewer learn too little, more are too small
 FRESH = 3  # epochs in which a text says something new: those after them bring more updates, not larger ones
-DROPOUT = ((FRESH, 0.1), (8, 0.2))  # (epochs, the share where there are more of them)
+DROPOUT = ((4, 0.1), (8, 0.2))  # (epochs, the share where there are more of them)
 LARGEST_UPDATE = 2**17  # tokens
 # in a forward pass, about: with fewer, calling small operations costs time; with more, a CPU's cache is too small
 PASS_TOKENS = 2**12
@@ -93,6 +93,12 @@ def choose(
             numbers["gradient_accumulation"] = max(1, windows // settings.batch_size)
         elif settings.gradient_accumulation:
             numbers["batch_size"] = max(1, windows // settings.gradient_accumulation)
+        # of a part of it an epoch may be shorter than the warm-up
+        batch, accumulated = (
+            getattr(settings, each) or numbers[each] for each in ("batch_size", "gradient_accumulation")
+        )
+        least = _least_epochs(settings, text, batch * accumulated * settings.devices)
+        numbers["epochs"] = max(numbers["epochs"], least)
         return Choice(
             replace(settings, **{name: numbers[name] for name in undecided}),
             [f"the built-in corpus has fixed numbers: {_list(numbers, undecided)}"],
@@ -127,7 +133,8 @@ def choose(
     tokens = min(affordable, most * text.tokens)
     if settings.epochs:  # given: the run ends by the clock if there is one, else with them
         tokens = affordable if settings.max_minutes else most * text.tokens
-    reasons.insert(0, f"{duration(60 * minutes)} at {speed(n_embd, n_layer):,.0f} tokens per second, as measured here")
+    time = "" if settings.epochs and not settings.max_minutes else f"{duration(60 * minutes)} at "
+    reasons.insert(0, f"{time}{speed(n_embd, n_layer):,.0f} tokens per second, as measured here")
     chosen: dict[str, Any] = dict(n_embd=n_embd, n_layer=n_layer, epochs=most)
     if not settings.epochs:
         if BORDER * affordable > most * text.tokens:
@@ -150,13 +157,21 @@ def choose(
     batch = settings.batch_size or (max(1, total // given) if given else min(total, _windows_in_pass(per_window)))
     chosen |= dict(batch_size=batch, gradient_accumulation=max(1, total // batch))
     chosen |= _head_and_rate(settings, chosen)
+    per_update = batch * (given or chosen["gradient_accumulation"]) * settings.devices
     of_these = f" in the first {FRESH} epochs" if fresh < tokens else ""
-    reasons.append(
-        f"{batch * (given or chosen['gradient_accumulation']) * settings.devices} windows per "
-        f"update, so that there are about {UPDATES} updates{of_these}; lr {chosen['lr']:g}"
-    )
+    by_rule = not (settings.batch_size and given)
+    why = f", so that there are about {UPDATES} updates{of_these}" if by_rule else ""
+    reasons.append(f"{per_update} windows per update{why}; lr {settings.lr or chosen['lr']:g}")
+    if (least := _least_epochs(settings, text, per_update)) > most and not settings.epochs:
+        chosen["epochs"] = least
+        reasons.append(f"epochs {least} all the same: fewer would end within the warm-up")
     names = [*undecided, *(["max_minutes"] if "max_minutes" in chosen else [])]
     return Choice(replace(settings, **{name: chosen[name] for name in names}), reasons)
+
+
+def _least_epochs(settings: TrainSettings, text: Text, windows_per_update: int) -> int:
+    """Return how many epochs have twice as many updates as the warm-up."""
+    return math.ceil(2 * settings.warmup_steps / math.ceil(text.windows / windows_per_update))
 
 
 def _dropout(epochs: float) -> float:
@@ -218,8 +233,10 @@ def measured(
     @cache
     def speed(n_embd: int, n_layer: int) -> float:
         shape = config(n_embd, n_layer, dropout=0.0).to_dict()  # dropout hardly changes it
-        about = (settings.optimizer, precision, describe_device(device), windows, float(train.lengths.mean()))
-        return speeds.remember(fingerprint(shape, about), lambda: pace(n_embd, n_layer))
+        about = (settings.optimizer, settings.compile, settings.parallel, settings.devices, precision, windows)
+        machine = (device.type, describe_device(device))
+        key = fingerprint(shape, about, machine, float(train.lengths.mean()))
+        return speeds.remember(key, lambda: pace(n_embd, n_layer))
 
     def pace(n_embd: int, n_layer: int) -> float:
         try:
@@ -230,6 +247,8 @@ def measured(
             if not is_out_of_memory(error):
                 raise
             return 0.0
+        finally:
+            empty_cache(device)
         return windows * float(train.lengths.mean()) / update.of(windows)
 
     return size, speed
@@ -249,7 +268,7 @@ def decide(settings: TrainSettings) -> Choice:
     result = tokens["result"]
     text = Text(result["tokens"], result["windows"], built_in="floor_bits_per_char" in corpus)
     file = paths.run_dir(settings.run) / "choice.json"
-    machine = [describe_device(device), settings.devices, settings.compile]
+    machine = [device.type, describe_device(device), settings.devices, settings.compile]
     key = fingerprint(settings.identity(), tokens["outputs"], *machine)
     # 2. decided before?
     if file.is_file() and (kept := json.loads(file.read_text("utf-8")))["key"] == key:

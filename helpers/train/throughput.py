@@ -4,7 +4,9 @@ No formula says it: the rate of a matrix product tells how fast training could b
 it, depending on the processor and the precision (`block_speed` in benchmarks/README.md). Knows no budget and no rule.
 """
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from helpers.device import DTYPES, autocast, empty_cache, is_out_of_memory
+from helpers.parallel import cores
 from helpers.tokens.windows import Windows
 from helpers.train import optim
 from helpers.train.loss import Loss
@@ -41,8 +44,9 @@ def measure(
 ) -> UpdateTime:
     """Time an update of `batch_size` windows, or of as many as take about `probe` seconds; it changes the weights.
 
-    Of two updates of one size the second counts: in the first, memory is allocated and products are compiled. Where
-    memory runs out, fewer windows are measured, as the trainer takes fewer then; with a single one the error is raised.
+    Of three updates of one size the faster of the last two counts: in the first, memory is allocated and products are
+    compiled, and another program may have the processor for a moment. Where memory runs out, fewer windows are
+    measured, as the trainer takes fewer then; with a single one the error is raised.
     """
     # 1. windows of about the mean length: a batch has windows of one length
     order = np.argsort(train.lengths, kind="stable")
@@ -69,17 +73,33 @@ def measure(
         optim.step(optimizers, scaler, finite=True)
         return UpdateTime((between - begin) / count, time.perf_counter() - between)
 
+    def timed(count: int) -> UpdateTime:
+        update(count)
+        return UpdateTime(*map(min, update(count), update(count)))
+
     # 2. one window tells how many fit into the time
-    update(1)
-    one = update(1)
-    count = max(1, min(most, int(probe / one.per_window)))
-    while count > 1:
-        try:
-            update(count)
-            return update(count)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-        count //= 2
-        empty_cache(device)
-    return one
+    with _threads_of_each(settings.devices, device):
+        one = timed(1)
+        count = max(1, min(most, int(probe / one.per_window)))
+        while count > 1:
+            try:
+                return timed(count)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+            count //= 2
+            empty_cache(device)
+        return one
+
+
+@contextlib.contextmanager
+def _threads_of_each(processes: int, device: torch.device) -> Iterator[None]:
+    """Compute with as many threads as each of several processes on this CPU will have, see `join_group`."""
+    before = torch.get_num_threads()
+    if processes > 1 and device.type == "cpu":
+        torch.set_num_threads(max(1, cores() // processes))
+    try:
+        yield
+    finally:
+        if processes > 1:
+            torch.set_num_threads(before)

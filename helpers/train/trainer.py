@@ -482,7 +482,7 @@ class Trainer:
     def return_to_best(self, scores: dict[str, float]) -> dict[str, float]:
         """Take back the best checkpoint's weights if the last, with these `scores`, are worse; return its scores."""
         best = checkpoint.best(self.folder / "checkpoints", self.identity)
-        if best is None or not best[1]["val_loss"] < scores["loss"]:
+        if best is None or best[1]["val_loss"] >= scores["loss"]:  # not if these are NaN
             return scores
         checkpoint.restore_weights(best[0], self.model)
         scores = self.score()

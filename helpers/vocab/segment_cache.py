@@ -72,7 +72,7 @@ class SegmentCache:
             return None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.closing(sqlite3.connect(self.path, _LOCK_SECONDS)) as database, database:
+            with contextlib.closing(sqlite3.connect(self.path, timeout=_LOCK_SECONDS)) as database, database:
                 database.execute(_TABLE)
                 return work(database)
         except (OSError, sqlite3.OperationalError) as error:  # a full or read-only disk, a file that stays locked
@@ -80,6 +80,9 @@ class SegmentCache:
             print(f"{self.path} cannot be used ({error}): every line is segmented again", file=sys.stderr)
         except sqlite3.DatabaseError as error:  # these are not the bytes that SQLite wrote
             print(f"{self.path} is damaged ({error}): it is replaced by an empty cache", file=sys.stderr)
-            for suffix in ("", "-journal"):
-                self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+            try:
+                for suffix in ("", "-journal"):
+                    self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+            except OSError:  # a read-only folder; on Windows, a file that another process has open
+                self.usable = False
         return None

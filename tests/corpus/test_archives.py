@@ -122,6 +122,22 @@ def test_names_in_a_zip_of_a_chinese_windows(tmp_path):
     assert everything(tmp_path / "a.zip")[0] == ["一"] * 3
 
 
+def test_a_name_that_zipfile_took_from_another_field_stays(tmp_path, monkeypatch):
+    """From Python 3.12 on, that of the Unicode Path field, which is UTF-8 and has no mark."""
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("a.txt", "一")
+    real = archives._open_zip
+
+    def as_in_python_3_12(path, changed):
+        archive, infos = real(path, changed)
+        for info in infos.values():
+            info.filename = "小说.txt"
+        return archive, infos
+
+    monkeypatch.setattr(archives, "_open_zip", as_in_python_3_12)
+    assert names(tmp_path / "a.zip") == ["a.zip/小说.txt"]
+
+
 def test_names_in_a_tar_may_be_gbk(tmp_path):
     with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.GNU_FORMAT, encoding="gbk") as archive:
         info = tarfile.TarInfo("绿萝的书.txt")

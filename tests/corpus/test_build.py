@@ -164,6 +164,12 @@ def test_the_built_in_corpus_is_clean_distinct_and_has_a_floor():
     assert 0.1 < bits < 6
 
 
+def test_what_means_nothing_for_the_built_in_corpus_is_said():
+    assert build_corpus("test", "sample", max_documents=40, workers=1).files[0].notes == []
+    report = build_corpus("test", "sample", max_documents=40, workers=1, min_length=128, rules="-NFC")
+    assert report.files[0].notes == ["written clean, so rules, min_length change nothing"]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import types
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -70,6 +71,19 @@ class Handler(BaseHTTPRequestHandler):
         self.head(Content_Length=len(TEXT))
         self.wfile.write(TEXT[:50_000] if self.attempt == 1 else TEXT)
         self.close_connection = True
+
+    def weak(self):
+        """Break off once; the version is a date, for the ETag is weak."""
+        date, start = "Wed, 01 Jan 2025 00:00:00 GMT", self.range()
+        assert self.headers.get("If-Range", date) == date
+        more = {"Content_Range": f"bytes {start}-{len(TEXT) - 1}/{len(TEXT)}"} if start else {}
+        self.head(206 if start else 200, Content_Length=len(TEXT) - start, ETag='W/"1"', Last_Modified=date, **more)
+        self.wfile.write(TEXT[start : None if start else 50_000])
+        self.close_connection = True
+
+    def slow(self):
+        self.server.wait.wait(0.5)
+        self.good()
 
     def changes(self):
         new = TEXT.replace("绿萝".encode(), "吊兰".encode())
@@ -172,7 +186,7 @@ def server(monkeypatch):
 
 
 def parts(folder: Path) -> list[str]:
-    return sorted(path.suffix for path in folder.rglob(".*"))
+    return sorted(path.suffix for path in folder.rglob(".*") if path.suffix != ".lock")
 
 
 def test_a_file_is_fetched_once_and_recorded(server, tmp_path):
@@ -194,16 +208,26 @@ def test_a_file_is_fetched_once_and_recorded(server, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "behaviour", ["breaks_once", "stalls", "changes_and_lies", "wrong_part", "no_version", "busy", "moved"]
+    "behaviour", ["breaks_once", "stalls", "changes_and_lies", "wrong_part", "no_version", "weak", "busy", "moved"]
 )
 def test_what_another_attempt_mends(server, tmp_path, monkeypatch, behaviour):
     monkeypatch.setattr(download, "STALL", 0.3)
     assert download.fetch(f"{server.url}/{behaviour}/a.txt", tmp_path).read_bytes() == TEXT
     assert parts(tmp_path) == []
+    if behaviour == "weak":
+        assert [headers.get("Range") for _, headers in server.log] == [None, "bytes=50000-"]
     if behaviour in ("breaks_once", "stalls"):
         (_, first), (_, second) = server.log
         assert "Range" not in first
         assert (second["Range"], second["If-Range"]) == ("bytes=50000-", '"1"')
+
+
+def test_two_runs_that_want_the_same_file_fetch_it_once(server, tmp_path):
+    url = f"{server.url}/slow/a.txt"
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: download.fetch(url, tmp_path), range(2))
+    assert first == second and first.read_bytes() == TEXT and len(server.log) == 1
+    assert list(download.read_fetched(tmp_path)) == [url]
 
 
 def test_a_file_that_changes_between_attempts_is_fetched_anew(server, tmp_path):

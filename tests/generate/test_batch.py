@@ -6,7 +6,7 @@ from models import N_CTX, naive_logits
 
 from helpers.generate import generate
 from helpers.generate.batch import DecodeBatch, Row, active_filters, prompt_ids, window_start
-from helpers.generate.settings import Settings
+from helpers.generate.settings import Settings, TokenLogprob
 from helpers.vocab.tokenizer import encode
 
 PROMPTS = ["绿萝怎么浇水？", "", "龟背竹喜欢散射光，冬天", "水"]
@@ -154,3 +154,17 @@ def test_no_bias_brings_a_banned_token_back(net, tok):
     assert generate.generate(net, tok, "水", settings) == generate.generate(
         net, tok, "水", Settings(max_new_tokens=8, seed=3)
     )
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_bytes_of_one_character_begin_where_it_does(tok, streamed):
+    ids = encode(tok, "绿萝饕水")
+    row = Row([tok.bos_token_id], Settings(max_new_tokens=40, logprobs=0), streamed=streamed)
+    row.begin(tok)
+    for token in ids:
+        row.write(token, tok.eos_token_id, TokenLogprob(token, "?", -1.0, 1, ()))
+    row.reason = "end"
+    told = row.take().logprobs if streamed else row.result(tok, "").logprobs
+    starts = [each.start for each in told]
+    assert "绿萝饕水"[starts[-1]] == "水" and len(starts) == len(ids) > 4
+    assert starts.count("绿萝饕水".index("饕")) == 3  # its bytes in UTF-8

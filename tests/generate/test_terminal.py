@@ -72,6 +72,14 @@ def test_a_pipe_is_the_prompt(capsys, monkeypatch, small, tok, line, prompt):
     assert capsys.readouterr().out == expected(small, tok, prompt, temperature=0, max_new_tokens=9) + "\n"
 
 
+def test_a_pipe_in_another_encoding_is_an_error(capsys, monkeypatch):
+    """Taken for UTF-8 it would be a text of question marks, and the model would go on with it."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("明月\n".encode("gbk"))))
+    assert terminal.main(["--run", "any"]) == 1
+    found = capsys.readouterr()
+    assert "utf-8" in found.err and found.out == ""
+
+
 def test_each_sampling_setting_is_an_option(capsys):
     with pytest.raises(SystemExit):
         terminal.main(["--help"])
@@ -88,6 +96,7 @@ def test_each_sampling_setting_is_an_option(capsys):
         (["--chat", "-n", "2"], "--chat gives one answer to each question: leave out --score"),
         (["--system", "简短"], "--system is for a conversation: add --chat"),
         (["--chat"], "this model has no chat template: it continues texts. To teach it to answer, run notebook deeper"),
+        (["--document", "line"], "--document is of a file to score: add --score"),
         (["--score", "{here}/none.txt"], "No such file"),
         (
             ["浇水", "--score", "{here}/text.txt", "--top-k", "5"],

@@ -152,6 +152,7 @@ def test_the_same_seed_learns_the_same(liking):
     "changes, words",
     [
         ({"answers": 1}, "answers is 1: it must be at least 2"),
+        ({"steps": 0, "minutes": 0.0}, "minutes is 0.0: it must be above 0"),
         ({"focus": 1.5}, "focus is 1.5: it is a share"),
         ({"begin": "reward"}, "choose auto, base or chat"),
     ],

@@ -28,6 +28,8 @@ def test_a_sweep_file_is_names_with_lists(file):
         ("lr: []", "lr needs a list"),
         ("lr: [1, 1]", "lr has a value twice"),
         ("run: [a, b]", "numbered"),
+        ("on: [1, 2]", "True is no parameter; YAML reads on"),
+        ("since: [2020-01-01, 2020-01-01]", "since has a value twice"),
         ("- lr", "expected lines like"),
         ("", "expected lines like"),
         ("lr: [", "not readable YAML"),

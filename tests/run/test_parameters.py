@@ -133,9 +133,11 @@ def test_what_is_refused_leaves_no_trace(house, capsys):
     assert main(["tournament", "--run", "r"]) == 2
     assert main(["verify", "--run", "r", "-p", "size", "3"]) == 2
     assert main(["refresh", "--corpus", "c.txt"]) == 2
+    assert main(["refresh", "--run", "r"]) == 2
     errors = capsys.readouterr().err
     assert "verify takes no -p" in errors and "refresh takes no --corpus" in errors
-    assert errors.count("nothing was run") == 5 and "there is no run 'r'" in errors
+    assert "refresh takes no --run" in errors
+    assert errors.count("nothing was run") == 6 and "there is no run 'r'" in errors
     assert not paths.runs_dir().exists()
 
 

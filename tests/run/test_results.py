@@ -51,6 +51,14 @@ def test_the_table_shows_what_rules_chose_differently():
     assert table([*found, row(None, "not trained", n_embd=9)])[2] == ["r", 9, "", "", "not trained"]
 
 
+def test_a_validation_that_is_not_a_number_is_none(monkeypatch):
+    found = {"r-1": row(float("nan"), a=1), "r-2": row(2.0, a=2), "r-3": row(1.0, a=3)}
+    monkeypatch.setattr(results, "known_members", lambda sweep: {i: {} for i in (1, 2, 3)})
+    monkeypatch.setattr(results, "_row", lambda run, combination: found[run])
+    assert results.rows("r") == [found["r-3"], found["r-2"], found["r-1"]]
+    assert effects(found.values())[0].means == {"3": 1.0, "2": 2.0}
+
+
 @pytest.mark.parametrize("last", ["", '{"event": "end", "reason": "fin', '{"event": "end", "reason": "fin\xff'])
 def test_a_row_that_a_full_disk_left_torn_harms_no_page(tmp_path, monkeypatch, last):
     monkeypatch.setenv("RUNS_DIR", str(tmp_path))

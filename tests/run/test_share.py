@@ -1,5 +1,6 @@
 """A room given to another run: it belongs there, takes no space, and neither run can spoil the other's."""
 
+import json
 import os
 
 import nbformat
@@ -18,6 +19,7 @@ def owner(house):
     folder = paths.room("a", "corpus")
     write_text(folder / "train-00000.jsonl", "明月\n")
     write_text(folder / "deep" / "metrics.jsonl", "{}\n")
+    write_text(folder / "parameters.json", json.dumps({"run": "a", "lr": 0.1}))
     files = [folder / "train-00000.jsonl"]
     write_manifest("a", "corpus", parameters={"run": "a", "size": 3}, inputs=[], outputs=files, result={"documents": 1})
     paths.executed_copy("a", "corpus").parent.mkdir()
@@ -31,6 +33,9 @@ def test_the_room_belongs_to_the_other_run_too(owner):
     assert open_room("b", "corpus")["parameters"] == {"run": "b", "size": 3}
     assert open_room("a", "corpus")["parameters"] == {"run": "a", "size": 3}
     assert paths.executed_copy("b", "corpus").is_file()
+    # a training that is started from this file must not go to the owner's room
+    given = [json.loads((paths.room(run, "corpus") / "parameters.json").read_text("utf-8")) for run in "ab"]
+    assert given == [{"run": "a", "lr": 0.1}, {"run": "b", "lr": 0.1}]
 
 
 def test_files_are_links_but_for_those_that_grow(owner):

@@ -86,7 +86,7 @@ def test_logprobs(client):
         assert logprob == max(rivals.values()) == rivals[token] < 0  # greedy: the likeliest
         assert len(rivals) == 2 or "\ufffd" in rivals  # single bytes of characters share one name
     for token, begin in zip(told.tokens, told.text_offset, strict=True):
-        assert choice.text[begin : begin + len(token)] == token
+        assert choice.text[begin:].lstrip("\ufffd").startswith(token.strip("\ufffd"))
     streamed = [chunk.choices[0].logprobs for chunk in ask(client, logprobs=2, temperature=0, stream=True)]
     for field in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
         assert sum((getattr(piece, field) for piece in streamed), []) == getattr(told, field)

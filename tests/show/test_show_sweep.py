@@ -49,4 +49,4 @@ def test_the_figure_holds_the_best_few():
     for i in range(1, 13):
         train(f"s-{i}", 1 + i)
     page = sweep.write("s").read_text("utf-8")
-    assert "The best 8 of 12 runs." in page and "s-8 9.000'" in page
+    assert "The best 7 of 12 runs." in page and "s-7 8.000'" in page

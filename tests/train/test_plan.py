@@ -9,6 +9,7 @@ from helpers import paths
 from helpers.files import write_text
 from helpers.manifest import open_room
 from helpers.train import plan
+from helpers.train.settings import TrainSettings
 
 
 def test_a_warm_up_longer_than_the_run_is_refused(run):
@@ -46,3 +47,18 @@ def test_a_context_that_no_document_fills_is_said(run):
 def test_a_budget_too_short_for_one_update_is_refused(run):
     with pytest.raises(ValueError, match="nothing would be learnt"):
         plan.forecast(settings(run, max_minutes=1e-7))
+
+
+def test_a_shape_that_a_pretrained_model_ignores_is_said():
+    assert plan._ignored(TrainSettings(pretrained_model="x")) == plan._ignored(TrainSettings(n_layer=3)) == []
+    (said,) = plan._ignored(TrainSettings(pretrained_model="x", n_layer=3, dropout=0.0))
+    assert said.startswith("n_layer, dropout: given, but a pretrained model keeps its own")
+
+
+def test_free_memory_is_asked_before_a_model_takes_some(run, monkeypatch):
+    order = []
+    for module, name in ((plan, "memory_free"), (plan, "model_from_settings"), (plan.throughput, "measure")):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, _real=real, _name=name, **k: order.append(_name) or _real(*a, **k))
+    plan.forecast(settings(run))
+    assert order == ["memory_free", "model_from_settings", "measure"]

@@ -131,7 +131,7 @@ def test_a_forward_pass_has_about_as_many_tokens_whatever_the_window(length):
 
 
 @pytest.mark.parametrize("changes, dropout", [
-    ({"epochs": 3}, 0.0), ({"epochs": 4}, 0.1), ({"epochs": 8}, 0.1), ({"epochs": 9}, 0.2),
+    ({"epochs": 4}, 0.0), ({"epochs": 5}, 0.1), ({"epochs": 8}, 0.1), ({"epochs": 9}, 0.2),
     ({"epochs": 9, "max_minutes": 0.5}, 0.0),  # there is no time for them
     ({"epochs": 1, "max_minutes": 90.0}, 0.2),  # the clock decides alone
     ({"epochs": 9, "dropout": 0.0}, 0.0), ({"epochs": 1, "dropout": 0.3}, 0.3),
@@ -201,6 +201,26 @@ def test_what_does_not_depend_on_the_time_is_decided_without_measuring():
     given = dict(n_embd=128, n_layer=2, epochs=3, batch_size=8, gradient_accumulation=1)
     found = choose(TrainSettings(**given), NOVEL, size, lambda *_: pytest.fail("measured"))
     assert (found.settings.n_head, found.settings.lr) == (2, 1e-2) and found.reasons == ["n_head 2, dropout 0, lr 0.01"]
+
+
+def test_the_reasons_name_what_the_run_uses():
+    """Also where a number was given: they are printed, and kept with the model."""
+    by_rule, rate, batch, epochs = (
+        choose(TrainSettings(**given), NOVEL, size, speed(LAPTOP)).reasons
+        for given in ({}, dict(lr=0.5), dict(batch_size=8, gradient_accumulation=2), dict(epochs=3))
+    )
+    assert by_rule[-1].endswith("lr 0.01") and "so that there are about 500 updates" in by_rule[-1]
+    assert rate[-1].endswith("lr 0.5")
+    assert batch[-1] == "16 windows per update; lr 0.01"
+    assert by_rule[0].startswith("6 min 00 s at ") and epochs[0] == by_rule[0].split(" at ")[1]
+
+
+@pytest.mark.parametrize("text", [Text(600, 5), Text(600, 5, built_in=True), Text(13_000, 300, built_in=True)])
+def test_a_tiny_text_has_epochs_enough_for_the_warm_up(text):
+    found = numbers(text)
+    assert found.epochs * math.ceil(text.windows / per_update(found)) >= 2 * found.warmup_steps
+    assert numbers(text, epochs=1).epochs == 1
+    assert numbers(text, warmup_steps=0).epochs == (2 if text.built_in else rules.most_epochs(text.tokens))
 
 
 # ---- in a run ----

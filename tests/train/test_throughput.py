@@ -20,9 +20,9 @@ def train(run):
     return windows
 
 
-@pytest.mark.parametrize(("probe", "counts"), [(0.0, [1, 1]), (1e9, [1, 1, 4, 4])])
-def test_as_many_windows_as_the_time_allows_and_always_twice(monkeypatch, run, train, probe, counts):
-    """The first update of a size finds memory and compiles its products: only the second counts."""
+@pytest.mark.parametrize(("probe", "counts"), [(0.0, [1, 1, 1]), (1e9, [1, 1, 1, 4, 4, 4])])
+def test_as_many_windows_as_the_time_allows_and_always_thrice(monkeypatch, run, train, probe, counts):
+    """The first update of a size finds memory and compiles its products: only those after it count."""
     seen, load = [], throughput.load_batch
     monkeypatch.setattr(throughput, "load_batch", lambda *args: seen.append(args[1]) or load(*args))
     pace = throughput.measure(tiny(), train, settings(run), 4, "fp32", CPU, probe)
@@ -47,15 +47,16 @@ def test_where_memory_runs_out_fewer_windows_are_measured(monkeypatch, run, trai
         assert throughput.measure(tiny(), train, settings(run), 4, "fp32", CPU, 1e9).per_window > 0
         return seen
 
-    assert measured_with_memory_for(2) == [1, 1, 2, 2]
-    assert measured_with_memory_for(1) == [1, 1]
+    assert measured_with_memory_for(2) == [1, 1, 1, 2, 2, 2]
+    assert measured_with_memory_for(1) == [1, 1, 1]
     with pytest.raises(MemoryError):
         measured_with_memory_for(0)
 
 
-def test_the_second_update_of_a_size_counts(monkeypatch, run, train):
-    """By a clock that is read at the start, after backward and at the end: 100 and 10 s first, then 2 and 1 s."""
-    clock = iter([0.0, 100.0, 110.0, 200.0, 202.0, 203.0])
+def test_of_the_updates_after_the_first_the_faster_counts(monkeypatch, run, train):
+    """By a clock that is read at the start, after backward and at the end of each update."""
+    seconds = [(100.0, 10.0), (2.0, 7.0), (5.0, 1.0)]  # the first one finds memory; then something comes between
+    clock = iter([each for forward, step in seconds for each in (0.0, forward, forward + step)])
     monkeypatch.setattr(throughput, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     assert throughput.measure(tiny(), train, settings(run), 4, "fp32", CPU, 0.0) == (2.0, 1.0)
 
@@ -66,3 +67,12 @@ def test_the_windows_are_of_about_the_mean_length(monkeypatch, run, train):
     train.lengths = np.random.default_rng(0).integers(1, train.n_ctx, len(train), endpoint=True)
     throughput.measure(tiny(), train, settings(run), 3, "fp32", CPU, 1e9)
     assert train.lengths[seen[-1]].mean() == pytest.approx(train.lengths.mean(), abs=1)
+
+
+def test_each_of_several_processes_is_measured_with_its_share_of_the_cores(monkeypatch, run, train):
+    seen, before = [], torch.get_num_threads()
+    monkeypatch.setattr(throughput, "cores", lambda: 6)
+    load = throughput.load_batch
+    monkeypatch.setattr(throughput, "load_batch", lambda *args: seen.append(torch.get_num_threads()) or load(*args))
+    throughput.measure(tiny(), train, settings(run, devices=3), 1, "fp32", CPU, 0.0)
+    assert set(seen) == {2} and torch.get_num_threads() == before

@@ -281,6 +281,19 @@ def test_the_best_checkpoint_becomes_the_final_model_when_it_gets_worse(tmp_path
     assert [row["of_step"] for row in rows(folder, "best")] == [lowest]
 
 
+def test_weights_that_are_broken_in_the_end_give_way_to_the_best(tmp_path):
+    """The last validation is not a number: no comparison with it may be taken for a better loss."""
+    one = make_trainer(tmp_path, size=800, epochs=2, eval_step=5)
+    wanted = one.run()
+    best = {name: p.clone() for name, p in one.model.state_dict().items()}
+    with torch.no_grad():
+        one.parameters[0].fill_(math.nan)
+    one.log = SimpleNamespace(write=lambda *_, **__: None)  # the run has closed its own
+    scores = one.return_to_best(one.score())
+    assert scores["loss"] == pytest.approx(wanted["val_loss"])
+    assert all(torch.equal(p, best[name]) for name, p in one.model.state_dict().items())
+
+
 def test_patience_ends_a_run_that_gets_no_better_and_more_patience_goes_on_bit_for_bit(tmp_path):
     """A rate at which it cannot learn: three validations in a row are no better than the one before them."""
     bad = dict(size=800, epochs=6, lr=20.0, warmup_steps=0, eval_step=5, final_lr_fraction=1.0)
