@@ -28,9 +28,8 @@ def adopt(owner: str, run: str, stage: str) -> None:
         shutil.copytree(source, folder, copy_function=_link, dirs_exist_ok=True)
         (folder / MANIFEST).unlink()  # a link: what is written into it would be written into the owner's
         write_text(folder / MANIFEST, json.dumps(manifest, ensure_ascii=False, indent=2) + "\n")
-        if (
-            file := folder / PARAMETERS
-        ).is_file():  # or a training that is started from it would go to the owner's room
+        file = folder / PARAMETERS
+        if file.is_file():  # or a training that is started from it would go to the owner's room
             given = json.loads(file.read_text("utf-8")) | {"run": run}
             write_text(file, json.dumps(given, ensure_ascii=False, indent=1))
 

@@ -133,8 +133,8 @@ def choose(
     tokens = min(affordable, most * text.tokens)
     if settings.epochs:  # given: the run ends by the clock if there is one, else with them
         tokens = affordable if settings.max_minutes else most * text.tokens
-    time = "" if settings.epochs and not settings.max_minutes else f"{duration(60 * minutes)} at "
-    reasons.insert(0, f"{time}{speed(n_embd, n_layer):,.0f} tokens per second, as measured here")
+    within = "" if settings.epochs and not settings.max_minutes else f"{duration(60 * minutes)} at "
+    reasons.insert(0, f"{within}{speed(n_embd, n_layer):,.0f} tokens per second, as measured here")
     chosen: dict[str, Any] = dict(n_embd=n_embd, n_layer=n_layer, epochs=most)
     if not settings.epochs:
         if BORDER * affordable > most * text.tokens:
