@@ -1,6 +1,7 @@
 """Measured speeds in a file that the runs of a sweep share, so that only what the sweep varies differs between them.
 
-Each run would measure a little differently, and a rule that stands at a border would give one of them another shape.
+Each run would measure a little differently, and where a rule has to choose between two shapes that are nearly equal,
+one run would get the other one.
 Knows no model and no torch.
 """
 

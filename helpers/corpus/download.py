@@ -245,7 +245,7 @@ def _attempt(client: httpx.Client, url: str, part: Path) -> httpx.Headers:
         if answer.status_code not in (200, 206, 416):
             raise FetchError(f"{url}: the server answers {status}. Is the address right?")
         resumes = answer.headers.get("content-range", "").startswith(f"bytes {have}-")
-        # of a version that is a date, If-Range has been the check
+        # a version that is a date was already checked by the server, with If-Range
         changed = version.startswith('"') and answer.headers.get("etag", version) != version
         if answer.status_code != 200 and (not resumes or changed):
             _forget(part)

@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     for stream in (sys.stdin, sys.stdout):  # a console of Windows may have another encoding
         if hasattr(stream, "reconfigure"):
-            # a pipe in another encoding is an error in words, and no text of question marks that the model continues
+            # a pipe in another encoding is an error, or the model would continue a text of question marks
             errors = "replace" if stream is sys.stdout or stream.isatty() else "strict"
             stream.reconfigure(encoding="utf-8", errors=errors)
     try:

@@ -112,6 +112,7 @@ def _dead_tokens(train: Windows, vocab_size: int) -> float:
 
 
 def _ignored(settings: TrainSettings) -> list[str]:
+    """Return a concern about what was given of a shape although a pretrained model brings its own."""
     names = [name for name in ("n_embd", "n_layer", "n_head", "n_kv_head") if getattr(settings, name)]
     names += ["dropout"] if settings.dropout >= 0 else []
     if not (settings.pretrained_model and names):

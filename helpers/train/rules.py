@@ -93,16 +93,16 @@ def choose(
             numbers["gradient_accumulation"] = max(1, windows // settings.batch_size)
         elif settings.gradient_accumulation:
             numbers["batch_size"] = max(1, windows // settings.gradient_accumulation)
-        # of a part of it an epoch may be shorter than the warm-up
+        # an epoch of a part of it may be shorter than the warm-up
         batch, accumulated = (
             getattr(settings, each) or numbers[each] for each in ("batch_size", "gradient_accumulation")
         )
         least = _least_epochs(settings, text, batch * accumulated * settings.devices)
         numbers["epochs"] = max(numbers["epochs"], least)
-        return Choice(
-            replace(settings, **{name: numbers[name] for name in undecided}),
-            [f"the built-in corpus has fixed numbers: {_list(numbers, undecided)}"],
-        )
+        reasons = [f"the built-in corpus has fixed numbers: {_list(numbers, undecided)}"]
+        if "epochs" in undecided and least > FIXED["epochs"]:
+            reasons.append(f"epochs {least} instead of {FIXED['epochs']}: fewer would end within the warm-up")
+        return Choice(replace(settings, **{name: numbers[name] for name in undecided}), reasons)
     # 2. numbers that do not depend on the time
     timeless = {"n_head", "lr"} if settings.max_minutes else {"n_head", "lr", "dropout"}
     if set(undecided) <= timeless:

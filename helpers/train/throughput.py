@@ -101,5 +101,4 @@ def _threads_of_each(processes: int, device: torch.device) -> Iterator[None]:
     try:
         yield
     finally:
-        if processes > 1:
-            torch.set_num_threads(before)
+        torch.set_num_threads(before)

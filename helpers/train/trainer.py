@@ -363,8 +363,8 @@ class Trainer:
         if epoch_ends:
             self.close_epoch()
         milestone = epoch_ends and (not self.budget.by_clock or self.pause_over)
-        # 2. validation and sample. A run that is stopped is not judged where it would not have been without that:
-        # what is best, and how long ago that was, stays the same when it goes on
+        # 2. validation and sample. Being stopped is no reason to validate here: a run that is resumed must have judged
+        # itself at the same steps as one that was never stopped
         self.validation = None
         progress.unjudged = ends or milestone or _every(settings.eval_step, progress.step)
         better = progress.unjudged and not self.stop_now and self.judge()

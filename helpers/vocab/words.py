@@ -68,9 +68,10 @@ class _FourBytes:
 
 @contextlib.contextmanager
 def _compact() -> Iterator[None]:
-    """Let thulac load its model in 90 MB and not in 700, at once, and cut an eighth faster (measured).
+    """Let thulac keep the numbers of its model in their four bytes: it needs a fifth of the memory, and cuts faster.
 
-    It makes a tuple of 25 million Python numbers, which is mostly overhead and too large for a processor's cache.
+    By itself it makes tuples of 25 million Python numbers, mostly overhead and too large for a processor's cache
+    (measured, see `corpus` in benchmarks/README.md).
     """
     readers = [Dat, CBModel] if sys.byteorder == "little" else []
     for module in readers:
@@ -84,7 +85,7 @@ def _compact() -> Iterator[None]:
 
 
 def load_thulac() -> thulac.thulac:
-    """Return thulac as it is published, in a fifth of the memory and without its greeting; 130 MB."""
+    """Load thulac as it is published, without its greeting and in 130 MB, see `_compact`."""
     with contextlib.redirect_stdout(io.StringIO()), _compact():
         return thulac.thulac(seg_only=True)
 
