@@ -11,30 +11,27 @@ from pathlib import Path
 
 import torch
 
-from helpers.device import describe_device
+from helpers.device import describe_device, has_bf16_units
 from helpers.files import write_text
 from helpers.manifest import open_room
 
 REPORTS = Path(__file__).parent / "reports"
-BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # as Linux names them: x86, x86, ARM
 
 
-def _cpuinfo() -> dict[str, str]:
-    """Return the first processor's lines of /proc/cpuinfo, or nothing where there is no such file."""
+def _processor() -> str:
+    """Return the processor's name, or its kind where no name is known."""
     try:
-        text = Path("/proc/cpuinfo").read_text("utf-8").split("\n\n")[0]
-    except OSError:
-        return {}
-    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:  # no Linux
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def describe_machine(device: torch.device) -> dict:
     """Return `describe_device` with the processor's name and whether it has bf16 units (None: unknown)."""
-    info = _cpuinfo()
-    name = info.get("model name", "").replace("(R)", "").replace("(TM)", "")
-    flags = set((info.get("flags") or info.get("Features") or "").split())
-    facts = {"processor": name or platform.processor() or platform.machine()}
-    return describe_device(device) | facts | {"bf16_units": bool(flags & BF16_FLAGS) if flags else None}
+    name = _processor().replace("(R)", "").replace("(TM)", "")
+    return describe_device(device) | {"processor": name, "bf16_units": has_bf16_units()}
 
 
 def describe_text(run: str, title: str, licence: str) -> dict:

@@ -26,15 +26,21 @@ def test_the_spread_is_from_the_smallest_to_the_largest():
     assert machine.mean_and_spread([1.0, 2.0, 4.5]) == {"mean": 2.5, "spread": 3.5}
 
 
-def test_a_machine_has_a_name_and_says_whether_it_has_bf16_units(monkeypatch):
-    flags = {"avx2 fma": False, "avx512_bf16 fma": True, "asimd bf16": True}
-    for listed, units in flags.items():
-        monkeypatch.setattr(machine, "_cpuinfo", lambda listed=listed: {"model name": "Some(R) CPU", "flags": listed})
-        described = machine.describe_machine(torch.device("cpu"))
-        assert described["processor"] == "Some CPU" and described["bf16_units"] is units and described["cores"] > 0
-    monkeypatch.setattr(machine, "_cpuinfo", dict)
+@pytest.mark.parametrize("units", [True, False, None])
+def test_a_machine_has_a_name_and_says_whether_it_has_bf16_units(monkeypatch, units):
+    monkeypatch.setattr(machine, "has_bf16_units", lambda: units)
+    monkeypatch.setattr(machine, "_processor", lambda: "Some(R) CPU")
     described = machine.describe_machine(torch.device("cpu"))
-    assert described["bf16_units"] is None and described["processor"]
+    assert described["processor"] == "Some CPU" and described["bf16_units"] is units and described["cores"] > 0
+
+
+def test_a_processor_has_a_name_also_where_nothing_is_listed(monkeypatch):
+    def nothing(*_args):
+        raise FileNotFoundError
+
+    assert machine._processor()
+    monkeypatch.setattr(Path, "read_text", nothing)
+    assert machine._processor()
 
 
 def test_a_report_is_printed_as_one_line_and_kept_on_request(tmp_path, monkeypatch, capsys):

@@ -44,9 +44,31 @@ def test_a_gpu_that_is_not_there_is_refused_with_what_to_write(monkeypatch):
 
 
 @pytest.mark.parametrize("bf16, expected", [(1.0, "fp32"), (1.3, "fp32"), (2.0, "bf16")])
-def test_auto_is_bf16_on_a_cpu_that_is_quick_at_it(monkeypatch, bf16, expected):
+def test_auto_on_a_cpu_of_unknown_units_is_what_is_quick(monkeypatch, bf16, expected):
+    monkeypatch.setattr(device, "has_bf16_units", lambda: None)
     monkeypatch.setattr(device, "matmul_rate", lambda name, _: {"bf16": bf16, "fp32": 1.0}[name])
     assert pick_precision("auto", CPU) == expected
+
+
+@pytest.mark.parametrize("unit", ["avx512_bf16", "amx_bf16", None])
+def test_auto_on_a_known_cpu_is_what_it_has_units_for_and_is_not_measured(monkeypatch, unit):
+    found = {"architecture": "x86_64", "avx512_bf16": False, "amx_bf16": False} | ({unit: True} if unit else {})
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found, raising=False)
+    monkeypatch.delattr(device, "matmul_rate")
+    assert pick_precision("auto", CPU) == ("bf16" if unit else "fp32")
+
+
+def test_units_are_not_known_on_another_processor_or_of_an_older_torch(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "arm64", "bf16": True}, raising=False)
+    assert device.has_bf16_units() is None
+    monkeypatch.delattr(torch.cpu, "get_capabilities")
+    assert device.has_bf16_units() is None
+
+
+@pytest.mark.skipif(device.has_bf16_units() is None, reason="it is not known what this processor has")
+def test_what_the_processor_has_is_what_is_quick():
+    bf16, fp32 = (max(matmul_rate(name, CPU) for _ in range(3)) for name in ("bf16", "fp32"))
+    assert (bf16 > 1.3 * fp32) == device.has_bf16_units()
 
 
 @pytest.mark.parametrize("supported, expected", [(True, "bf16"), (False, "fp16")])
