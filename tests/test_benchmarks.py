@@ -1,6 +1,7 @@
 """The benchmarks' reports, which notebooks quote, and the words that benchmarks compute from figures."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
