@@ -3,10 +3,16 @@
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # as the Makefile does; read when torch is imported
+# a machine that stands still for a moment is no fault of the code: how long an example takes is not judged
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -233,7 +233,6 @@ SAID = st.text(st.sampled_from("绿萝，。\",;\t\n|' A1[]{}"), min_size=1, max
 
 
 @given(st.lists(st.tuples(SAID, SAID), min_size=1, max_size=3), st.sampled_from(["utf-8", "gb18030"]))
-@settings(deadline=None)
 def test_any_turns_come_back_from_every_form(tmp_path_factory, exchanges, codec):
     several = talk(*(text for pair in exchanges for text in pair))
     plenty = talk(SENTENCE * 9, SENTENCE * 9)  # enough to tell the encoding by

@@ -102,7 +102,7 @@ def test_a_very_long_document_is_cut_at_a_line_end(tmp_path, monkeypatch):
     st.sampled_from(["utf-8", "utf-8-sig", "gb18030", "utf-16", "utf-16-be", "cp950", "jsonl"]),
     st.integers(1, 80),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_slices_give_the_same_documents_in_order(tmp_path_factory, rows, end, mode, codec, size):
     """A file that is one document is cut at other line ends, but stays the same text."""
     path = tmp_path_factory.getbasetemp() / "slices.txt"
@@ -287,7 +287,6 @@ FIELDS = st.text(st.sampled_from("绿萝，。\",;\t\n|' A1"), max_size=12)
 
 
 @given(st.lists(st.tuples(FIELDS, FIELDS), min_size=1, max_size=8), st.sampled_from(["utf-8", "gb18030", "utf-16"]))
-@settings(deadline=None)
 def test_any_table_comes_back(tmp_path_factory, rows, codec):
     path = tmp_path_factory.getbasetemp() / "table.csv"
     with open(path, "w", encoding=codec, newline="") as file:

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from corpora import SENTENCE, all_texts, build, bytes_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.corpus import cleaning, partition, repeats
@@ -110,7 +110,6 @@ def test_in_a_large_corpus_more_places_are_needed(tmp_path, monkeypatch):
 documents = st.lists(st.lists(st.sampled_from(LINES), max_size=6).map("\n".join), max_size=8)
 
 
-@settings(deadline=None)  # it writes files
 @given(documents)
 def test_no_other_line_is_changed(tmp_path_factory, texts):
     """An independent count, line by line; all that is no candidate, and all that is rare, stays as it was."""
@@ -140,7 +139,6 @@ def test_no_other_line_is_changed(tmp_path_factory, texts):
     assert counts["repeated lines"] == sum(marked.get(line) in dirt for text in texts for line in text.split("\n"))
 
 
-@settings(deadline=None)  # it writes files
 @given(documents, st.randoms(use_true_random=False), st.integers(1, 4))
 def test_order_and_parts_change_nothing(tmp_path_factory, texts, chance, parts):
     folder = tmp_path_factory.mktemp("places")

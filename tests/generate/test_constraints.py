@@ -95,7 +95,7 @@ def any_constraint(draw) -> Constraint:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(any_constraint(), st.integers(0, 9), st.integers(0, 2**32), st.sampled_from(["any", "longest", "never end"]))
 def test_no_constraint_is_ever_violated(constraint, more, seed, taste):
     """Whatever is chosen among the allowed tokens: the text can go on, fits, and meets the constraint in the end."""
@@ -126,7 +126,7 @@ SMALL_WHOLE = ["".join(t) for n in range(7) for t in itertools.product("天长�
 small_words = st.lists(st.text("天长", min_size=1, max_size=2), max_size=2).map(tuple)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.sampled_from(
         [{}, {"characters": 1}, {"lines": 1}, {"heads": "天"}, {"heads": "长", "characters": 2}, {"characters": (2, 1)}]

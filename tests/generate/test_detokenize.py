@@ -13,7 +13,7 @@ from helpers.generate.detokenize import Detokenizer
 from helpers.vocab.tokenizer import decode, encode, load_pretrained
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     words=st.lists(st.sampled_from(["绿萝", "浇", "水", "浇水", "。", "é", "🌱", "a"]), max_size=12),
     stop=st.lists(st.text("绿萝浇水。é🌱a", min_size=1, max_size=4), min_size=1, max_size=3),
@@ -81,7 +81,6 @@ def bert(tmp_path_factory):
     return load_pretrained(str(folder))
 
 
-@settings(deadline=None)
 @given(
     words=st.lists(st.sampled_from(["明", "月", "the", "cat", "##s", "and", "."]), max_size=8), cut=st.integers(0, 8)
 )

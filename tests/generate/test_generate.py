@@ -213,7 +213,7 @@ def test_a_character_half_written_at_the_last_token_is_left_out(tok, forced):
         assert "".join(generate.stream(forced(ids), tok, "", settings)) == text
 
 
-@hypothesis_settings(max_examples=25, deadline=None)
+@hypothesis_settings(max_examples=25)
 @given(seed=st.integers(0, 10**6), length=st.integers(0, 40))
 def test_pieces_add_up_to_the_text(tok, seed, length):
     """Also when the model writes byte pieces that are no characters, as an untrained one does."""

@@ -25,7 +25,7 @@ def naive(texts: list[str], text: str) -> list[int]:
     ]
 
 
-@hypothesis_settings(max_examples=400, deadline=None)
+@hypothesis_settings(max_examples=400)
 @given(texts=TEXTS, text=st.text(LETTERS, max_size=16), shortest=st.integers(1, 4), n=st.integers(1, 5))
 def test_it_finds_what_a_plain_search_finds(texts, text, shortest, n):
     copied = Index(texts).copied(text, shortest, n)
@@ -47,7 +47,7 @@ def test_it_finds_what_a_plain_search_finds(texts, text, shortest, n):
     assert copied.stretches == tuple(expected)
 
 
-@hypothesis_settings(max_examples=50, deadline=None)
+@hypothesis_settings(max_examples=50)
 @given(st.integers(0, 300), st.integers(0, 300), st.integers(1, 300))
 def test_long_stretches_are_found_whole(head, start, length):
     """Longer than the first look: the look widens until the match ends."""

@@ -27,7 +27,7 @@ VALUES = st.one_of(st.sampled_from([-math.inf, -2.0, -1.0, 0.0, 1.0, 3.0]), st.f
 
 
 ROWS = 8  # of them 125 examples make 1,000 cases
-thousand = settings(max_examples=125, deadline=None)
+thousand = settings(max_examples=125)
 
 
 @st.composite
@@ -129,7 +129,7 @@ def test_no_repeat_ngram_masks_like_transformers(data, tensor):
     same(sampling.no_repeat_ngram, NoRepeatNGramLogitsProcessor, tensor, rows_of(data, tensor, st.integers(1, 4)), ids)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data(), logits())
 def test_no_repeat_ngram_does_not_see_padding(data, tensor):
     """A row padded on the left is masked as without its padding, by transformers, which knows none."""
@@ -174,7 +174,7 @@ def test_presence_and_frequency_penalties_are_the_published_formula(data, tensor
             assert after[i, j].item() == pytest.approx(expected, abs=1e-5)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(logits())
 def test_off_changes_nothing(tensor):
     ids = torch.zeros((len(tensor), 1), dtype=torch.long)
@@ -193,7 +193,7 @@ def test_off_changes_nothing(tensor):
     assert sampling.filtered(tensor, ids) is tensor
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data(), logits())
 def test_temperature_zero_is_greedy(data, tensor):
     noise = noise_for(tensor, seed=data.draw(st.integers(0, 99)))
@@ -313,7 +313,7 @@ def test_choice_follows_the_distribution():
     assert torch.special.gammaincc((kept.sum() - 1) / 2, chi_square / 2) > 0.001
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(0, 999), logits())
 def test_the_first_to_arrive_is_chosen(seed, tensor):
     noise = noise_for(tensor, seed)

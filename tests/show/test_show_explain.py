@@ -23,7 +23,7 @@ def took(name: str, removed: int, lost: float, chosen: float, *likeliest) -> exp
     return explain.Filter(name, removed, lost, chosen, likeliest)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(HOSTILE, HOSTILE)
 def test_any_text_can_be_seen_through(shown, one, two):
     shown.clear()

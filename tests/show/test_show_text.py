@@ -8,7 +8,7 @@ from helpers.show import notebook as show
 from helpers.show import text
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(HOSTILE, HOSTILE)
 def test_any_text_is_shown_as_text(shown, one, two):
     shown.clear()

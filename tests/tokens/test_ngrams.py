@@ -40,7 +40,6 @@ class Counted:
         return (behind[answer] + len(behind) * shorter) / (behind.total() + len(behind))
 
 
-@settings(deadline=None)
 @given(ids_, ids_)
 def test_each_answer_has_the_probability_of_a_plain_count(train, held):
     computed = ngrams.probabilities(stream(train), np.array(held), 6, BOS)
@@ -51,7 +50,7 @@ def test_each_answer_has_the_probability_of_a_plain_count(train, held):
         np.testing.assert_allclose(computed[name], expected, rtol=1e-12)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(0, 4), st.integers(0, 4))
 def test_probabilities_add_up_to_one(train, first, second):
     """After each context, seen or not: 4 and 5 never occur, so 5, which is bos and no answer, has what 4 has."""

@@ -67,7 +67,7 @@ def test_the_kinds_are_these_four():
 
 @each_kind
 def test_any_text_comes_back_and_is_never_a_special_token(tok):
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     @given(any_text)
     def check(text):
         ids = tokenizer.encode(tok, text)
@@ -80,7 +80,7 @@ def test_any_text_comes_back_and_is_never_a_special_token(tok):
 
 @each_kind
 def test_a_batch_gives_the_ids_of_its_texts(tok):
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=30)
     @given(st.lists(any_text, max_size=5))
     def check(texts):
         assert tokenizer.encode_batch(tok, texts) == [tokenizer.encode(tok, text) for text in texts]
@@ -90,7 +90,7 @@ def test_a_batch_gives_the_ids_of_its_texts(tok):
 
 @each_kind
 def test_the_hugging_face_call_gives_the_same_ids(tok):
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=50)
     @given(any_text)
     def check(text):
         ids = tokenizer.encode(tok, text)
@@ -116,7 +116,7 @@ def test_our_functions_add_nothing_whatever_was_asked_of_the_tokenizer_before(to
 def test_offsets_say_where_each_piece_stands(tok):
     """A piece is the text at its offset, bytes spell the characters at theirs, and nothing is left out."""
 
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100)
     @given(any_text)
     def check(text):
         found = tok(text, return_offsets_mapping=True, add_special_tokens=False)

@@ -58,7 +58,7 @@ any_text = st.lists(st.one_of(st.text(max_size=8), st.sampled_from([*LINES, "<bo
 def test_any_text_comes_back(special, tmp_path):
     made = build(read(tmp_path, "\n".join(LINES), special), special)
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     @given(any_text.map("".join))
     def check(text):
         ids = tokenizer.encode(made, text)

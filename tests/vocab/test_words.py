@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import thulac
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from thulac.base import Dat
 from thulac.character import CBModel
@@ -73,7 +73,6 @@ def test_segment_is_silent_and_keeps_every_space(model, capsys):
 
 
 def test_segment_loses_nothing(model):
-    @settings(deadline=None)
     @given(st.text(st.sampled_from("绿萝叶子 \u3000\n\t\r\x00\x1c\u2028a1，。😀\u0301[<"), max_size=40))
     def check(text):
         assert "".join(segment(text)) == text
@@ -203,7 +202,6 @@ def test_too_many_different_words_cost_the_rarest(monkeypatch):
 
 
 def test_rjieba_loses_nothing_and_finds_words():
-    @settings(deadline=None)
     @given(st.text(st.sampled_from("绿萝叶子 \u3000\n\t\r\x00\x1c\u2028a1，。😀\u0301[<"), max_size=40))
     def check(text):
         assert "".join(segment_rjieba(text)) == text
@@ -241,7 +239,6 @@ def test_a_sample_is_spread_evenly_over_the_corpus(texts, share):
 def test_texts_are_segmented_in_order_and_without_loss():
     with parallel.executor(1) as pool:
 
-        @settings(deadline=None)
         @given(st.lists(st.text(st.sampled_from("绿萝叶子a1 \n\r\u2028\x85，"))))
         def check(texts):
             segmented = segment_texts(texts, pool, segmenter=stand_in)
@@ -298,7 +295,6 @@ def test_boundary_f1_by_hand():
         boundary_f1([["绿萝"]], [["浇水"]])
 
 
-@settings(deadline=None)
 @given(st.sets(st.integers(1, 29)), st.sets(st.integers(1, 29)))
 def test_boundary_f1_is_the_harmonic_mean_of_precision_and_recall(ours, theirs):
     pieces = [["x" * (end - start) for start, end in pairwise([0, *sorted(cuts), 30])] for cuts in (ours, theirs)]
