@@ -40,8 +40,8 @@ def pick_precision(name: str, device: torch.device) -> str:
     """Return "fp32", "bf16" or "fp16"; "auto" is what is fast here.
 
     On a GPU that is bf16 where the card has it, else fp16; on Apple's it is fp32, for nothing was measured there. On a
-    CPU it is bf16 where the processor has units for it: there bf16 is 2 to 2.8 times as fast as fp32, elsewhere slower.
-    Where that is not known both are measured, and bf16 must win clearly, by 1.3, for casts cost time as well.
+    CPU it is bf16 where the processor has units for it: there products are at least twice as fast as in fp32, elsewhere
+    slower. Where that is not known both are measured, and bf16 must win clearly, by 1.3, for casts cost time as well.
     Raises ValueError for another name.
     """
     if name in DTYPES:
@@ -52,7 +52,7 @@ def pick_precision(name: str, device: torch.device) -> str:
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     if device.type == "mps":
         return "fp32"
-    # not measured where it is known: a busy machine would give a run that is resumed another answer, or two processes
+    # measured only where it is not known: on a busy machine a resumed run, or a second process, could get another answer
     if (quick := has_bf16_units()) is None:
         quick = matmul_rate("bf16", device) > 1.3 * matmul_rate("fp32", device)
     return "bf16" if quick else "fp32"
@@ -61,7 +61,7 @@ def pick_precision(name: str, device: torch.device) -> str:
 def has_bf16_units() -> bool | None:
     """Return whether an x86 processor has units for products in bf16 (AVX512-BF16 or AMX); None where it is not known.
 
-    That is on other processors, and with an older torch, which does not tell.
+    It is not known of other processors, and of none by an older torch.
     """
     capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     if capabilities.get("architecture") != "x86_64":

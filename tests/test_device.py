@@ -58,7 +58,7 @@ def test_auto_on_a_known_cpu_is_what_it_has_units_for_and_is_not_measured(monkey
     assert pick_precision("auto", CPU) == ("bf16" if unit else "fp32")
 
 
-def test_units_are_not_known_on_another_processor_or_of_an_older_torch(monkeypatch):
+def test_units_are_unknown_on_another_processor_and_with_an_older_torch(monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "arm64", "bf16": True}, raising=False)
     assert device.has_bf16_units() is None
     monkeypatch.delattr(torch.cpu, "get_capabilities")
@@ -67,7 +67,8 @@ def test_units_are_not_known_on_another_processor_or_of_an_older_torch(monkeypat
 
 @pytest.mark.skipif(device.has_bf16_units() is None, reason="it is not known what this processor has")
 def test_what_the_processor_has_is_what_is_quick():
-    bf16, fp32 = (max(matmul_rate(name, CPU) for _ in range(3)) for name in ("bf16", "fp32"))
+    turns = [[matmul_rate(name, CPU) for name in ("bf16", "fp32")] for _ in range(5)]  # a busy moment slows both
+    bf16, fp32 = map(max, zip(*turns, strict=True))
     assert (bf16 > 1.3 * fp32) == device.has_bf16_units()
 
 
