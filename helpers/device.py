@@ -52,7 +52,7 @@ def pick_precision(name: str, device: torch.device) -> str:
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     if device.type == "mps":
         return "fp32"
-    # measured only where it is not known: on a busy machine a resumed run, or a second process, could get another answer
+    # measured only where it is not known: on a busy machine a resumed run or a second process could get another answer
     if (quick := has_bf16_units()) is None:
         quick = matmul_rate("bf16", device) > 1.3 * matmul_rate("fp32", device)
     return "bf16" if quick else "fp32"
