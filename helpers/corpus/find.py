@@ -27,10 +27,17 @@ def resolve_source(source: str) -> str:
     """
     if source == BUILT_IN or source in download.CORPORA or source.startswith("hf:") or "://" in source:
         return source
-    path = Path(os.path.abspath(Path(source).expanduser()))
+    _require_name(source)
+    path = Path(os.path.abspath(os.path.expanduser(source)))
     if not path.exists() and not any(sign in source for sign in "*?["):
         raise NoDocuments(f"{path} does not exist{did_you_mean(source, [BUILT_IN, *download.CORPORA])}")
     return str(path)
+
+
+def _require_name(source: str) -> None:
+    """Raise NoDocuments for a name that is empty: as a path it would mean the whole working folder."""
+    if not source.strip():
+        raise NoDocuments(f"the name of the corpus is empty: give '{BUILT_IN}', a file or a folder ('.' for this one)")
 
 
 def same_files(source: str, known: Container[Path]) -> bool:
@@ -61,7 +68,8 @@ def find_inputs(source: str, root: Path | None = None) -> tuple[list[Input], Cou
     one starts at `root` (default: the working folder). An archive's members follow each other in its own order; a
     broken archive is one Input, and `formats.read` then raises. Raises NoDocuments where there is nothing to read.
     """
-    path = (root or Path()) / Path(source).expanduser()
+    _require_name(source)
+    path = (root or Path()) / os.path.expanduser(source)
     left_out: Counter = Counter()
     kinds = f"{', '.join(KINDS)}, each also {' or '.join(PACKED)}, {', '.join(ARCHIVES)}"
     # 1. the files, by name
@@ -72,7 +80,9 @@ def find_inputs(source: str, root: Path | None = None) -> tuple[list[Input], Cou
     elif path.is_dir():
         base, files = path, sorted(_walk(path, left_out))
     elif re.search(r"[*?\[]", source):
-        first = next(at for at, part in enumerate(path.parts) if re.search(r"[*?\[]", part))
+        # a folder may have such a sign in its own name
+        is_there = (Path(*path.parts[: at + 1]).exists() for at in range(len(path.parts)))
+        first = next(at for at, there in enumerate(is_there) if not there)
         base, pattern = Path(*path.parts[:first]), path.parts[first:]
         glob = "/".join(part if part == "**" else part.replace("**", "*") for part in pattern)
         found = ((file.relative_to(base), file) for file in set(base.glob(glob)) if file.is_file())

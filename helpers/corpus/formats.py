@@ -11,7 +11,7 @@ import json
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -339,43 +339,56 @@ def _type(value) -> str:
 def _table_rows(rows: Iterator[str], kind: str, options: ReadOptions, report: FileReport) -> Iterator[tuple]:
     """Yield (number, {column: field}) of a .csv or .tsv, whose first row names the columns."""
     csv.field_size_limit(FIELD)
-    wanted = _template(options.text_key)[0]
     first = next((row for row in rows if row.strip()), "")
     if not first:
         return
-    marks = "\t" if kind == ".tsv" else ",;\t"
-    headers = {mark: [name.strip() for name in next(csv.reader([first], delimiter=mark))] for mark in marks}
-    paired = {mark: options.may_converse(names) and conversations.has_pair(names) for mark, names in headers.items()}
-
-    def likely(mark: str) -> tuple:
-        return set(wanted) <= set(headers[mark]) or paired[mark], len(headers[mark]), -marks.index(mark)
-
-    mark = max(marks, key=likely)
-    header = headers[mark]
-    missing = [name for name in wanted if name not in header]
-    if missing and not paired[mark]:
-        raise BadFile(
-            f"no column '{missing[0]}'; the first row of a {kind} names its columns, here: {', '.join(header)[:500]} "
-            "(choose with text_key)"
-        )
-    short: dict[str, str] = dict.fromkeys(header, "") if missing else {}  # the answer that a short row lacks
-    reader = csv.reader(chain((f"{row}\n" for row in rows), [_END]), delimiter=mark)
-    odd, number, before = [], 1, 0
+    wanted = _template(options.text_key)[0]
+    odd, number, before = [], 0, 0  # before: lines before the row that is read
     try:
+        # 1. the columns
+        mark = _separator(first, "\t" if kind == ".tsv" else ",;\t", wanted, options)
+        reader = csv.reader(chain((f"{row}\n" for row in chain([first], rows)), [_END]), delimiter=mark)
+        header = [name.strip() for name in next(reader)]
+        if _END in header[-1]:
+            raise BadFile("a quotation mark opens in the first row, and none closes it")
+        missing = [name for name in wanted if name not in header]
+        if missing and not (options.may_converse(header) and conversations.has_pair(header)):
+            raise BadFile(
+                f"no column '{missing[0]}'; the first row of a {kind} names its columns, here: "
+                f"{', '.join(header)[:500]} (choose with text_key)"
+            )
+        short: dict[str, str] = dict.fromkeys(header, "") if missing else {}  # the answer that a short row lacks
+        number, before = 1, reader.line_num
+        # 2. the rows
         for number, row in enumerate(reader, 2):
             if row == [_END]:
                 break
             if row and _END in row[-1]:
-                raise BadFile(f"a quotation mark opens in row {number:,}, line {before + 2:,}, and none closes it")
+                raise BadFile(f"a quotation mark opens in row {number:,}, line {before + 1:,}, and none closes it")
             before = reader.line_num
             if row:
                 odd += [number] if len(row) != len(header) else []
                 yield number, short | dict(zip(header, row, strict=False))
     except csv.Error as error:
         hint = ": does a quotation mark open in it that none closes?" if "limit" in str(error) else ""
-        raise BadFile(f"row {number + 1:,}, which starts in line {before + 2:,}: {error}{hint}") from None
+        raise BadFile(f"row {number + 1:,}, which starts in line {before + 1:,}: {error}{hint}") from None
     if odd:
         report.notes.append(f"{len(odd):,} row(s) do not have {len(header)} columns; the first is row {odd[0]:,}")
+
+
+def _separator(line: str, marks: str, wanted: Sequence[str], options: ReadOptions) -> str:
+    """Return which of the marks separates the columns: with it a table's first line names those that are wanted.
+
+    If that says nothing, the one that makes most columns.
+    """
+    headers = {mark: [name.strip() for name in next(csv.reader([line], delimiter=mark))] for mark in marks}
+
+    def likely(mark: str) -> tuple:
+        names = headers[mark]
+        paired = options.may_converse(names) and conversations.has_pair(names)
+        return set(wanted) <= set(names) or paired, len(names), -marks.index(mark)
+
+    return max(marks, key=likely)
 
 
 _END = "\0end\0"  # a row of its own, or swallowed by a quotation mark that is never closed

@@ -64,6 +64,8 @@ def run_sweep(asked: argparse.Namespace) -> int:
     _say_what_is_not_kept(asked.presets)
     print(f"{len(members)} runs: {', '.join(f'{name} {values}' for name, values in grid.items())}", flush=True)
     devices = max(each.get("train", {}).get("devices", 1) for each in values.values())
+    if devices < 1:
+        raise Refused(f"-p devices {devices}: a run needs 1 or more")
     sweep = Sweep(asked.run, members, values, stages, asked.halving, asked.force)
     return 1 if sweep.run(places(asked.jobs, devices)) else 0
 
@@ -106,9 +108,13 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # for the kernels; the Makefile says why
     try:
         if asked.stages[:1] in (["verify"], ["refresh"]):
-            others = {"--corpus": asked.corpus, "--preset": asked.presets, "-p": asked.settings, "--sweep": asked.sweep}
+            others = {
+                "--corpus": asked.corpus, "--preset": asked.presets, "-p": asked.settings, "--force": asked.force,
+                "--sweep": asked.sweep, "--draws": asked.draws, "--only": asked.only, "--halving": asked.halving,
+                "--jobs": asked.jobs,
+            }  # fmt: skip
             if asked.stages[0] == "refresh":
-                others |= {"--run": asked.run != parser.get_default("run"), "--force": asked.force}
+                others["--run"] = asked.run != parser.get_default("run")
             for flag in [flag for flag, given in others.items() if given]:
                 raise Refused(f"{asked.stages[0]} takes no {flag}")
         if asked.stages == ["verify"]:
@@ -134,6 +140,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     except StageFailed as error:
         print(error, file=sys.stderr)
+        return 1
+    except OSError as error:  # a full disk, a folder that may not be written to
+        print(f"stopped: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("stopped; the same command continues with the stage that was interrupted", file=sys.stderr)

@@ -61,6 +61,9 @@ def read_model_config(path: Path) -> dict[str, dict[str, Any]]:
     if config.get("n_inner") not in (None, 4 * config["n_embd"]):
         raise ValueError(f"{path.name}: n_inner is {config['n_inner']}, which cannot be kept: here it is 4 × n_embd")
     dropouts = {name: config.get(name, 0.1) for name in _DROPOUTS}
+    for name, value in dropouts.items():
+        if type(value) not in (int, float):
+            raise ValueError(f"{path.name}: {name} is {value!r}: expected a number, from 0 to less than 1")
     if len(set(dropouts.values())) > 1:
         said = ", ".join(f"{name} {value}" for name, value in dropouts.items())
         raise ValueError(f"{path.name}: three kinds of dropout, {said}, cannot be kept: here they are one, dropout")
@@ -96,6 +99,7 @@ def _parse(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        text = re.sub(r"(#|//)[^\n]*", "", text)
+        # comments, but not what looks like one in a string
+        text = re.sub(r'("(?:\\.|[^"\\])*")|(?:#|//)[^\n]*', lambda found: found[1] or "", text)
         text = re.sub(r"(\d)\s*e\s*([-+])\s*(\d)", r"\1e\2\3", text)
         return json.loads(re.sub(r",(\s*})", r"\1", text))

@@ -99,7 +99,7 @@ def _parse_value(text: str, default: Any) -> Any:
 
 def _resolve(name: str, given: str) -> str:
     """Return the absolute path of a file, a folder or a pattern, else refuse it."""
-    path = Path(os.path.abspath(Path(given).expanduser()))
+    path = Path(os.path.abspath(os.path.expanduser(given)))
     if not path.exists() and not any(sign in given for sign in "*?["):
         raise Refused(f"{name}: {path} does not exist")
     return str(path)

@@ -5,4 +5,7 @@ import sys
 from helpers.serve.server import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:  # while the model is loaded, or a second time while the last texts are written
+        sys.exit(130)

@@ -148,8 +148,10 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
 
 @contextlib.asynccontextmanager
 async def deadline(app: web.Application) -> AsyncIterator[None]:
-    """Limit the time of a request; a server that stops may shorten it. Raises TimeoutError."""
+    """Limit the time of a request; a server that stops may shorten it. Raises TimeoutError, or Refusal if it does."""
     state = app[STATE]
+    if state.draining:  # since this request began: no time is left for it
+        raise stopping()
     async with asyncio.timeout(state.limits.text_seconds) as limit:
         state.deadlines.add(limit)
         try:
@@ -162,7 +164,10 @@ WRITING = ("/generate", "/v1/completions", "/v1/chat/completions")  # the routes
 
 
 def make_shedder(engine: Engine, state: AppState, metrics: Metrics) -> Shedder:
-    """Return what refuses requests for text while the queue is full, with the answers that the routes would give."""
+    """Return what refuses requests for text while the queue is full, with the answer that the routes give then.
+
+    Neither key nor host is looked at for it: it says nothing that a stranger must not know.
+    """
 
     def refusal(path: str) -> bytes:
         full = queue_full()
@@ -383,11 +388,20 @@ async def get_page(request: web.Request) -> web.Response:
     return web.Response(text=text, content_type=TYPES[file.suffix])
 
 
+def model_card(app: web.Application) -> answers.ModelCard:
+    """Return the name of the model, as OpenAI's API tells it."""
+    return answers.ModelCard(id=app[STATE].name, created=app[STATE].created, owned_by="chinese-gpt")
+
+
 async def get_models(request: web.Request) -> web.Response:
-    """Name the model, as OpenAI's /v1/models does."""
-    state = request.app[STATE]
-    card = answers.ModelCard(id=state.name, created=state.created, owned_by="chinese-gpt")
-    return answer(answers.ModelList(data=[card]))
+    """Name all models, which is one, as OpenAI's /v1/models does."""
+    return answer(answers.ModelList(data=[model_card(request.app)]))
+
+
+async def get_model(request: web.Request) -> web.Response:
+    """Name the model that is asked for, if it is this one."""
+    check_model(request.app, request.match_info["model"])
+    return answer(model_card(request.app))
 
 
 async def get_healthz(request: web.Request) -> web.Response:
@@ -426,10 +440,16 @@ def add_routes(app: web.Application) -> None:
     """Connect each address with its handler."""
     for path, post in zip(WRITING, (post_generate, post_completions, post_chat), strict=True):
         app.router.add_post(path, post)
-    gets = {"/v1/models": get_models, "/healthz": get_healthz, "/readyz": get_readyz, "/metrics": get_metrics}
+    gets = {
+        "/v1/models": get_models,
+        "/v1/models/{model}": get_model,
+        "/healthz": get_healthz,
+        "/readyz": get_readyz,
+        "/metrics": get_metrics,
+    }
     for path, get in (gets | {"/openapi.json": get_openapi} | dict.fromkeys(PAGE, get_page)).items():
         app.router.add_get(path, get)
-    for path in (*WRITING, "/v1/models"):
+    for path in (*WRITING, "/v1/models", "/v1/models/{model}"):
         app.router.add_route("OPTIONS", path, app[GUARD].allow_origin)
 
 

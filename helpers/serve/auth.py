@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
@@ -27,7 +28,7 @@ HEADERS = {  # of every answer
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-PREFLIGHT = {"Allow-Methods": "GET, POST", "Allow-Headers": "Authorization, Content-Type", "Max-Age": "600"}
+PREFLIGHT = {hdrs.ACCESS_CONTROL_ALLOW_METHODS: "GET, POST", hdrs.ACCESS_CONTROL_MAX_AGE: "600"}
 
 
 class Refusal(Exception):
@@ -73,11 +74,36 @@ def plain_address(address: str) -> str:
     return address
 
 
+def check_host(host: str) -> str:
+    """Return the name of a host as `host_name` does; raises ValueError for what is no name, such as a whole URL."""
+    name = host_name(host)
+    if not re.fullmatch(r"[^\s/@:*]+|[0-9a-f:.]+", name):
+        raise ValueError(f"'{host}' is not the name of a host: write it like example.org, without https:// and path")
+    return name
+
+
+def check_proxy(proxy: str) -> str:
+    """Return the address of a proxy in the form in which it is compared; raises ValueError if it is none."""
+    try:
+        return plain_address(str(ipaddress.ip_address(proxy.strip("[]"))))
+    except ValueError:
+        raise ValueError(f"'{proxy}' is not the address of a proxy: write it like 127.0.0.1, without a port") from None
+
+
 def check_origin(origin: str) -> str:
-    """Return the origin; raises ValueError unless it is scheme://host[:port]."""
+    """Return the origin; raises ValueError unless it is scheme://host[:port], in the form that browsers send."""
     parts = urlsplit(origin)
-    if parts.scheme not in ("http", "https") or origin != f"{parts.scheme}://{parts.netloc}" or "*" in origin:
-        raise ValueError(f"'{origin}' is not an origin: write it like https://example.org, without a path")
+    if (
+        parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or origin != f"{parts.scheme}://{parts.netloc}".lower()
+        or origin.endswith({"http": ":80", "https": ":443"}[parts.scheme])
+        or set("*@") & set(origin)
+    ):
+        raise ValueError(
+            f"'{origin}' is not an origin: write it like https://example.org, in small letters, without a path or the "
+            "port that is usual"
+        )
     return origin
 
 
@@ -110,9 +136,9 @@ class Guard:
         # digests have one length, so the time of a comparison reveals nothing, not even the length of the key
         self._digest = None if key is None else sha256(check_key(key).encode()).digest()
         self.has_key = key is not None
-        self.hosts = {"localhost", "127.0.0.1", "::1", *map(host_name, hosts)}
+        self.hosts = {"localhost", "127.0.0.1", "::1", *map(check_host, hosts)}
         self.origins = frozenset(map(check_origin, origins))
-        self._proxies = frozenset(map(host_name, proxies))
+        self._proxies = frozenset(map(check_proxy, proxies))
         self._max_concurrent = limits.max_concurrent
         self.under_way: Counter[str] = Counter()  # client -> its requests that are not yet answered
 
@@ -152,12 +178,18 @@ class Guard:
         if request.headers.get(hdrs.ORIGIN) not in self.origins:
             message = "pages of this origin may not call: start the server with --origin and the page's origin"
             raise Refusal(403, message, "origin_not_allowed")
-        return web.Response(status=204, headers={f"Access-Control-{name}": value for name, value in PREFLIGHT.items()})
+        # any header: OpenAI's client for browsers sends a dozen of its own, and the routes read none of them
+        asked = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "Authorization, Content-Type")
+        headers = PREFLIGHT | {
+            hdrs.ACCESS_CONTROL_ALLOW_HEADERS: asked,
+            hdrs.VARY: f"{hdrs.ORIGIN}, {hdrs.ACCESS_CONTROL_REQUEST_HEADERS}",
+        }
+        return web.Response(status=204, headers=headers)
 
     async def add_headers(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
         """Add the headers of every answer; a page of an allowed origin may read refusals, too."""
         response.headers.update(HEADERS)
-        response.headers[hdrs.VARY] = "Origin"
+        response.headers.setdefault(hdrs.VARY, hdrs.ORIGIN)
         origin = request.headers.get(hdrs.ORIGIN)
         if origin in self.origins:
             response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = origin

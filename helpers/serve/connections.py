@@ -49,6 +49,7 @@ class Connection(web.RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_timer()
+        self._listener.connections.discard(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -150,6 +151,7 @@ class Listener:
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self.refuse, self.on_broken, self.shedder, self.limits = refuse, on_broken, shedder, limits
+        self.connections: set[Connection] = set()  # those that are open
         self._listening: asyncio.Server | None = None
 
     async def open(self, server: web.Server, listening: socket.socket) -> None:
@@ -160,10 +162,13 @@ class Listener:
         full = in_bytes(answer, close=True)
 
         def connection() -> asyncio.BaseProtocol:
-            if len(server.connections) < self.limits.max_connections:
-                return Connection(self, server)
-            self.on_broken(503, None)
-            return _RejectedConnection(full)
+            # counted here: of a crowd that is accepted in one go, aiohttp does not know the first when the last is here
+            if len(self.connections) >= self.limits.max_connections:
+                self.on_broken(503, None)
+                return _RejectedConnection(full)
+            made = Connection(self, server)
+            self.connections.add(made)
+            return made
 
         self._listening = await asyncio.get_running_loop().create_server(connection, sock=listening, backlog=1024)
 

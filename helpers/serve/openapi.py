@@ -3,7 +3,16 @@
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from helpers.serve.answers import ChatChunk, ChatCompletion, Completion, Error, ModelList, OpenAIError, Status
+from helpers.serve.answers import (
+    ChatChunk,
+    ChatCompletion,
+    Completion,
+    Error,
+    ModelCard,
+    ModelList,
+    OpenAIError,
+    Status,
+)
 from helpers.serve.schema import RequestModels
 
 
@@ -26,7 +35,7 @@ def _operation(summary: str, schema: dict, error: type[BaseModel], body: type[Ba
 def describe(requests: RequestModels, has_key: bool) -> dict:
     """Return the OpenAPI 3.1 description of the service; has_key: whether requests must carry an API key."""
     bodies = (requests.generate, requests.completion, requests.chat)
-    models = (*bodies, Completion, ChatCompletion, ChatChunk, ModelList, Status, Error, OpenAIError)
+    models = (*bodies, Completion, ChatCompletion, ChatChunk, ModelList, ModelCard, Status, Error, OpenAIError)
     _, schemas = models_json_schema(
         [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
     )
@@ -42,6 +51,10 @@ def describe(requests: RequestModels, has_key: bool) -> dict:
         "/v1/completions": {"post": complete},
         "/v1/chat/completions": {"post": converse},
         "/v1/models": {"get": _operation("the model that is served", _reference(ModelList), OpenAIError)},
+        "/v1/models/{model}": {
+            "get": _operation("is this the model?", _reference(ModelCard), OpenAIError),
+            "parameters": [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}],
+        },
         "/healthz": {"get": _operation("is the process alive?", _reference(Status), Error)},
         "/readyz": {"get": _operation("does it take requests?", _reference(Status), Error)},
     }

@@ -38,10 +38,16 @@ class Invalid(ValueError):
         self.key = key
 
 
+def _without_nulls(body: Any) -> Any:
+    """Return a JSON object without the keys that are null: OpenAI's API takes null for a key that is left out."""
+    return {key: value for key, value in body.items() if value is not None} if isinstance(body, dict) else body
+
+
 class _Body(BaseModel):
     """A request body: exact types, no unknown key, no NaN."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    example: ClassVar[str]  # of a body that is read
 
 
 def _within(values: Range) -> Any:
@@ -69,6 +75,7 @@ def _sampling(body: _Body) -> dict[str, Any]:
 class GenerateRequest(_Body):
     """A body for /generate; `request_models` adds the sampling settings and the limits."""
 
+    example = '{"context": "你好"}'
     context: str
     maxlength: int
     samples: int
@@ -125,6 +132,8 @@ class OpenAIRequest(_Body):
     ) = None
     user: Annotated[str, Field(max_length=200, description="taken, and not looked at")] | None = None
 
+    _nulls = model_validator(mode="before")(_without_nulls)
+
     @model_validator(mode="after")
     def stream_options_need_a_stream(self) -> Self:
         """Refuse options of a stream that was not asked for."""
@@ -152,6 +161,7 @@ class OpenAIRequest(_Body):
 class CompletionRequest(OpenAIRequest):
     """A body for /v1/completions; `request_models` adds the sampling settings and the limits."""
 
+    example = '{"prompt": "你好"}'
     prompt: str | list[str]
     max_tokens: int
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS, description="alternatives told of each token")] | None = None
@@ -212,6 +222,8 @@ class ChatMessage(_Body):
     content: _one_or_many(str, MAX_PARTS, "a text, or its parts", TextPart)  # type: ignore[valid-type]
     name: Annotated[str, Field(max_length=200, description="taken, and not looked at")] | None = None
 
+    _nulls = model_validator(mode="before")(_without_nulls)
+
     @model_validator(mode="after")
     def has_text(self) -> Self:
         """Check the text of all parts together; what the assistant has said may be sent back as it is."""
@@ -236,6 +248,7 @@ class ChatMessage(_Body):
 class ChatRequest(OpenAIRequest):
     """A body for /v1/chat/completions; `request_models` adds the sampling settings and the limits."""
 
+    example = '{"messages": [{"role": "user", "content": "你好"}]}'
     messages: list[ChatMessage]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -362,8 +375,7 @@ def _reason(faults: list[ErrorDetails], model: type[_Body]) -> str:
             case "json_invalid":
                 sentences.append(f"the body is not JSON: {fault['ctx']['error']}")
             case "model_type" if not path:
-                required = next(name for name, info in model.model_fields.items() if info.is_required())
-                sentences.append(f'the body must be a JSON object, such as {{"{required}": "你好"}}')
+                sentences.append(f"the body must be a JSON object, such as {model.example}")
             case "missing":
                 sentences.append(f"{key} is missing")
             case "extra_forbidden" if len(path) > 1:

@@ -6,9 +6,11 @@ port.
 
 import argparse
 import asyncio
+import errno
 import gc
 import multiprocessing
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -39,10 +41,10 @@ def url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def curl(address: str, has_key: bool = False) -> str:
-    """Return a shell command that asks the server for text; has_key: with the API key of the environment variable."""
+def curl(address: str, key: str = "") -> str:
+    """Return a shell command that asks the server for text; `key`: how that shell is told the API key, if any."""
     body = '{"context": "你好", "maxlength": 50, "samples": 5}'
-    header = f' -H "Authorization: Bearer ${KEY}"' if has_key else ""
+    header = f' -H "Authorization: Bearer {key}"' if key else ""
     return f"curl {address}/generate -H 'Content-Type: application/json'{header} -d '{body}'"
 
 
@@ -76,6 +78,19 @@ async def stop(runner: web.AppRunner) -> None:
         if not limit.expired():  # that request is about to end
             limit.reschedule(min(limit.when() or last, last))
     await runner.cleanup()
+
+
+def key_in_shell(options: argparse.Namespace, has_key: bool) -> str:
+    """Return how a shell is told the API key, which stays where it is: in a file, or in the environment variable."""
+    if not has_key:
+        return ""
+    return f"$(cat {shlex.quote(options.api_key_file)})" if options.api_key_file is not None else f"${KEY}"
+
+
+def why_not_listening(options: argparse.Namespace, error: Exception) -> str:
+    """Return why the address cannot be listened on, and which of its two parts to change."""
+    port = isinstance(error, OverflowError) or getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES)
+    return f"cannot listen on {options.host}:{options.port} ({error}): choose another {'--port' if port else '--host'}"
 
 
 def read_key(file: str | None) -> str | None:
@@ -121,8 +136,9 @@ def serve(
             on_signal(signal.SIGINT, stopped.set)
         runner, address = await start_on(app, listening, options.host)
         ready()
+        in_shell = key_in_shell(options, bool(key))
         if not parent:
-            print(f"{served(options)} answers at {address} until Ctrl-C. Try: {curl(address, bool(key))}", flush=True)
+            print(f"{served(options)} answers at {address} until Ctrl-C. Try: {curl(address, in_shell)}", flush=True)
         await stopped.wait()
         if parent:
             loop.remove_reader(parent.sentinel)
@@ -138,7 +154,7 @@ def serve(
     try:
         asyncio.run(until_stopped())
     except OSError as error:  # another server took the port while the model was loaded
-        print(f"cannot listen on {options.host}:{options.port} ({error}): choose another --port", file=sys.stderr)
+        print(why_not_listening(options, error), file=sys.stderr)
         return 1
     finally:
         engine.close(cancel=True)
@@ -182,6 +198,7 @@ def main(arguments: list[str] | None = None) -> int:
         limits = Limits.from_options(options)
         key = read_key(options.api_key_file)
         auth.require_key(options.host, bool(key))
+        auth.Guard(key, options.allow_host, options.origin, options.proxy)
         if options.processes < 1:
             raise ValueError(f"--processes is {options.processes}: it must be 1 or more")
         if options.processes > 1 and sys.platform != "linux":
@@ -194,7 +211,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         listening = connections.bind(options.host, options.port)
     except (OSError, OverflowError) as error:
-        print(f"cannot listen on {options.host}:{options.port} ({error}): choose another --port", file=sys.stderr)
+        print(why_not_listening(options, error), file=sys.stderr)
         return 1
     # 3. serve, in this process or in several
     with listening:
@@ -205,7 +222,7 @@ def main(arguments: list[str] | None = None) -> int:
     def announce() -> None:
         address = url(options.host, options.port)
         where = f"{served(options)} answers at {address} in {options.processes} processes."
-        print(f"{where} Try: {curl(address, bool(key))}", flush=True)
+        print(f"{where} Try: {curl(address, key_in_shell(options, bool(key)))}", flush=True)
 
     run = partial(serve, options, key, limits)
     return Supervisor(run, options.host, options.port, options.processes, announce).run()

@@ -5,7 +5,7 @@ All it reads of a run is its metrics.jsonl, and the parameters.json beside it if
 
 import json
 from collections.abc import Mapping, Sequence
-from itertools import cycle
+from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
 
@@ -20,8 +20,10 @@ from helpers.show.text import table
 from helpers.train.settings import names_that_affect
 from helpers.wording import duration
 
-# a hue and a marker per run; the hues differ in lightness too, for colour-blind readers
-LOOKS = tuple(zip((BLUE, RUST, "#b8860b", VIOLET, "#3d9dc3", "#55585e", "#c9588f"), "os^Dv*X", strict=True))
+# a hue and a marker per run; the hues differ in lightness too, for colour-blind readers. One marker more than hues:
+# so a pair comes again only after all others
+HUES = (BLUE, RUST, "#b8860b", VIOLET, "#3d9dc3", "#55585e", "#c9588f")
+LOOKS = tuple(islice(zip(cycle(HUES), cycle("os^Dv*XP"), strict=False), len(HUES) * 8))
 LONGEST = 32  # characters of a name in the figure: a longer one would leave no space for the curves
 _HIDDEN = names_that_affect("watching") | {"rungs"}  # they change nothing of what is learned, nor its speed
 

@@ -69,6 +69,5 @@ def axis_positions(rows: Sequence[Mapping], x: str) -> tuple[np.ndarray, np.ndar
     if x == "step":
         every = np.array([0.0, *sorted(step_of(row) for row in rows)])
         return every, every
-    steps, seconds = measured(rows, "step", x)
-    known = np.isfinite(seconds)
-    return (np.array([0, *steps[known]]), np.array([0, *seconds[known]])) if known.any() else None
+    known = sorted({(row["step"], row[x]) for row in rows if finite(row.get("step")) and finite(row.get(x))})
+    return (np.array([0, *(step for step, _ in known)]), np.array([0, *(at for _, at in known)])) if known else None

@@ -3,6 +3,7 @@
 `python -m helpers.show.sweep NAME` writes it anew, also while the sweep goes on.
 """
 
+import argparse
 import base64
 import html
 import sys
@@ -18,9 +19,9 @@ from helpers.run.grid import in_words
 from helpers.run.results import Effect, Row
 from helpers.show.figures import png
 from helpers.show.metrics_file import read_metrics
-from helpers.show.runs import LOOKS, compare_figure
+from helpers.show.runs import HUES, compare_figure
 
-MOST_CURVES = len(LOOKS)  # in one figure
+MOST_CURVES = len(HUES)  # in one figure, each in a hue of its own
 LABELS = {
     "val_bits_per_char": "validation, bits per character", "total_steps": "planned", "facts_seen": "facts, seen",
     "facts_held_out": "held out", "plain_questions": "plain questions",
@@ -81,8 +82,13 @@ def render_effects(effects: Sequence[Effect]) -> str:
 
 
 def write(sweep: str) -> Path:
-    """Write runs/<sweep>/sweep.html from what its runs have so far; return its path."""
+    """Write runs/<sweep>/sweep.html from what its runs have so far; return its path.
+
+    Raises ValueError where there is no such sweep.
+    """
     found = results.rows(sweep)
+    if not found:
+        raise ValueError(f"there is no sweep '{sweep}' in {paths.runs_dir()}")
     best = found[0]
     lead = ""
     if best.bits is not None:
@@ -103,5 +109,19 @@ def write(sweep: str) -> Path:
     return path
 
 
+def main(arguments: list[str] | None = None) -> int:
+    """Write a sweep's page anew and print its path; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m helpers.show.sweep", description="Write runs/NAME/sweep.html from what its runs have so far."
+    )
+    parser.add_argument("sweep", metavar="NAME", help="the name that --run gave to the sweep")
+    try:
+        print(write(parser.parse_args(arguments).sweep))
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
 if __name__ == "__main__":
-    print(write(sys.argv[1]))
+    sys.exit(main())

@@ -30,5 +30,9 @@ def test_steps_are_put_at_their_seconds():
     steps, at = series.axis_positions(rows, "train_seconds")
     assert list(steps) == [0, 10, 20, 40] and list(at) == [0, 1, 2, 2.5]
     assert series.axis_positions([{"event": "step", "step": 1}], "train_seconds") is None
+    # a race writes no rows of training, only validations with their seconds
+    validations = [{"event": "validation", "step": 5 * i, "train_seconds": 2.0 * i} for i in (1, 2)]
+    steps, at = series.axis_positions(validations, "train_seconds")
+    assert list(steps) == [0, 5, 10] and list(at) == [0, 2, 4]
     with pytest.raises(ValueError, match="choose one of step, train_seconds"):
         series.axis_positions(rows, "hours")
