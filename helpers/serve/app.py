@@ -88,6 +88,8 @@ def stopping() -> Refusal:
 def to_refusal(error: Exception, request: web.Request) -> Refusal:
     """Return the refusal for an error; an unexpected error is logged, and its details are not sent."""
     match error:
+        case Refusal(code="body_too_slow") if request.app[STATE].draining:
+            return stopping()  # it may have come in time: aiohttp hears nothing more once it is told to stop
         case Refusal():
             return error
         case schema.Invalid():

@@ -278,6 +278,27 @@ def test_a_field_that_takes_all_that_follows_is_stopped(tmp_path, monkeypatch):
         everything(tmp_path / "a.csv")
 
 
+def test_a_table_that_is_none(tmp_path, monkeypatch):
+    """A whole book in one line, saved as .csv: its file is left out, and the others are read."""
+    monkeypatch.setattr(formats, "FIELD", 1000)
+    (tmp_path / "a.csv").write_text(SENTENCE * 200, "utf-8")
+    with pytest.raises(BadFile, match="row 1, which starts in line 1: field larger than field limit"):
+        everything(tmp_path / "a.csv")
+
+
+def test_a_header_in_quotation_marks_may_have_several_lines(tmp_path):
+    (tmp_path / "a.csv").write_text('n,"text",注\n1,一,\n', "utf-8")
+    assert everything(tmp_path / "a.csv")[0] == ["一"]
+    (tmp_path / "a.csv").write_text('text,"备\n注"\n一,无\n二,无,多\n"三,无\n', "utf-8")
+    with pytest.raises(BadFile, match="row 4, line 5, and none closes it"):
+        everything(tmp_path / "a.csv")
+    (tmp_path / "a.csv").write_text('text,"备\n注"\n一,无\n', "utf-8")
+    assert everything(tmp_path / "a.csv")[0] == ["一"]
+    (tmp_path / "a.csv").write_text('text,"备\n一\n', "utf-8")
+    with pytest.raises(BadFile, match="opens in the first row, and none closes it"):
+        everything(tmp_path / "a.csv")
+
+
 def test_a_very_large_field(tmp_path):
     (tmp_path / "a.csv").write_text(f"text\n{'字' * 200_000}\n", "utf-8")
     assert everything(tmp_path / "a.csv")[0] == ["字" * 200_000]

@@ -49,6 +49,12 @@ def test_the_books_file_is_read(file, text):
         assert section.keys() <= notebook_parameters(stage).keys()
 
 
+def test_what_looks_like_a_comment_in_a_string_is_none(file):
+    text = json.dumps(BOOK | {"_name_or_path": 'http://example.org/gpt2#"new"'}, indent=1)
+    file.write_text(text.replace("\n}", ",  # the end\n}"), "utf-8")
+    assert read_model_config(file) == WANTED
+
+
 def test_the_model_is_the_one_that_the_file_describes(file):
     """Whatever the library writes about a GPT-2 is read, and the model made of it has the same weights and dropout."""
     tok = tokenizer.build_bytes()
@@ -81,6 +87,8 @@ def test_the_model_is_the_one_that_the_file_describes(file):
         ({"resid_pdrop": 0.2}, "resid_pdrop 0.2, embd_pdrop 0.1"),
         ({"n_layer": "12"}, "n_layer is '12'"),
         ({"n_head": None}, "n_head is missing"),
+        (dict.fromkeys(["resid_pdrop", "embd_pdrop", "attn_pdrop"]), "_pdrop is None: expected a number"),
+        ({"attn_pdrop": [0.1]}, "attn_pdrop is \\[0.1\\]: expected a number"),
         ({"rope_theta": 1e6}, "rope_theta cannot be kept"),
     ],
 )

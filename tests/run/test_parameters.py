@@ -132,13 +132,24 @@ def test_what_is_refused_leaves_no_trace(house, capsys):
     assert main(["--run", "../r"]) == 2
     assert main(["tournament", "--run", "r"]) == 2
     assert main(["verify", "--run", "r", "-p", "size", "3"]) == 2
+    assert main(["verify", "--run", "r", "--halving"]) == 2
+    assert main(["--run", "r", "--corpus", ""]) == 2
     assert main(["refresh", "--corpus", "c.txt"]) == 2
     assert main(["refresh", "--run", "r"]) == 2
     errors = capsys.readouterr().err
     assert "verify takes no -p" in errors and "refresh takes no --corpus" in errors
     assert "refresh takes no --run" in errors
-    assert errors.count("nothing was run") == 6 and "there is no run 'r'" in errors
+    assert "verify takes no --halving" in errors and "the name of the corpus is empty" in errors
+    assert errors.count("nothing was run") == 8 and "there is no run 'r'" in errors
     assert not paths.runs_dir().exists()
+
+
+def test_a_folder_that_cannot_be_written_gets_a_sentence(house, capsys, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("RUNS_DIR", str(tmp_path / "file" / "runs"))
+    assert main(["corpus", "--run", "r"]) == 1
+    error = capsys.readouterr().err
+    assert str(tmp_path / "file") in error and "Traceback" not in error
 
 
 def test_what_is_on_the_net_is_no_path(house):

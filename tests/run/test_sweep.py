@@ -186,6 +186,7 @@ def test_the_gpus_are_counted_by_torch_where_nobody_has_named_them(monkeypatch):
         ("learning: [0.1]", [], "-p learning: no notebook that is to run has it"),
         ("lr: [fast]", [], "lr is 'fast', str"),
         ("lr: 0.1", [], "needs a list"),
+        ("lr: [0.1]", ["-p", "devices", "0"], "-p devices 0: a run needs 1 or more"),
     ],
 )
 def test_what_is_refused_leaves_no_trace(sweep_house, capsys, grid, more, words):

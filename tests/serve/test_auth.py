@@ -168,10 +168,45 @@ def test_preflight_of_a_named_origin():
     assert headers["Access-Control-Allow-Headers"] == "Authorization, Content-Type"
 
 
-@pytest.mark.parametrize("origin", ["*", "https://*.example.org", "example.org", "https://example.org/", "null", ""])
+def test_a_preflight_may_announce_any_header():
+    """OpenAI's client for browsers sends x-stainless-lang and others."""
+    asked = {
+        "Origin": "https://friend.example", "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type,x-stainless-lang",
+    }  # fmt: skip
+    _, headers, _ = fetch("OPTIONS", "/v1/completions", options={"origins": [asked["Origin"]]}, headers=asked)
+    assert headers["Access-Control-Allow-Headers"] == "authorization,content-type,x-stainless-lang"
+    assert headers["Vary"] == "Origin, Access-Control-Request-Headers"
+
+
+# the last four are valid, and in a form that no browser sends
+WRONG_ORIGINS = [
+    "*", "https://*.example.org", "example.org", "https://example.org/", "null", "", "https://", "https://:80",
+    "https://Example.org", "https://example.org:443", "http://example.org:80", "https://me@example.org",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("origin", WRONG_ORIGINS)
 def test_an_origin_is_named_exactly(origin):
     with pytest.raises(ValueError, match="is not an origin"):
         make_app(FakeEngine(), origins=[origin])
+
+
+@pytest.mark.parametrize("host", ["https://gpt.example.org", "gpt.example.org/", "me@example.org", "*.example.org", ""])
+def test_a_host_is_named_without_the_rest_of_its_address(host):
+    with pytest.raises(ValueError, match="is not the name of a host"):
+        make_app(FakeEngine(), hosts=[host])
+
+
+@pytest.mark.parametrize("proxy", ["10.0.0.0/8", "nginx", "10.0.0.1:80", ""])
+def test_a_proxy_is_named_by_its_address(proxy):
+    with pytest.raises(ValueError, match="is not the address of a proxy"):
+        make_app(FakeEngine(), proxies=[proxy])
+
+
+@pytest.mark.parametrize("proxy", ["::1", "[::1]", "0:0:0:0:0:0:0:1"])
+def test_a_proxy_has_one_address_in_many_forms(proxy):
+    assert make_app(FakeEngine(), proxies=[proxy])[GUARD]._proxies == {"::1"}
 
 
 # ---- the body, and how many requests ----

@@ -75,6 +75,16 @@ def test_a_message_may_come_in_parts(client):
     assert said(ask(client, messages=[SYSTEM, user(parts), *TALK[1:]])) == said(ask(client, messages=[SYSTEM, *TALK]))
 
 
+def test_an_answer_may_be_sent_back_as_the_client_holds_it(client):
+    """With a null for all that OpenAI's answers may hold besides."""
+    held = ask(client).choices[0].message.model_dump() | dict.fromkeys(["annotations", "audio", "tool_calls"])
+    assert held["refusal"] is None
+    talk = [TALK[0], held, TALK[2]]
+    assert said(ask(client, messages=talk)) == said(
+        ask(client, messages=[TALK[0], assistant(held["content"]), TALK[2]])
+    )
+
+
 def test_a_bias_reaches_the_answer(client):
     token = chat_tokenizer().convert_tokens_to_ids("水")
     assert set(said(ask(client, logit_bias={str(token): 100}))[0]) == {"水"}

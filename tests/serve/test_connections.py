@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import time
 
 import pytest
@@ -98,6 +99,26 @@ def test_no_more_connections_than_allowed():
             assert "too many connections" in json.loads(body)["error"]
             await asyncio.gather(*(wire.all() for wire in held))
             async with session.get("/healthz") as response:
+                assert response.status == 200
+
+    asyncio.run(scene())
+
+
+def test_a_burst_cannot_pass_the_limit():
+    """All twenty arrive while the loop does something else, and are accepted in one go."""
+
+    def ask(wire):
+        with wire:
+            wire.settimeout(10)
+            wire.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            return wire.recv(1 << 16).split()[1]
+
+    async def scene():
+        async with serving(FakeEngine(), max_connections=5) as session:
+            wires = [socket.create_connection(("127.0.0.1", session._base_url.port)) for _ in range(20)]
+            answers = await asyncio.gather(*(asyncio.to_thread(ask, wire) for wire in wires))
+            assert sorted(answers) == [b"200"] * 5 + [b"503"] * 15
+            async with session.get("/healthz") as response:  # those have left
                 assert response.status == 200
 
     asyncio.run(scene())

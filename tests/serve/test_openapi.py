@@ -23,6 +23,7 @@ def test_openapi_tells_the_limits():
         "/v1/completions",
         "/v1/chat/completions",
         "/v1/models",
+        "/v1/models/{model}",
         "/healthz",
         "/readyz",
     }

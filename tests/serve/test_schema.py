@@ -6,7 +6,9 @@ from service import FakeEngine, in_thread, post, tiny_engine, tiny_model, tiny_t
 
 from helpers.generate import generate
 from helpers.generate.settings import Settings
+from helpers.serve import schema
 from helpers.serve.engine import QueueFull
+from helpers.serve.limits import DEFAULT_LIMITS
 
 PROMPT = "绿萝怎么浇水？"
 
@@ -118,6 +120,28 @@ def test_a_bias_bans_and_forces_tokens(client):
 def test_the_models(client):
     (model,) = client.models.list().data
     assert (model.id, model.object) == ("tiny", "model")
+    assert client.models.retrieve("tiny") == model
+    with pytest.raises(openai.NotFoundError, match="its model is 'tiny'"):
+        client.models.retrieve("gpt-4")
+
+
+def test_null_is_what_is_left_out(client):
+    """OpenAI's API takes it, and programs send it for every setting that their user did not touch."""
+    nothing = dict.fromkeys(["n", "stream", "temperature", "top_p", "presence_penalty", "echo", "stop", "logprobs"])
+    wishes = {"model": "tiny", "prompt": PROMPT, "max_tokens": 5, "seed": 1}
+    plain, given = (client.post("/completions", body=wishes | more, cast_to=object) for more in ({}, nothing))
+    assert given["choices"] == plain["choices"]
+    with pytest.raises(openai.BadRequestError, match="'prompt' is missing"):
+        client.post("/completions", body={"prompt": None}, cast_to=object)
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])
+def test_the_example_in_a_refusal_would_be_read(path):
+    models = schema.request_models(DEFAULT_LIMITS)
+    model = {"/generate": models.generate, "/v1/completions": models.completion}.get(path, models.chat)
+    with pytest.raises(schema.Invalid) as caught:
+        schema.read(model, b"[]")
+    assert schema.read(model, str(caught.value).partition("such as ")[2].encode())
 
 
 @pytest.mark.parametrize(

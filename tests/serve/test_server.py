@@ -3,17 +3,19 @@
 import asyncio
 import copy
 import gc
+import json
 import os
 import signal
 import socket
+import subprocess
 
 import aiohttp
 import pytest
 import torch
-from service import FakeEngine, chat_tokenizer, events_of, make_run, until
+from service import HEAD, FakeEngine, Wire, chat_tokenizer, events_of, make_run, until
 
 from helpers.serve import server
-from helpers.serve.app import STATE, make_app
+from helpers.serve.app import LISTENER, STATE, make_app
 from helpers.serve.limits import Limits
 
 STREAM = {"prompt": "x", "n": 2, "stream": True}
@@ -78,6 +80,26 @@ def test_a_request_whose_time_is_just_over_does_not_hinder_a_stop():
     asyncio.run(scene())
 
 
+def test_a_request_that_is_still_arriving_when_the_server_stops_is_told_so():
+    async def scene():
+        engine = FakeEngine(held=True)
+        app = make_app(engine, Limits(body_seconds=1.0))
+        runner, address = await server.start(app)
+        async with aiohttp.ClientSession(address) as session:
+            wire = await Wire.open(session, HEAD + b"\r\n")
+            await until(lambda: app[LISTENER].connections)
+            await asyncio.sleep(0.1)  # its head has been read
+            stopping = asyncio.create_task(server.stop(runner))
+            await until(lambda: app[STATE].draining)
+            wire.writer.write(json.dumps({"context": "x"}).ljust(100).encode())
+            answer = await wire.all()
+            assert answer.startswith(b"HTTP/1.1 503") and b"the server is stopping" in answer
+            assert not engine.futures
+            await asyncio.wait_for(stopping, 5)
+
+    asyncio.run(scene())
+
+
 # ---- the command ----
 
 
@@ -86,7 +108,11 @@ def test_the_port_is_taken(capsys, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert server.main(["--run", "any", "--port", str(port)]) == 1
-    assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"cannot listen on 127.0.0.1:{port}" in error and "choose another --port" in error
+    monkeypatch.setenv(server.KEY, "k")
+    assert server.main(["--run", "any", "--host", "no such host", "--room", "base"]) == 1
+    assert "choose another --host" in capsys.readouterr().err
 
 
 def test_the_run_is_missing(capsys, monkeypatch, tmp_path):
@@ -140,6 +166,8 @@ def test_the_model_is_there_before_the_first_request(monkeypatch, capsys):
         (["--api-key-file", "/nowhere"], "cannot read the API key from /nowhere"),
         (["--processes", "0"], "it must be 1 or more"),
         (["--origin", "*"], "is not an origin"),
+        (["--allow-host", "https://gpt.example.org"], "is not the name of a host"),
+        (["--proxy", "nginx"], "is not the address of a proxy"),
         (["--max-length", "0"], "max_length is 0: it must be 1 or more"),
         (["--body-seconds", "nan"], "body_seconds is nan: it must be above 0"),
     ],
@@ -147,9 +175,6 @@ def test_the_model_is_there_before_the_first_request(monkeypatch, capsys):
 def test_it_refuses_to_start(monkeypatch, capsys, arguments, words):
     monkeypatch.delenv(server.KEY, raising=False)
     monkeypatch.setattr(server.generate, "load", lambda *_: pytest.fail("the model was loaded for nothing"))
-    if arguments[0] == "--origin":
-        monkeypatch.setattr(server.generate, "load", lambda *_: ("model", "tokenizer"))
-        monkeypatch.setattr(server, "Engine", lambda *_, **__: FakeEngine())
     assert server.main(["--run", "any", "--port", "0", *arguments]) == 1
     assert words in capsys.readouterr().err
 
@@ -169,6 +194,21 @@ def test_where_the_key_comes_from(monkeypatch, tmp_path):
         file.write_text(wrong)
         with pytest.raises(ValueError, match="one word of ASCII"):
             server.read_key(str(file))
+
+
+def test_the_suggested_command_has_the_key(monkeypatch, tmp_path):
+    """Tried in a shell: a key from a file is read there, one from outside is there already."""
+    file = tmp_path / "my key"
+    file.write_text("from-a-file\n")
+    for given, key in (["--api-key-file", str(file)], "from-a-file"), ([], "from-outside"):
+        options = server.parser().parse_args(["--run", "any", *given])
+        command = server.curl("http://localhost", server.key_in_shell(options, True))
+        shown = subprocess.run(
+            ["sh", "-c", command.replace("curl", "printf '%s|'", 1)],
+            env={"PATH": os.environ["PATH"], server.KEY: "from-outside"}, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert f"|Authorization: Bearer {key}|" in shown.stdout
+    assert "Authorization" not in server.curl("http://localhost", server.key_in_shell(options, False))
 
 
 # ---- which model of the run ----

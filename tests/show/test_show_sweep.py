@@ -29,6 +29,11 @@ def test_before_anything_has_trained_there_is_a_table():
     assert page.count("not trained") == 2 and "<img" not in page and "best so far" not in page
 
 
+def test_a_sweep_that_is_not_there(capsys):
+    assert sweep.main(["nosuch"]) == sweep.main(["../nosuch"]) == 2
+    assert "there is no sweep 'nosuch'" in capsys.readouterr().err
+
+
 def test_the_best_its_curve_and_what_mattered():
     number("s", [{"lr": 0.1, "kind": "<b>"}, {"lr": 0.2, "kind": "<b>"}, {"lr": 0.3, "kind": "<b>"}])
     train("s-1", 3.25)
