@@ -64,8 +64,6 @@ def run_sweep(asked: argparse.Namespace) -> int:
     _say_what_is_not_kept(asked.presets)
     print(f"{len(members)} runs: {', '.join(f'{name} {values}' for name, values in grid.items())}", flush=True)
     devices = max(each.get("train", {}).get("devices", 1) for each in values.values())
-    if devices < 1:
-        raise Refused(f"-p devices {devices}: a run needs 1 or more")
     sweep = Sweep(asked.run, members, values, stages, asked.halving, asked.force)
     return 1 if sweep.run(places(asked.jobs, devices)) else 0
 

@@ -23,6 +23,7 @@ from helpers.parallel import cores
 from helpers.run import halving, results, share
 from helpers.run.execute import StageFailed, run_stage
 from helpers.run.grid import Combination, in_words, known_members, member
+from helpers.run.parameters import Refused
 from helpers.run.unchanged import finished_unchanged
 from helpers.run.watch import in_terminal
 
@@ -172,8 +173,10 @@ def places(jobs: int, devices: int) -> list[Environment]:
     """Return the environments of `jobs` kernels that run at once; 0: as many as there are groups of `devices` GPUs.
 
     A run's kernel sees only its own GPUs; with more jobs than groups, several runs share a group. Without a GPU one run
-    goes at a time, or `jobs`, which share the cores.
+    goes at a time, or `jobs`, which share the cores. Raises Refused where a run would have no device.
     """
+    if devices < 1:
+        raise Refused(f"-p devices {devices}: a run needs 1 or more")
     gpus = visible_gpus()
     if len(gpus) >= devices:
         groups = [",".join(gpus[i : i + devices]) for i in range(0, len(gpus) - devices + 1, devices)]

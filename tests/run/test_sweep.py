@@ -22,6 +22,7 @@ from helpers import paths
 from helpers.manifest import read_manifest
 from helpers.run import sweep
 from helpers.run.__main__ import main
+from helpers.run.parameters import Refused
 
 # a stand-in for notebook 04 that "trains" at once: the better its rate, the fewer bits; `patience` as in the real one
 PARAMETERS = """# parameters
@@ -169,6 +170,9 @@ def test_gpus_are_shared_out_in_groups_and_cores_evenly(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert sweep.places(0, 1) == [{}]
     assert sweep.places(4, 1) == [{"OMP_NUM_THREADS": "2"}] * 4
+    for none in (0, -1):
+        with pytest.raises(Refused, match=f"-p devices {none}: a run needs 1 or more"):
+            sweep.places(0, none)
 
 
 @pytest.mark.slow
@@ -186,7 +190,6 @@ def test_the_gpus_are_counted_by_torch_where_nobody_has_named_them(monkeypatch):
         ("learning: [0.1]", [], "-p learning: no notebook that is to run has it"),
         ("lr: [fast]", [], "lr is 'fast', str"),
         ("lr: 0.1", [], "needs a list"),
-        ("lr: [0.1]", ["-p", "devices", "0"], "-p devices 0: a run needs 1 or more"),
     ],
 )
 def test_what_is_refused_leaves_no_trace(sweep_house, capsys, grid, more, words):
