@@ -1,16 +1,19 @@
-"""The exercises of a notebook: taken apart, held to their form, and solved with the solutions that they publish."""
+"""The exercises of a notebook: taken apart, held to their form, solved as they publish, and answered wrongly."""
 
 import ast
 import re
 from dataclasses import dataclass
 
 import nbformat
+from nbformat.v4 import new_code_cell
 
 CHECK = "# ---- check ----"
 HEADING = re.compile(r"^### Exercise (\d+) · \S.* \((★☆☆|★★☆|★★★), (\d+) minutes?\)$")
 FOLDED = re.compile(r"<details><summary>(\w+)</summary>\n\s*\n(.*?)</details>", re.DOTALL)
 PYTHON = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 UNSOLVED, SOLVED = "Not yet: ", "Right: "
+WRONG = "wrong-answer"  # the tag of a cell that holds one; no notebook of the course has it
+WrongAnswers = dict[int, list[tuple[str, str]]]  # of one notebook, by the exercises' numbers; see `wrong_answers`
 
 
 @dataclass
@@ -38,7 +41,11 @@ class Exercise:
     @property
     def solved(self) -> str:
         """The cell's source with the solution put in."""
-        return f"{self.solution.rstrip()}\n{CHECK}{self.cell.source.partition(CHECK)[2]}"
+        return self.answered(self.solution)
+
+    def answered(self, lines: str) -> str:
+        """Return the cell's source with these lines above the check."""
+        return f"{lines.strip()}\n{CHECK}{self.cell.source.partition(CHECK)[2]}"
 
     @property
     def lines(self) -> list[str]:
@@ -67,6 +74,31 @@ def solved(book: nbformat.NotebookNode) -> nbformat.NotebookNode:
     for exercise in exercises(book):
         exercise.cell.source = exercise.solved
     return book
+
+
+def with_wrong_answers(book: nbformat.NotebookNode, answers: WrongAnswers) -> nbformat.NotebookNode:
+    """Put each wrong answer into a cell of its own, with the check, before its exercise, and return the notebook.
+
+    So the solution comes last, and what it leaves behind is what the next cells find.
+    """
+    for number, exercise in enumerate(exercises(book), 1):
+        at = book.cells.index(exercise.cell)
+        book.cells[at:at] = [
+            new_code_cell(exercise.answered(f"# wrong: {words}\n{lines.strip()}"), metadata={"tags": [WRONG]})
+            for words, lines in answers.get(number, [])
+        ]
+    return book
+
+
+def let_through(book: nbformat.NotebookNode, answers: WrongAnswers) -> list[str]:
+    """Return which of the wrong answers were not refused, with a reason, when the notebook was executed."""
+    cells = [book.cells[i] for i in tagged(book, WRONG)]
+    wanted = sum(map(len, answers.values()))
+    found = [f"{len(cells)} wrong answers were tried, not {wanted}"] if len(cells) != wanted else []
+    for cell in cells:
+        words = verdict_problems(Exercise(cell, "", ""), UNSOLVED)
+        found += [f"{cell.source.splitlines()[0]}: {each}" for each in words]
+    return found
 
 
 def printed(cell: nbformat.NotebookNode) -> list[str]:

@@ -1,14 +1,16 @@
-"""Exercises and predictions in their form: unsolved, checked, with a hint and a solution; `test_notebooks` solves them.
+"""Exercises and predictions in their form: unsolved, checked, with a hint, a solution, and wrong answers to refuse.
 
-Each rule is broken once on a small notebook, to see that it is held.
+`test_notebooks` gives the answers, the wrong ones and the published ones. Here each rule is broken once on a small
+notebook, to see that it is held.
 """
 
 import copy
 
 import nbformat
 import pytest
-from exercises import CHECK, exercises, form_problems, missing, solved
+from exercises import CHECK, compiles, exercises, form_problems, let_through, missing, solved, with_wrong_answers
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from wrong_answers import WRONG_ANSWERS
 
 from helpers import paths
 
@@ -30,6 +32,18 @@ def test_there_is_enough_to_do(stage):
 def test_each_exercise_starts_unsolved_and_brings_hint_and_solution(stage):
     found = form_problems(read(stage), paths.notebook(stage).name)
     assert not found, "\n".join(found)
+
+
+@ALL
+def test_each_exercise_has_wrong_answers(stage):
+    every = dict(enumerate(exercises(read(stage)), 1))
+    assert sorted(WRONG_ANSWERS[stage]) == sorted(every), "tests/wrong_answers.py: at least one for each exercise"
+    for number, exercise in every.items():
+        answers = WRONG_ANSWERS[stage][number]
+        given = [lines.strip() for _, lines in answers]
+        assert given and all(map(compiles, given)), f"{stage} {number}"
+        start = exercise.cell.source.partition(CHECK)[0].strip()
+        assert len({*given, start, exercise.solution.strip()}) == len(given) + 2, f"{stage} {number}: one comes twice"
 
 
 # ---- the rules are held: each is broken once ----
@@ -149,3 +163,32 @@ def test_the_solution_replaces_what_is_above_the_check():
         said = []
         exec(exercise.cell.source, {"print": said.append})
         assert said == ["Right: 3 follows 2"]
+
+
+WRONG = {number: [("it stays", "def after(n):\n    return n")] for number in range(1, 5)}
+TOO_GOOD = ("two follows zero, but three follows two", "def after(n):\n    return n + 1 if n else 2")
+
+
+def executed(answers):
+    """Return the small notebook with these wrong answers, and what its cells say to them."""
+    book = with_wrong_answers(solved(chapter()), answers)
+    for cell in book.cells:
+        said = []
+        if CHECK in cell.source:
+            exec(cell.source, {"print": said.append})
+            cell.outputs = [new_output("stream", name="stdout", text="\n".join(said))]
+    return book
+
+
+def test_a_wrong_answer_is_tried_just_before_the_solution():
+    book = executed(WRONG)
+    assert not let_through(book, WRONG)
+    tried = [cell.source.partition("\n")[0] for cell in book.cells if CHECK in cell.source]
+    assert tried == ["# wrong: it stays", "def after(n):"] * 4
+
+
+def test_a_wrong_answer_that_passes_is_named():
+    answers = WRONG | {2: [*WRONG[2], TOO_GOOD]}
+    [found] = let_through(executed(answers), answers)
+    assert TOO_GOOD[0] in found and "Right: 3 follows 2" in found
+    assert let_through(executed(WRONG), answers) == ["4 wrong answers were tried, not 5"]

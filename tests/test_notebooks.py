@@ -1,6 +1,7 @@
 """All six notebooks as `make run` runs them, at a scale of seconds: on the built-in corpus, then on one's own text.
 
-On the built-in corpus every exercise has its published solution in place; on one's own text they are as committed.
+On the built-in corpus every exercise has its published solution in place, and before it, in cells of their own, some
+wrong answers; on one's own text they are as committed.
 """
 
 import json
@@ -14,7 +15,8 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from exercises import SOLVED, UNSOLVED, exercises, solved, verdict_problems
+from exercises import SOLVED, UNSOLVED, exercises, let_through, solved, verdict_problems, with_wrong_answers
+from wrong_answers import WRONG_ANSWERS
 
 from helpers import paths
 from helpers.corpus import built_in
@@ -47,11 +49,13 @@ assert "helpers" not in sys.modules
 
 
 def solved_course(root: Path) -> None:
-    """Copy what a run needs of the repository, with each exercise solved as its notebook says."""
+    """Copy what a run needs of the repository, with each exercise answered wrongly, then as its notebook says."""
     for name in ("helpers", "notebooks", "presets", "data", "benchmarks"):
         shutil.copytree(paths.repo_root() / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for path in (root / "notebooks").rglob("*.ipynb"):
-        nbformat.write(solved(nbformat.read(path, as_version=4)), path)
+    for stage in paths.NOTEBOOKS:
+        path = root / paths.notebook(stage).relative_to(paths.repo_root())
+        book = with_wrong_answers(solved(nbformat.read(path, as_version=4)), WRONG_ANSWERS[stage])
+        nbformat.write(book, path)
 
 
 def own_corpus(folder: Path) -> None:
@@ -159,6 +163,15 @@ def check_exercises(run, stage):
 def test_each_exercise_says_what_is_missing_and_each_published_solution_solves_it(run):
     for stage in paths.STAGES:
         check_exercises(run, stage)
+
+
+@pytest.mark.parametrize("commands", ["sample"], indirect=True)
+@pytest.mark.parametrize("stage", paths.NOTEBOOKS)
+def test_each_wrong_answer_is_refused(run, stage):
+    """By the check that the published solution passes; a cell that raises would have ended the run."""
+    book = nbformat.read(paths.executed_copy(run, stage), as_version=4)
+    found = let_through(book, WRONG_ANSWERS[stage])
+    assert not found, "\n".join(found)
 
 
 def test_every_room_fits_the_one_before_and_says_what_it_found(run):
