@@ -1,5 +1,7 @@
 """The OpenAPI description of the service, made from the models that check requests and form answers."""
 
+from typing import Any
+
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
@@ -46,7 +48,7 @@ def describe(requests: RequestModels, has_key: bool) -> dict:
     for operation, event in ((complete, Completion), (converse, ChatChunk)):
         stream = {"description": f"events of {event.__name__}, each as `data: {{…}}`; the last one is `data: [DONE]`"}
         operation["responses"]["200"]["content"] |= _content(stream, "text/event-stream")["content"]
-    paths: dict[str, dict[str, dict]] = {
+    paths: dict[str, dict[str, Any]] = {
         "/generate": {"post": _operation("continue a text, as the book does", texts, Error, requests.generate)},
         "/v1/completions": {"post": complete},
         "/v1/chat/completions": {"post": converse},
