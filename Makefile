@@ -26,7 +26,7 @@ PY := "$$ENV/bin/python"
 .PHONY: help setup setup-dev run test unit test-outside test-deeper test-faults bench lab serve refresh lint clean
 
 NBVAL := --nbval --nbval-current-env --nbval-sanitize-with tests/nbval.cfg \
-	--nbval-cell-timeout 1800 --nbval-kernel-startup-timeout 180
+	--nbval-cell-timeout 3600 --nbval-kernel-startup-timeout 180
 # most tests keep one core busy: two processes share them, whole files each (tests/conftest.py)
 SHARED := -n 2 --dist loadscope
 

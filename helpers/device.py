@@ -23,16 +23,25 @@ WITHOUT_FLOAT64 = {"mps"}  # types of devices that have no 64-bit numbers: Apple
 def pick_device(name: str) -> torch.device:
     """Return the device called `name`; "auto" is this process's GPU, NVIDIA's or Apple's, else the CPU.
 
-    Raises ValueError for "cuda" where torch sees no GPU.
+    Raises ValueError for another name, and for a device that is not here.
     """
     if name == "auto":
         apple = "mps" if torch.backends.mps.is_available() else "cpu"
         name = "cuda" if torch.cuda.is_available() else apple
     if name == "cuda":
         name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda", "mps"):
+        raise ValueError(f"device '{name}' is unknown: choose auto, cpu, cuda or mps")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError("device is 'cuda', but torch sees no GPU here: use device = \"auto\"")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device is '{device}', but torch sees {torch.cuda.device_count()} GPU(s): use fewer devices")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError("device is 'mps', but torch sees no GPU of Apple's here: use device = \"auto\"")
     return device
 
 

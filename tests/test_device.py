@@ -32,6 +32,7 @@ def test_auto_is_the_gpu_of_this_process_where_there_is_one(monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert pick_device("auto") == torch.device("mps") and pick_precision("auto", pick_device("auto")) == "fp32"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert pick_device("auto") == pick_device("cuda") == torch.device("cuda:3")
     assert pick_device("cuda:1") == torch.device("cuda:1")
@@ -39,8 +40,18 @@ def test_auto_is_the_gpu_of_this_process_where_there_is_one(monkeypatch):
 
 def test_a_gpu_that_is_not_there_is_refused_with_what_to_write(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match='use device = "auto"'):
-        pick_device("cuda")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    for name in ("cuda", "mps"):
+        with pytest.raises(ValueError, match='use device = "auto"'):
+            pick_device(name)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(ValueError, match="'cuda:1', but torch sees 1 GPU"):
+        pick_device("auto")
+    for name in ("gpu", "tpu", "meta", ""):
+        with pytest.raises(ValueError, match=f"device '{name}' is unknown: choose auto, cpu, cuda or mps"):
+            pick_device(name)
 
 
 @pytest.mark.parametrize("bf16, expected", [(1.0, "fp32"), (1.3, "fp32"), (2.0, "bf16")])

@@ -5,6 +5,7 @@ The loop, its checkpoints and its guarantees are those of room 04.
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -26,6 +27,7 @@ from helpers.train.loss import Loss
 from helpers.train.plan import load_windows
 from helpers.train.settings import TrainSettings
 from helpers.train.trainer import Trainer, evaluate
+from helpers.vocab.chat import Encoded
 from helpers.vocab.tokenizer import decode
 
 UPDATES, MOST_EPOCHS = 100, 3  # by rule: so many updates, unless they would show a conversation more often than that
@@ -121,8 +123,9 @@ def prepare(settings: ChatSettings, lessons: Lessons | None = None, folder: Path
     # 2. windows
     count = round(settings.replay * len(lessons.train))
     replayed = plain_documents(settings.run, tokenizer, count, n_ctx, settings.seed)
-    train = Conversations(chain(fitting(tokenizer, lessons.train, n_ctx), replayed), n_ctx, tokenizer.pad_token_id)
-    val = Conversations(fitting(tokenizer, lessons.val, n_ctx), n_ctx, tokenizer.pad_token_id)
+    fit, judged = (_some(fitting(tokenizer, part, n_ctx), n_ctx) for part in (lessons.train, lessons.val))
+    train = Conversations(chain(fit, replayed), n_ctx, tokenizer.pad_token_id)
+    val = Conversations(judged, n_ctx, tokenizer.pad_token_id)
     parts = {"train": train, "val": val}
     # 3. the room: what decides the result says whether a model that is there can be resumed
     corpus = open_room(settings.run, "corpus")["outputs"]
@@ -133,14 +136,26 @@ def prepare(settings: ChatSettings, lessons: Lessons | None = None, folder: Path
     folder = folder or paths.room(settings.run, "chat")
     claim(folder, identity, settings.resume)
     write_text(folder / "parameters.json", json.dumps(asdict(settings), ensure_ascii=False, indent=1))
-    per_token = {split: _characters(tokenizer, part) / int(part.labels.sum()) for split, part in parts.items()}
+    per_token = {split: answer_characters(tokenizer, part) / int(part.labels.sum()) for split, part in parts.items()}
     trainer = ChatTrainer(
         model, train, val, wanted, folder, tokenizer, chars_per_token=per_token, identity=identity
     )  # fmt: skip
     return FineTuning(settings, lessons, trainer)
 
 
-def _characters(tokenizer: PreTrainedTokenizerFast, windows: Conversations) -> int:
+def _some(conversations: Iterator[Encoded], n_ctx: int) -> Iterator[Encoded]:
+    """Yield conversations; raise ValueError if there is none: with plain documents beside them nobody would notice."""
+    first = next(conversations, None)
+    if first is None:
+        raise ValueError(
+            f"no conversation fits into a window of {n_ctx} tokens: each question with its answer is longer. The base "
+            "model needs longer windows: a larger n_ctx in notebook 03, then 04"
+        )
+    yield first
+    yield from conversations
+
+
+def answer_characters(tokenizer: PreTrainedTokenizerFast, windows: Conversations) -> int:
     """Return how many characters the labels of all windows spell."""
     conversations = map(windows.conversation, range(len(windows.begins) - 1))
     return sum(len(decode(tokenizer, ids[is_answer].tolist())) for ids, is_answer in conversations)

@@ -29,6 +29,7 @@ class PartTask(NamedTuple):
     start: int  # the first byte
     stop: int  # the byte behind the last
     vocab: Path  # the folder of the tokenizer
+    digest: str  # of the tokenizer that is meant: a process that has read an older one reads again
     file: Path  # where the ids go
     dtype: str
 
@@ -76,7 +77,7 @@ def encode_documents(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], d
 
 
 @lru_cache(maxsize=1)
-def _load_once(vocab: Path) -> PreTrainedTokenizerFast:
+def _load_once(vocab: Path, digest: str) -> PreTrainedTokenizerFast:
     if multiprocessing.parent_process():  # the other cores have workers of their own: threads would cost a tenth
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
     return load_tokenizer(vocab)
@@ -91,7 +92,7 @@ def encode_part(task: PartTask) -> None:
     lengths_file = task.file.with_suffix(".npy")
     if lengths_file.exists() and task.file.exists():
         return
-    tokenizer = _load_once(task.vocab)
+    tokenizer = _load_once(task.vocab, task.digest)
     texts = _read_texts(task)
     lengths: list[int] = []
     with atomic_write(task.file) as out:
@@ -118,7 +119,8 @@ def write_shards(run: str, num_pieces: int, workers: int = 0, cluster: str = "")
 
     # 1. remove what belongs to another text or tokenizer, and old shards
     stamps = [stamp(file) for split in files for file in files[split]]
-    parts = folder / "parts" / fingerprint(stamps, known_sha256(vocab / "tokenizer.json"), _PART_BYTES)
+    digest = known_sha256(vocab / "tokenizer.json")
+    parts = folder / "parts" / fingerprint(stamps, digest, _PART_BYTES)
     for other in set((folder / "parts").glob("*")) - {parts}:
         shutil.rmtree(other)
     parts.mkdir(parents=True, exist_ok=True)
@@ -126,7 +128,7 @@ def write_shards(run: str, num_pieces: int, workers: int = 0, cluster: str = "")
 
     # 2. encode the corpus part by part
     tasks = [
-        PartTask(*part, vocab, parts / f"{split}-{i:06d}.bin", dtype)
+        PartTask(*part, vocab, digest, parts / f"{split}-{i:06d}.bin", dtype)
         for split in files
         for i, part in enumerate(part for file in files[split] for part in _divide(file, _PART_BYTES))
     ]

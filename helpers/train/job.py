@@ -21,6 +21,7 @@ from helpers import paths
 from helpers.device import pick_device, release_threads
 from helpers.files import fingerprint, write_text
 from helpers.manifest import RoomError, open_room
+from helpers.train.checkpoint import BadCheckpoint
 from helpers.train.distributed import join_group, leave_group, world
 from helpers.train.model import model_from_settings
 from helpers.train.plan import load_windows, plan
@@ -31,6 +32,10 @@ from helpers.vocab.tokenizer import load_tokenizer
 
 PATIENCE = 10.0  # seconds that a run which is just ending has to leave its folder
 TRIAL_WINDOWS = 256  # of the validation text, for a trial of seconds
+
+
+class Occupied(RuntimeError):
+    """Another run trains in the same folder."""
 
 
 def _identity(settings: TrainSettings, tokens_manifest: dict[str, Any]) -> str:
@@ -50,7 +55,7 @@ def claim(folder: Path, identity: str, resume: bool) -> None:
 
     What an attempt left that failed before it had any weights is deleted, so that it never takes a model's place there.
 
-    Raises RuntimeError if a run is at work there.
+    Raises Occupied if a run is at work there.
     """
     file = folder / "identity.txt"
     with occupied(folder):
@@ -71,14 +76,14 @@ def claim(folder: Path, identity: str, resume: bool) -> None:
 def occupied(folder: Path) -> Iterator[None]:
     """Keep a folder for one run; the system releases it when the process ends, however it ends.
 
-    Raises RuntimeError if another run, in this process or in another one, keeps it for longer than PATIENCE.
+    Raises Occupied if another run, in this process or in another one, keeps it for longer than PATIENCE.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder.with_name(f".{folder.name}.lock"))
     try:
         lock.acquire(timeout=PATIENCE)
     except Timeout:
-        raise RuntimeError(
+        raise Occupied(
             f"another program, or another notebook, trains in {folder}: two would spoil each other's files. "
             f"Wait until it has ended, or end it (`touch {folder / 'STOP'}` lets it save first)."
         ) from None
@@ -206,7 +211,7 @@ def main() -> None:
     signals = StopSignals()
     try:
         settings = _prepared(Path(sys.argv[1]))
-    except (RoomError, ValueError, OSError) as error:
+    except (RoomError, Occupied, ValueError, TypeError, OSError) as error:
         sys.exit(f"{sys.argv[1]}: {error}")
     first = world()[0] == 0
     # 2. the run; if torchrun is killed, nothing else would end this process: it saves and ends by itself. When a shell
@@ -214,7 +219,7 @@ def main() -> None:
     launcher = os.getppid() if "WORLD_SIZE" in os.environ else 0
     try:
         figures = run_job(settings, lambda: signals.number > 0 or launcher > 0 and os.getppid() != launcher)
-    except Diverged as error:
+    except (Diverged, Occupied, BadCheckpoint, ValueError, OSError, MemoryError) as error:
         sys.exit(str(error))
     # 3. the end
     if first and "val_loss" in figures:

@@ -139,7 +139,7 @@ def _experts(config: PretrainedConfig) -> dict[str, str]:
 def config_from_settings(settings: TrainSettings, tokenizer: PreTrainedTokenizerFast, n_ctx: int) -> PretrainedConfig:
     """Return the config of the model that the settings ask for; a pretrained model's is its own."""
     if settings.pretrained_model:
-        return _pretrained_config(settings.pretrained_model)
+        return _pretrained_config(settings.pretrained_model, tokenizer, n_ctx)
     shape = {name: getattr(settings, name) for name in _SHAPE}  # `make_config` has the same names
     shape["dropout"] = max(0.0, settings.dropout)  # the rules measure before they decide on it
     return make_config(settings.architecture, tokenizer, n_ctx=n_ctx, **shape)
@@ -171,16 +171,30 @@ def set_special_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) 
         setattr(model.generation_config, special, getattr(tokenizer, special))
 
 
-def _pretrained_config(name: str) -> PretrainedConfig:
-    """Return the config of a folder or of a Hub name; ValueError that says what to do if there is none."""
+def _pretrained_config(name: str, tokenizer: PreTrainedTokenizerFast, n_ctx: int) -> PretrainedConfig:
+    """Return the config of a folder or of a Hub name; ValueError that says what to do if there is none that fits."""
     try:
-        return AutoConfig.from_pretrained(name, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"pretrained_model: '{name}' is no folder with a model config that can be read, and no model of that name "
             f"could be fetched ({shorten(str(error), 200)}). Give the path of a folder with config.json and "
             "model.safetensors, or a Hub name while you are online"
         ) from None
+    if config.model_type not in _PRETRAINED:
+        kinds = ", ".join(_PRETRAINED)
+        raise ValueError(f"pretrained_model '{name}' is of the kind '{config.model_type}': this course trains {kinds}")
+    if len(tokenizer) > config.vocab_size:
+        raise ValueError(
+            f"the vocabulary has {len(tokenizer)} tokens, the model '{name}' only {config.vocab_size}: this is not its "
+            f"tokenizer. Run notebook 02 with pretrained_model = {name!r}, then 03 again"
+        )
+    if n_ctx > config.max_position_embeddings:
+        raise ValueError(
+            f"n_ctx is {n_ctx}, but the model '{name}' has {config.max_position_embeddings} positions: "
+            f"run notebook 03 again with n_ctx = {config.max_position_embeddings} or less"
+        )
+    return config
 
 
 def load_pretrained(name: str, tokenizer: PreTrainedTokenizerFast, n_ctx: int) -> PreTrainedModel:
@@ -189,20 +203,7 @@ def load_pretrained(name: str, tokenizer: PreTrainedTokenizerFast, n_ctx: int) -
     `tokenizer` must be that model's own (`vocab.tokenizer`), `n_ctx` no longer than its context. Weights are read
     from safetensors; a pickle is converted first (`convert`). Raises ValueError that says what to do.
     """
-    config = _pretrained_config(name)
-    if config.model_type not in _PRETRAINED:
-        kinds = ", ".join(_PRETRAINED)
-        raise ValueError(f"pretrained_model '{name}' is of the kind '{config.model_type}': this course trains {kinds}")
-    if len(tokenizer) > config.vocab_size:
-        raise ValueError(
-            f"the vocabulary has {len(tokenizer)} tokens, the model '{name}' only {config.vocab_size}: this is not its "
-            f"tokenizer. Run notebooks 02 and 03 again with pretrained_model = {name!r}"
-        )
-    if n_ctx > config.max_position_embeddings:
-        raise ValueError(
-            f"n_ctx is {n_ctx}, but the model '{name}' has {config.max_position_embeddings} positions: "
-            f"run notebook 03 again with n_ctx = {config.max_position_embeddings} or less"
-        )
+    config = _pretrained_config(name, tokenizer, n_ctx)
     folder = with_safetensors(name)
     try:
         model = AutoModelForCausalLM.from_pretrained(

@@ -13,7 +13,7 @@ from helpers.train import throughput
 from helpers.train.fused import speed_up
 from helpers.train.model import model_from_settings, training_memory
 from helpers.train.settings import TrainSettings
-from helpers.vocab.tokenizer import load_tokenizer
+from helpers.vocab.tokenizer import load_pretrained, load_tokenizer
 
 PROBE = 1.0  # seconds that the forecast's measured update should take, about
 FEW_TOKENS = 300  # a vocabulary of bytes: its rows cost nothing worth a sentence
@@ -30,11 +30,23 @@ def load_windows(run: str, tokens: dict[str, Any], pad_id: int) -> tuple[Windows
     return train, val
 
 
+def require_its_tokenizer(settings: TrainSettings) -> None:
+    """Raise ValueError where a pretrained model would read the ids of another tokenizer."""
+    name = settings.pretrained_model
+    if name and load_pretrained(name).get_vocab() != load_tokenizer(paths.room(settings.run, "vocab")).get_vocab():
+        raise ValueError(
+            f"the vocabulary of run '{settings.run}' is not that of pretrained_model '{name}', for which each id is "
+            f"another token. Run notebook 02 with pretrained_model = {name!r}, then 03 again"
+        )
+
+
 def plan(settings: TrainSettings) -> dict[str, int]:
     """Return windows, updates and tokens of a run, before anything is trained.
 
-    With a time budget total_steps and tokens are 0. Raises ValueError for a warm-up that is longer than the run.
+    With a time budget total_steps and tokens are 0. Raises ValueError for a warm-up that is longer than the run, and
+    see `require_its_tokenizer`.
     """
+    require_its_tokenizer(settings)
     tokens = open_room(settings.run, "tokenize")["result"]
     per_update = settings.batch_size * settings.gradient_accumulation * settings.devices
     steps_per_epoch = math.ceil(tokens["windows"] / per_update)
@@ -73,7 +85,9 @@ def forecast(settings: TrainSettings) -> dict[str, Any]:
     speed_up(model, settings, tokens["n_ctx"], precision, device)  # as the trainer does
     # 2. time
     pace = throughput.measure(model, train, settings, settings.batch_size, precision, device, PROBE)
-    seconds_per_step = pace.of(settings.batch_size * settings.gradient_accumulation)
+    # of a short text an update may take all, and less than it could
+    own_windows = -(-len(train) // max(1, settings.devices))
+    seconds_per_step = pace.of(min(settings.batch_size * settings.gradient_accumulation, own_windows))
     steps, seconds = planned["total_steps"], planned["total_steps"] * seconds_per_step
     if minutes := settings.max_minutes:
         seconds, steps = 60.0 * minutes, int(60 * minutes / seconds_per_step)

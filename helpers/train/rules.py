@@ -23,7 +23,7 @@ from helpers.tokens.windows import Windows
 from helpers.train import throughput
 from helpers.train.fused import speed_up
 from helpers.train.model import build_model, config_from_settings, model_sizes
-from helpers.train.plan import load_windows
+from helpers.train.plan import load_windows, require_its_tokenizer
 from helpers.train.settings import TrainSettings
 from helpers.vocab.tokenizer import load_tokenizer
 from helpers.wording import duration
@@ -260,6 +260,7 @@ def decide(settings: TrainSettings) -> Choice:
     The choice is kept in `runs/<run>/choice.json`: the same run asked again on the same machine goes on with the same
     numbers, even when the machine is slower today. Without that file it is made anew.
     """
+    require_its_tokenizer(settings)
     if not settings.undecided():
         return choose(settings, Text(1, 1), lambda *_: 1, lambda *_: 1.0)
     # 1. what is known

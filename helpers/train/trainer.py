@@ -427,7 +427,8 @@ class Trainer:
         if newest := checkpoint.latest(self.folder / "checkpoints", self.identity):
             path, state, complaints = newest
             checkpoint.restore(path, self.model, self.optimizers)
-            self.scaler.load_state_dict(state["scaler"])
+            if state["scaler"]:  # empty where the run went on in another precision, on another device
+                self.scaler.load_state_dict(state["scaler"])
             self.progress = Progress(**state["progress"])
             self.log.write("resume", step=self.progress.step, complaints=complaints)
             return state["val_loss"] is not None

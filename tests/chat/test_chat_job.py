@@ -112,6 +112,13 @@ def test_other_settings_begin_anew_and_keep_what_was_there(chat_run):
     )
 
 
+def test_conversations_that_fit_into_no_window_are_not_passed_over_in_silence(chat_run):
+    """Plain documents beside them would be learnt, and the model would be called a chat model."""
+    with pytest.raises(ValueError, match="no conversation fits into a window of 8 tokens"):
+        job.prepare(ChatSettings(**(SHORT | {"n_ctx": 8, "replay": 1.0})))
+    assert not paths.room(chat_run, "chat").exists()
+
+
 def test_the_rule_for_epochs(chat_run):
     settings = ChatSettings(batch_size=4, gradient_accumulation=2)
     for windows, epochs in ((80, 3), (8 * 60, 2), (8 * 100, 1), (10**6, 1)):

@@ -54,6 +54,15 @@ def test_a_small_corpus_starts_no_process_and_a_cluster_is_passed_on(run, monkey
     assert started == [(1, "tcp://there:8786")]
 
 
+def test_another_tokenizer_in_the_same_folder_is_read(run, texts, write):
+    """As when 02 and 03 are run again and the kernel of 03 has stayed."""
+    write(2)
+    other = tokenizer.build_bytes()
+    other.save_pretrained(paths.room(run, "vocab"))
+    stream = write(2)
+    assert stream.read(0, 4).tolist() == [other.bos_token_id, *tokenizer.encode(other, texts[0])[:3]]
+
+
 def test_old_shards_are_removed(write):
     write(7)
     assert len(write(2).shards) == 2

@@ -36,6 +36,7 @@ def test_each_process_has_a_card_of_its_own(monkeypatch, local_rank):
     set_to, groups, wrapped = [], [], []
     monkeypatch.setenv("LOCAL_RANK", str(local_rank))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "set_device", set_to.append)
     monkeypatch.setattr(distributed.dist, "rendezvous", lambda how: iter([(torch.distributed.HashStore(), 5, 8)]))
     monkeypatch.setattr(distributed.dist, "init_process_group", lambda kind, **how: groups.append((kind, how["rank"])))

@@ -1,5 +1,7 @@
 """Room 04 with a run's rooms: one model beside another, a thread that can be stopped, a trial."""
 
+import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +13,7 @@ from models import settings, weights
 from transformers import AutoModelForCausalLM
 
 from helpers import paths
-from helpers.train import job, plan
+from helpers.train import job, plan, trainer
 from helpers.vocab.tokenizer import load_tokenizer
 
 
@@ -41,6 +43,17 @@ def test_attempts_that_failed_before_they_had_weights_do_not_take_its_place(run)
     job.start(settings(run, schedule="cosine")).wait()
     previous = AutoModelForCausalLM.from_pretrained(paths.run_dir(run) / "model-previous" / "final_model")
     assert all(torch.equal(p, before[name]) for name, p in previous.named_parameters())
+
+
+def test_a_run_goes_on_where_auto_means_another_precision(run, monkeypatch):
+    """From a CPU to a card without bf16: there is no loss scale to restore."""
+    updates = iter(range(100))
+    monkeypatch.setattr(trainer, "pick_precision", lambda *_: "fp32")
+    job.prepare(settings(run))
+    stopped = job.run_job(settings(run), stop=lambda: next(updates) == 3)
+    assert 0 < stopped["steps"] < stopped["total_steps"]
+    monkeypatch.setattr(trainer, "pick_precision", lambda *_: "fp16")
+    assert job.run_job(settings(run))["steps"] == stopped["total_steps"]
 
 
 def test_an_error_in_the_thread_reaches_whoever_waits(run):
@@ -148,4 +161,21 @@ def test_a_command_that_cannot_run_says_why_in_a_line(tmp_path, monkeypatch, tex
         (tmp_path / "parameters.json").write_text(text, "utf-8")
     monkeypatch.setattr("sys.argv", ["train", str(tmp_path / "parameters.json")])
     with pytest.raises(SystemExit, match=words):
+        job.main()
+
+
+def test_a_command_whose_run_fails_says_why_in_a_line(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(job, "StopSignals", lambda: None)
+    monkeypatch.setattr("sys.argv", ["train", str(tmp_path / "parameters.json")])
+    for wrong, words in (
+        ({"schedule": "cosin"}, "schedule"), ({"n_head": 3}, "cannot be divided among 3 heads"),
+        ({"n_embd": "128"}, "parameters.json"), ({"device": "gpu"}, "device 'gpu' is unknown"),
+    ):  # fmt: skip
+        given = dataclasses.asdict(settings(run)) | wrong
+        (tmp_path / "parameters.json").write_text(json.dumps(given), "utf-8")
+        with pytest.raises(SystemExit, match=words):
+            job.main()
+    monkeypatch.setattr(job, "PATIENCE", 0.1)
+    (tmp_path / "parameters.json").write_text(json.dumps(dataclasses.asdict(settings(run))), "utf-8")
+    with job.occupied(paths.room(run, "train")), pytest.raises(SystemExit, match="another program"):
         job.main()

@@ -259,7 +259,7 @@ def test_a_model_that_does_not_fit_is_refused(tmp_path):
     with pytest.raises(ValueError, match="n_ctx is 17, but .* has 16 positions: run notebook 03"):
         load_pretrained(str(tmp_path), TOK, n_ctx=17)
     bigger = tokenizer.build_words({"浇水": 3, "今天": 2}, "今天浇水很热。")
-    with pytest.raises(ValueError, match="this is not its tokenizer. Run notebooks 02"):
+    with pytest.raises(ValueError, match="this is not its tokenizer. Run notebook 02 with"):
         load_pretrained(str(tmp_path), bigger, n_ctx=16)
     smaller = tokenizer.build_words({}, "今天浇水很热。")  # a table with rows to spare is common, and does no harm
     assert load_pretrained(str(tmp_path), smaller, n_ctx=8).config.vocab_size == len(TOK)

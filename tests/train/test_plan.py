@@ -8,8 +8,10 @@ from models import settings
 from helpers import paths
 from helpers.files import write_text
 from helpers.manifest import open_room
-from helpers.train import plan
+from helpers.train import plan, rules
+from helpers.train.model import build_model, make_config
 from helpers.train.settings import TrainSettings
+from helpers.vocab.tokenizer import build_bytes, load_tokenizer
 
 
 def test_a_warm_up_longer_than_the_run_is_refused(run):
@@ -47,6 +49,36 @@ def test_a_context_that_no_document_fills_is_said(run):
 def test_a_budget_too_short_for_one_update_is_refused(run):
     with pytest.raises(ValueError, match="nothing would be learnt"):
         plan.forecast(settings(run, max_minutes=1e-7))
+
+
+def test_an_update_holds_no_more_than_the_text_has(run, monkeypatch):
+    asked = []
+
+    class Pace:
+        def of(self, windows):
+            asked.append(windows)
+            return 0.01 * windows
+
+    monkeypatch.setattr(plan.throughput, "measure", lambda *_, **__: Pace())
+    windows = open_room(run, "tokenize")["result"]["windows"]
+    plan.forecast(settings(run, batch_size=windows, gradient_accumulation=8, warmup_steps=0))
+    plan.forecast(settings(run, batch_size=4, gradient_accumulation=2))
+    assert asked == [windows, 8]
+
+
+def test_a_pretrained_model_must_read_its_own_ids(run, tmp_path):
+    """Given to 04 alone, without 02 and 03: the table has rows enough, and each stands for another token."""
+    shape = dict(n_ctx=64, n_embd=16, n_layer=1, n_head=2)
+    build_model(make_config("gpt2", build_bytes(), **shape), 0).save_pretrained(tmp_path)
+    build_bytes().save_pretrained(tmp_path)
+    given = settings(run, pretrained_model=str(tmp_path))
+    for check in (plan.plan, rules.decide):
+        with pytest.raises(ValueError, match="the vocabulary of run 't' is not that of .*Run notebook 02 with"):
+            check(given)
+    load_tokenizer(paths.room(run, "vocab")).save_pretrained(
+        tmp_path
+    )  # a model of the same vocabulary: trained further
+    assert plan.plan(given)["total_steps"] > 0
 
 
 def test_a_shape_that_a_pretrained_model_ignores_is_said():
