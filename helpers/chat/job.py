@@ -123,7 +123,7 @@ def prepare(settings: ChatSettings, lessons: Lessons | None = None, folder: Path
     # 2. windows
     count = round(settings.replay * len(lessons.train))
     replayed = plain_documents(settings.run, tokenizer, count, n_ctx, settings.seed)
-    fit, judged = (_some(fitting(tokenizer, part, n_ctx), n_ctx) for part in (lessons.train, lessons.val))
+    fit, judged = (_at_least_one(fitting(tokenizer, part, n_ctx), n_ctx) for part in (lessons.train, lessons.val))
     train = Conversations(chain(fit, replayed), n_ctx, tokenizer.pad_token_id)
     val = Conversations(judged, n_ctx, tokenizer.pad_token_id)
     parts = {"train": train, "val": val}
@@ -143,7 +143,7 @@ def prepare(settings: ChatSettings, lessons: Lessons | None = None, folder: Path
     return FineTuning(settings, lessons, trainer)
 
 
-def _some(conversations: Iterator[Encoded], n_ctx: int) -> Iterator[Encoded]:
+def _at_least_one(conversations: Iterator[Encoded], n_ctx: int) -> Iterator[Encoded]:
     """Yield conversations; raise ValueError if there is none: with plain documents beside them nobody would notice."""
     first = next(conversations, None)
     if first is None:

@@ -86,7 +86,7 @@ def forecast(settings: TrainSettings) -> dict[str, Any]:
     # 2. time
     pace = throughput.measure(model, train, settings, settings.batch_size, precision, device, PROBE)
     # of a short text an update may take all, and less than it could
-    own_windows = -(-len(train) // max(1, settings.devices))
+    own_windows = -(-len(train) // settings.devices)
     seconds_per_step = pace.of(min(settings.batch_size * settings.gradient_accumulation, own_windows))
     steps, seconds = planned["total_steps"], planned["total_steps"] * seconds_per_step
     if minutes := settings.max_minutes:
