@@ -17,6 +17,7 @@ import torch
 from helpers.parallel import cores
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DEVICES = {"cpu", "cuda", "mps"}  # types of devices this course trains and writes on
 WITHOUT_FLOAT64 = {"mps"}  # types of devices that have no 64-bit numbers: Apple's GPUs
 
 
@@ -34,7 +35,7 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         device = None
-    if device is None or device.type not in ("cpu", "cuda", "mps"):
+    if device is None or device.type not in DEVICES:
         raise ValueError(f"device '{name}' is unknown: choose auto, cpu, cuda or mps")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError("device is 'cuda', but torch sees no GPU here: use device = \"auto\"")

@@ -23,7 +23,7 @@ from models import make_trainer, plants_model, plants_tokenizer, tiny
 
 from benchmarks import gpu
 from helpers import paths
-from helpers.device import autocast
+from helpers.device import DEVICES, autocast
 from helpers.train.loss import Loss
 
 CPU = torch.device("cpu")
@@ -369,6 +369,7 @@ def stand_in():
             return [torch.bfloat16]
 
     _setup_privateuseone_for_python_backend("card", backend_module=Module())
+    DEVICES.add("card")
     waits, uploads = Counter(), Counter()
     ANSWERS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::masked_select", "aten::_unique2"}
     COPIES = {"aten::_to_copy", "aten::copy_"}
