@@ -205,7 +205,8 @@ def main() -> None:
     plain = corpus.all_characters()
     figures: dict[str, Any] = {"kind by rule": corpus.tokenize("auto").kind}
     for name, text in {"words": corpus.tokenize("words"), "characters": plain}.items():
-        nats = ngrams.baselines(text.train, text.val, len(text.tokenizer), text.tokenizer.bos_token_id)
+        tok = text.tokenizer
+        nats = ngrams.baselines(text.train, text.val, len(tok), tok.bos_token_id, tok.eos_token_id)
         answers = len(text.val) - len(text.val.documents)
         figures[f"counting {name}"] = {each: round(text.bits(float(loss) * answers), 4) for each, loss in nats.items()}
         print(f"counting {name}: {figures[f'counting {name}']}", flush=True)

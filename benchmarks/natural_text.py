@@ -73,7 +73,7 @@ def counting(run: str, tokenizer) -> dict[str, float]:
     train, val = (encode_texts(tokenizer, list(read_texts(run, split))) for split in ("train", "val"))
     characters = sum(len(text) for text in read_texts(run, "val"))
     per_token = characters / (len(val) - len(val.documents))
-    nats = baselines(train, val, len(tokenizer), tokenizer.bos_token_id)
+    nats = baselines(train, val, len(tokenizer), tokenizer.bos_token_id, tokenizer.eos_token_id)
     return {name: round(value / math.log(2) / per_token, 4) for name, value in nats.items()}
 
 

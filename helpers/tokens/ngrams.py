@@ -18,32 +18,43 @@ _BLOCK_TOKENS = 2**22  # training tokens that are read at a time
 _PASS_TOKENS = 2**25  # training tokens whose successors are held at a time, about: 16 bytes each
 
 
-def baselines(train: Stream, val: Stream, vocab_size: int, bos_id: int) -> dict[str, float]:
+def baselines(train: Stream, val: Stream, vocab_size: int, bos_id: int, eos_id: int) -> dict[str, float]:
     """Return the cross-entropy on `val`, in nats per token, of four models that only count in `train`.
 
-    uniform: ln vocab_size. unigram, bigram, trigram: see `probabilities`. The start of a document (`bos_id`) follows
-    every end and is not scored. Of long texts the first TRAIN_TOKENS and VAL_TOKENS are used.
+    uniform: ln vocab_size. unigram, bigram, trigram: see `probabilities`. The start of a document follows every end
+    and is not scored. Of long texts the first TRAIN_TOKENS and VAL_TOKENS are used.
     """
-    by_model = probabilities(train, val.read(0, VAL_TOKENS), vocab_size, bos_id)
+    by_model = probabilities(train, val.read(0, VAL_TOKENS), vocab_size, bos_id, eos_id)
     return {"uniform": math.log(vocab_size)} | {name: float(-np.log(p).mean()) for name, p in by_model.items()}
 
 
-def probabilities(train: Stream, held_out: np.ndarray, vocab_size: int, bos_id: int) -> dict[str, np.ndarray]:
+def probabilities(
+    train: Stream, held_out: np.ndarray, vocab_size: int, bos_id: int, eos_id: int
+) -> dict[str, np.ndarray]:
     """Return the probability, (answers,), that each model counted in `train` gives to each answer in `held_out`.
 
-    The answers are all ids of `held_out`, (T,), but the first and bos. unigram: add-one frequencies. bigram and
+    The answers are all ids of `held_out`, (T,), but the first and each document's start. unigram: add-one frequencies. bigram and
     trigram: interpolated with the next shorter model (Witten and Bell 1991): a context seen n times, followed by t
     different tokens, has the weight n / (n + t). Raises ValueError if three ids do not fit into 64 bits.
     """
     counts = np.zeros(vocab_size, np.int64)
-    for ids in _blocks(train, 1):
-        counts += np.bincount(ids, minlength=vocab_size)
-    counts[bos_id] = 0
-    answers = 1 + np.flatnonzero(held_out[1:] != bos_id)
+    for ids in _blocks(train, 2):
+        counts += np.bincount(ids[1:][~_starts(ids, bos_id, eos_id)], minlength=vocab_size)
+    first = train.read(0, 1)
+    counts[first] += first != bos_id
+    answers = 1 + np.flatnonzero(~_starts(held_out, bos_id, eos_id))
     unigram = ((counts + 1) / (counts.sum() + vocab_size))[held_out[answers]]
     bigram = _interpolated(train, held_out, answers, 1, vocab_size, unigram)
     trigram = _interpolated(train, held_out, answers, 2, vocab_size, bigram)
     return {"unigram": unigram, "bigram": bigram, "trigram": trigram}
+
+
+def _starts(ids: np.ndarray, bos_id: int, eos_id: int) -> np.ndarray:
+    """Return which ids but the first start a document: (T,) -> (T - 1,).
+
+    GPT-2 has one token for the start and the end: the second of two in a row is the start.
+    """
+    return (ids[1:] == bos_id) & ((ids[:-1] == eos_id) | (bos_id != eos_id))
 
 
 def _blocks(train: Stream, width: int) -> Iterator[np.ndarray]:

@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 
 from helpers import paths
 from helpers.device import pick_device, release_threads
-from helpers.files import fingerprint, write_text
+from helpers.files import fingerprint, known_sha256, write_text
 from helpers.manifest import RoomError, open_room
 from helpers.train.checkpoint import BadCheckpoint
 from helpers.train.distributed import join_group, leave_group, world
@@ -40,7 +40,10 @@ class Occupied(RuntimeError):
 
 def _identity(settings: TrainSettings, tokens_manifest: dict[str, Any]) -> str:
     cut = [tokens_manifest["result"][name] for name in ("n_ctx", "stride", "packing")]
-    return fingerprint(settings.identity(), tokens_manifest["outputs"], cut)
+    # a folder may hold another model by now; what a name of the Hub stands for is not asked at each start
+    patterns = ("config.json", "*.safetensors", "*.bin") if settings.pretrained_model else ()
+    begun_with = [known_sha256(file) for each in patterns for file in sorted(Path(settings.pretrained_model).glob(each))]
+    return fingerprint(settings.identity(), tokens_manifest["outputs"], cut, *begun_with)
 
 
 def prepare(settings: TrainSettings) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -32,6 +33,22 @@ def test_another_model_is_put_aside_not_destroyed(run):
     previous = AutoModelForCausalLM.from_pretrained(paths.run_dir(run) / "model-previous" / "final_model")
     assert all(torch.equal(p, before[name]) for name, p in previous.named_parameters())
     assert any(not torch.equal(p, before[name]) for name, p in weights(run).items())
+
+
+def test_a_pretrained_model_that_was_trained_anew_in_its_folder_is_begun_with_again(run, tmp_path):
+    job.start(settings(run)).wait()
+    base = tmp_path / "base"
+    shutil.copytree(paths.room(run, "train") / "final_model", base)
+    further = settings(run, pretrained_model=str(base), lr=1e-12)
+    job.start(further).wait()
+    trained = weights(run)
+    model = AutoModelForCausalLM.from_pretrained(base)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(2)
+    model.save_pretrained(base)
+    job.start(further).wait()
+    name = "transformer.wte.weight"
+    torch.testing.assert_close(weights(run)[name], 2 * trained[name])
 
 
 def test_attempts_that_failed_before_they_had_weights_do_not_take_its_place(run):
