@@ -33,9 +33,10 @@ def probabilities(
 ) -> dict[str, np.ndarray]:
     """Return the probability, (answers,), that each model counted in `train` gives to each answer in `held_out`.
 
-    The answers are all ids of `held_out`, (T,), but the first and each document's start. unigram: add-one frequencies. bigram and
-    trigram: interpolated with the next shorter model (Witten and Bell 1991): a context seen n times, followed by t
-    different tokens, has the weight n / (n + t). Raises ValueError if three ids do not fit into 64 bits.
+    The answers are all ids of `held_out`, (T,), but the first and each document's start. unigram: add-one
+    frequencies. bigram and trigram: interpolated with the next shorter model (Witten and Bell 1991): a context seen n
+    times, followed by t different tokens, has the weight n / (n + t). Raises ValueError if three ids do not fit into
+    64 bits.
     """
     counts = np.zeros(vocab_size, np.int64)
     for ids in _blocks(train, 2):

@@ -41,8 +41,9 @@ class Occupied(RuntimeError):
 def _identity(settings: TrainSettings, tokens_manifest: dict[str, Any]) -> str:
     cut = [tokens_manifest["result"][name] for name in ("n_ctx", "stride", "packing")]
     # a folder may hold another model by now; what a name of the Hub stands for is not asked at each start
-    patterns = ("config.json", "*.safetensors", "*.bin") if settings.pretrained_model else ()
-    begun_with = [known_sha256(file) for each in patterns for file in sorted(Path(settings.pretrained_model).glob(each))]
+    folder, patterns = Path(settings.pretrained_model), ("config.json", "*.safetensors", "*.bin")
+    files = [file for each in patterns for file in sorted(folder.glob(each))] if settings.pretrained_model else []
+    begun_with = [known_sha256(file) for file in files]
     return fingerprint(settings.identity(), tokens_manifest["outputs"], cut, *begun_with)
 
 
