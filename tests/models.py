@@ -117,9 +117,9 @@ def plants_chat_tokenizer():
     return made
 
 
-def plants_model(architecture: str, tok):
+def plants_model(architecture: str, tok, n_ctx: int = N_CTX):
     """Return a random model whose distributions are far from uniform, so that a wrong mask or position shows."""
-    cfg = make_config(architecture, tok, n_ctx=N_CTX, n_embd=32, n_layer=2, n_head=4, n_kv_head=2)
+    cfg = make_config(architecture, tok, n_ctx=n_ctx, n_embd=32, n_layer=2, n_head=4, n_kv_head=2)
     cfg.vocab_size += 8  # as in models whose table is rounded up: ids without a token
     net = build_model(cfg, seed=0).eval()
     with torch.no_grad():

@@ -4,6 +4,7 @@ settings        the sampling settings and their ranges; samples, chunks, token l
 sampling        filters from logits to the next token: temperature, top-k, top-p, repetition penalty
 constraints     constrained decoding: acrostics, line lengths, rhymes, required and forbidden words
 inference       the forward pass with a KV cache; context length
+cuda_graph      a decoding step as a CUDA graph
 detokenize      ids to text while it is being written; stop strings
 batch           rows decoded together, each with its own settings; the sliding window
 generate        load a model; write one text, many, or a stream

@@ -7,6 +7,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from helpers.generate.detokenize import Detokenizer
 from helpers.generate.settings import RANGES, Chunk, Sample, Settings, TokenLogprob
 from helpers.vocab.tokenizer import decode, encode
 
+MADE_ON_CPU = {"cpu", "mps"}  # types of devices whose random numbers NumPy makes: few of them are faster there
 PADDING = -1  # where a row has no id; no token has this id
 
 
@@ -44,6 +46,11 @@ class Row:
         self._constraint: ConstraintState | None = None
         self._taken = (0, 0)  # characters, tokens
         self._end_taken = False
+
+    @cached_property
+    def key(self) -> int:
+        """The number of this row's stream where a GPU makes the random numbers."""
+        return int(self.random.integers(2**63))
 
     @property
     def new(self) -> list[int]:
@@ -245,11 +252,19 @@ class DecodeBatch:
             logits = sampling.filtered(logits, ids, written, allowed=allowed, **self._filters)
         if self._all_greedy:
             return logits.argmax(-1)
-        noise = np.ones(tuple(logits.shape))  # (B, V), fp64; a greedy row has one token left and needs none
+        return sampling.choose(logits, self._noise())
+
+    def _noise(self) -> Tensor:
+        """Return the noise of every row (B, V); a greedy one has one token left and needs none."""
+        device, size = self.logits.device, self.logits.shape[-1]
+        if device.type not in MADE_ON_CPU:
+            keys, draws = torch.tensor([[row.key, len(row.ids)] for row in self.rows], device=device).T
+            return sampling.exponential(keys, draws, size)
+        noise = np.ones((len(self.rows), size))  # fp64
         for row, own in zip(self.rows, noise, strict=True):
             if not row.settings.greedy:
                 row.random.standard_exponential(out=own)
-        return sampling.choose(logits, torch.from_numpy(noise).to(widest_float(logits.device)).to(logits.device))
+        return torch.from_numpy(noise).to(widest_float(device)).to(device)
 
     def _written(self, ids: Tensor) -> Tensor:
         """Return ids (B, T) without those of the prompts."""

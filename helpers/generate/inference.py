@@ -7,6 +7,7 @@ every architecture) in as few calls as possible. Knows GPT-2 and the LLaMA famil
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -16,6 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from helpers.device import made_by_intel
+from helpers.generate.cuda_graph import GraphedStep, rounded_up
 
 if TYPE_CHECKING:  # slow to import; the library imports the one that a model needs
     from transformers.models.gpt2.modeling_gpt2 import GPT2Block, GPT2LMHeadModel
@@ -62,6 +64,7 @@ class KVCache:
     def __init__(self, n_layer: int, n_head: int, head_size: int, like: Tensor) -> None:
         dtype = torch.promote_types(like.dtype, torch.float32) if like.device.type == "cpu" else like.dtype
         self.layers = [like.new_zeros(2, 0, n_head, 0, head_size, dtype=dtype) for _ in range(n_layer)]
+        self.graphs: dict[int, GraphedStep] = {}  # by their rows; they know where the layers are in memory
 
     @torch.inference_mode()
     def make_room(self, rows: int, positions: int, most: int) -> None:
@@ -73,6 +76,7 @@ class KVCache:
         if positions > old_positions:
             positions = min(most, max(positions, 2 * old_positions, FIRST_POSITIONS))
         positions = max(positions, old_positions)
+        self.graphs.clear()
         for layer, old in enumerate(self.layers):
             # zeros: what lies beyond the end of a row has weight 0, and 0 times uninitialized memory may be NaN
             self.layers[layer] = old.new_zeros(2, rows, n_head, positions, head_size)
@@ -138,6 +142,8 @@ class Decoder:
         self.n_kv_head = getattr(cfg, "num_key_value_heads", None) or self.n_head
         self.head_size = getattr(cfg, "head_dim", None) or cfg.hidden_size // self.n_head
         self.embedding = cast(nn.Embedding, model.get_input_embeddings())
+        # which experts a token needs is not known before: that is not the same work each time
+        self._is_graphed = model.device.type == "cuda" and cfg.model_type != "qwen3_moe"
         self._wide = torch.promote_types(self.embedding.weight.dtype, torch.float32)  # for what bf16 is too coarse for
         # 2. layers, as functions
         self.position_embedding: nn.Embedding | None = None
@@ -194,20 +200,43 @@ class Decoder:
 
         ids: (B,). lengths: how many ids of each row are in the cache already.
         """
-        B, most, same = len(ids), max(lengths), min(lengths) == max(lengths)
+        B, most = len(ids), max(lengths)
         cache.make_room(B, most + 1, self.n_ctx)
-        positions: Tensor | int = most  # one for all rows, or (B,)
-        seen = None
-        if not same:
-            positions, rows = torch.tensor(lengths, device=ids.device), torch.arange(B, device=ids.device)
-            seen = (torch.arange(most + 1, device=ids.device) <= positions[:, None])[:, None, None]
+        if self._is_graphed:
+            rows = rounded_up(B, cache.layers[0].shape[1])
+            if rows not in cache.graphs:
+                # not the cache itself, which would hold the graph that holds it
+                whole = partial(self._step_over_all, layers=[layer[:, :rows] for layer in cache.layers])
+                cache.graphs[rows] = GraphedStep(whole, rows, ids.device)
+            return cache.graphs[rows](ids, lengths)
+        layers = [layer[:, :B, :, : most + 1] for layer in cache.layers]
+        if min(lengths) == most:
+            return self._step(ids, most, layers, None)
+        positions = torch.tensor(lengths, device=ids.device)  # (B,)
+        seen = torch.arange(most + 1, device=ids.device) <= positions[:, None]
+        return self._step(ids, positions, layers, seen[:, None, None])
+
+    def _step_over_all(self, ids: Tensor, positions: Tensor, layers: Sequence[Tensor]) -> Tensor:
+        """Do a step that reads all positions of a cache, behind a mask: the same work, however long the rows are."""
+        places = torch.arange(layers[0].shape[3], device=ids.device)
+        hidden = (places > positions[:, None])[:, None, None]  # (R, 1, 1, T)
+        # added to the scores, not a truth value: that would be made into this in each layer
+        seen = torch.zeros(hidden.shape, dtype=layers[0].dtype, device=ids.device).masked_fill_(hidden, -torch.inf)
+        return self._step(ids, positions, layers, seen)
+
+    def _step(self, ids: Tensor, positions: Tensor | int, layers: Sequence[Tensor], seen: Tensor | None) -> Tensor:
+        """Read an id (B,) per row into layers, (2, B, kv heads, T, head size) each; return the logits (B, V).
+
+        positions: one for all rows, or (B,). seen (B, 1, 1, T): the mask of attention.
+        """
+        B, rows = len(ids), torch.arange(len(ids), device=ids.device)
 
         def attend(layer: int, qkv: Tensor, scale: float) -> Tensor:  # (B, heads + 2 kv heads, head size)
-            kept = cache.layers[layer][:, :B, :, : most + 1]  # (2, B, kv heads, T, head size)
+            kept = layers[layer]
             dtype, qkv = qkv.dtype, qkv.to(kept.dtype)
             new = qkv[:, self.n_head :].view(B, 2, self.n_kv_head, self.head_size)
-            if same:
-                kept[:, :, :, most] = new.transpose(0, 1)
+            if isinstance(positions, int):
+                kept[:, :, :, positions] = new.transpose(0, 1)
             else:
                 kept[:, rows, :, positions] = new
             # queries that share a key take the place of the sequence: with one new id there is no order among them

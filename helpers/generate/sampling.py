@@ -183,6 +183,33 @@ def choose(logits: Tensor, noise: Tensor) -> Tensor:
     return tokens
 
 
+def exponential(keys: Tensor, draws: Tensor, size: int) -> Tensor:
+    """Return noise for `choose` (B, size), made on the device of the keys: 3 million numbers are a long way from a CPU.
+
+    keys (B,): a stream of random numbers each; draws (B,): how many times it was asked before. A row's noise depends on
+    its own two numbers only. Each number is a hash of them and its place: two rounds of SplitMix64 (Steele et al. 2014).
+    """
+    start = _mixed(keys + _GOLDEN * (draws + 1))[:, None]  # (B, 1), int64, which wraps around
+    bits = _mixed(start + _GOLDEN * torch.arange(1, size + 1, device=keys.device))  # (B, size)
+    uniform = (_shifted(bits, 12).to(widest_float(keys.device)) + 0.5) * 2.0**-52  # in (0, 1)
+    return -uniform.log()
+
+
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # as the signed number that it is in int64
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """Return int64 numbers whose bits each depend on all bits of x: SplitMix64's last part."""
+    x = (x ^ _shifted(x, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
+    x = (x ^ _shifted(x, 27)) * (0x94D049BB133111EB - 2**64)
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(x: Tensor, by: int) -> Tensor:
+    """Return int64 numbers shifted to the right; zeros come in, also where the sign is."""
+    return (x >> by) & ((1 << (64 - by)) - 1)
+
+
 # the filters that need nothing but the logits, in their order; `steps` calls the others
 FILTERS: dict[str, Callable[[Tensor, Setting], Tensor]] = {
     "temperature": temperature,

@@ -5,6 +5,7 @@ rules        what a 0 becomes: width, depth, dropout, batch, rate, epochs from t
 model        GPT-2, LLaMA-like models, mixture of experts: config, size, memory
 convert      pytorch_model.bin of others becomes safetensors, read with weights_only
 dropout      dropout on the residual stream, with cheap masks
+attention    causal attention without a mask, for windows of one text each
 fused        RMSNorm, rotary attention and SwiGLU in fewer passes, for a CPU in half precision
 loss         cross-entropy in chunks over the vocabulary
 optim        learning-rate schedule, gradient clipping, which optimizer moves what

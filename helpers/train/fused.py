@@ -15,6 +15,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
 
+from helpers.train.attention import CAUSAL, sees_whole_window
 from helpers.train.settings import TrainSettings
 
 # The longest window for which a CPU in half precision is faster without the library's fused attention, whose backward
@@ -23,10 +24,14 @@ from helpers.train.settings import TrainSettings
 WRITTEN_OUT = 128
 
 
-def speed_up(model: PreTrainedModel, settings: TrainSettings, n_ctx: int, precision: str, device: torch.device) -> None:
+def speed_up(
+    model: PreTrainedModel, settings: TrainSettings, n_ctx: int, precision: str, device: torch.device,
+    packed: bool = False,
+) -> None:  # fmt: skip
     """Let a model with windows of `n_ctx` tokens compute in the way that trains fastest on this device.
 
     It stays the library's model: same names and values of the weights, same files, same answers but for rounding.
+    `packed`: a window holds several texts side by side, which do not see each other.
     """
     on_cpu = device.type == "cpu" and precision != "fp32"
     # a compiler fuses by itself, and with fsdp each process has only a part of a weight
@@ -36,7 +41,9 @@ def speed_up(model: PreTrainedModel, settings: TrainSettings, n_ctx: int, precis
             module.__class__ = _FUSED.get(type(module), type(module))
     # for "sdpa" the library makes no mask where only the future is hidden, else one of truth values: as we take it
     written_out = on_cpu and n_ctx <= WRITTEN_OUT and not (fused and _has_own_keys(model.config))
-    model.set_attn_implementation("eager" if written_out else "sdpa")
+    # on a GPU it would wait for each batch to see that; and compiled, it would make a mask all the same
+    unmasked = (device.type == "cuda" or settings.compile) and not packed and sees_whole_window(model.config, n_ctx)
+    model.set_attn_implementation("eager" if written_out else CAUSAL if unmasked else "sdpa")
 
 
 def _has_own_keys(config: Any) -> bool:

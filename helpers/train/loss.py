@@ -4,6 +4,7 @@ Logits are as wide as the vocabulary, the largest tensor of a batch: here they a
 loss gives each expert of a mixture work. Knows nothing of optimizers or of the training loop.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -11,10 +12,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from helpers.tokens.windows import IGNORE
+from helpers.train.attention import CAUSAL
 
-# Rows of logits in memory at once. Fewer rows: the gradient of the output matrix, which is added to once per chunk,
-# costs more than the products themselves. More rows: only more memory.
-ROWS = {"cpu": 512, "cuda": 2048}
+# Logits in memory at once: rows on a CPU, elements on a GPU (in bf16 half a GB, and twice that in fp32 beside them). With
+# fewer, the gradient of the output matrix, which is added to once per chunk, costs more than the products themselves;
+# with more, only memory.
+ROWS, ELEMENTS = 512, 2**28
 # A chunk is padded with empty rows to a multiple of this. oneDNN, which computes products on a CPU, compiles one for
 # each shape it meets and keeps it: a new shape in every batch costs time, and memory that only grows
 PAD_TO_MULTIPLE = 64
@@ -38,9 +41,17 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, dtype: torch.dtype
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        labels: torch.Tensor,
+        dtype: torch.dtype,
+        at_once: Callable[[torch.Tensor, torch.Tensor, bool], tuple[torch.Tensor, torch.Tensor]],
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Take hidden (N, C), weight (V, C), labels (N,); return summed loss (), losses (N,), right guesses (N,)."""
+        """Take hidden (N, C), weight (V, C), labels (N,); return summed loss (), losses (N,), right guesses (N,).
+
+        at_once: what turns a chunk of logits into losses and gradient on a GPU, `_at_once` or `_in_one_kernel`.
+        """
         device, (words, width) = hidden.device, weight.shape
         positions = (labels != IGNORE).nonzero()[:, 0]  # (n,) only these have logits
         wide = torch.promote_types(dtype, torch.float32)
@@ -51,31 +62,22 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         losses = torch.zeros_like(labels, dtype=wide)
         correct = torch.zeros_like(labels)
 
-        # 1. buffers: a chunk of logits, and within it slices that stay in a CPU's cache; a GPU gains nothing from them
-        sliced = device.type == "cpu"
-        rows = max(1, min(len(positions), ROWS["cpu" if sliced else "cuda"]))
-        slice_rows = max(1, min(rows, CACHED // words)) if sliced else rows
-        block = max(1, CACHED // width) if sliced else words  # rows of the matrix
+        # 1. buffers: a chunk of logits, and for a CPU those of `_in_slices`
+        on_cpu = device.type == "cpu"
+        rows = max(1, min(len(positions), rows_at_once(words, device.type)))
         chunk = torch.empty(-(-rows // PAD_TO_MULTIPLE) * PAD_TO_MULTIPLE, words, dtype=dtype, device=device)
-        logits, p = torch.empty(2, slice_rows, words, dtype=wide, device=device)
+        slice_rows = max(1, min(rows, CACHED // words))
+        buffers = torch.empty(2, slice_rows, words, dtype=wide) if on_cpu else None
+        block = max(1, CACHED // width) if on_cpu else words  # rows of the matrix
         for at in positions.split(rows) if len(positions) else ():
             # 2. the chunk's logits
             h, y = hidden[at].to(dtype), labels[at]  # (rows, C), (rows,)
             h = nn.functional.pad(h, (0, 0, 0, -len(at) % PAD_TO_MULTIPLE))  # (padded, C)
             torch.mm(h, matrix.T, out=chunk[: len(h)])  # (padded, V)
             # 3. loss and right guesses; then the gradient of the logits takes their place
-            for z, at_z, y_z in zip(
-                chunk[: len(at)].split(slice_rows), at.split(slice_rows), y.split(slice_rows), strict=True
-            ):
-                logits_z = logits[: len(z)].copy_(z)
-                p_z = torch.softmax(logits_z, -1, out=p[: len(z)])
-                top, guess = logits_z.max(-1)
-                # log Σ exp from the most likely word, whose p is at least 1/V: no second pass, and never log 0
-                log_sum = top - p_z.gather(1, guess[:, None])[:, 0].log()
-                loss = log_sum - logits_z.gather(1, y_z[:, None])[:, 0]
-                losses[at_z], correct[at_z] = loss, (guess == y_z).to(correct.dtype)
-                if learns:  # p, and p - 1 at the right word
-                    z.copy_(p_z.scatter_add_(1, y_z[:, None], p_z.new_full((len(z), 1), -1.0)))
+            z = chunk[: len(at)]
+            losses[at], right = _in_slices(z, y, buffers, learns) if buffers is not None else at_once(z, y, learns)
+            correct[at] = right.to(correct.dtype)
             # 4. from there the gradients of hidden states and matrix
             if learns:
                 chunk[len(at) : len(h)] = 0.0
@@ -94,7 +96,68 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         if ctx.gradients is None:
             raise RuntimeError("backward() ran twice on one loss: run the forward pass again before each backward()")
         gradients, ctx.gradients = ctx.gradients, None  # they are as large as the matrix: scaled in place, kept once
-        return *(grad.mul_(grad_loss.to(grad.dtype)) for grad in gradients), None, None
+        return *(grad.mul_(grad_loss.to(grad.dtype)) for grad in gradients), None, None, None
+
+
+def rows_at_once(words: int, device: str) -> int:
+    """Return how many rows of logits, over so many words, are in memory at once on a type of device."""
+    if device == "cpu":
+        return ROWS
+    return max(1, ELEMENTS // words // PAD_TO_MULTIPLE) * PAD_TO_MULTIPLE
+
+
+def _in_slices(
+    chunk: torch.Tensor, y: torch.Tensor, buffers: torch.Tensor, learns: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return losses (n,) and right guesses (n,) of logits (n, V) with labels y (n,): a few rows in a CPU's cache.
+
+    With `learns` the gradient of the logits takes their place. buffers: (2, rows of a slice, V), fp32 or wider.
+    """
+    losses, right = [], []
+    logits, p = buffers
+    for z, y_z in zip(chunk.split(len(p)), y.split(len(p)), strict=True):
+        logits_z = logits[: len(z)].copy_(z)
+        p_z = torch.softmax(logits_z, -1, out=p[: len(z)])
+        loss, guess = _cross_entropy(logits_z, p_z, y_z)
+        losses.append(loss)
+        right.append(guess == y_z)
+        if learns:
+            z.copy_(_less_one(p_z, y_z))
+    return torch.cat(losses), torch.cat(right)
+
+
+def _at_once(z: torch.Tensor, y: torch.Tensor, learns: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the same as `_in_slices`, with a GPU's kernels, which read half precision and compute in fp32."""
+    p = torch.softmax(z, -1, dtype=torch.promote_types(z.dtype, torch.float32))  # (n, V)
+    loss, guess = _cross_entropy(z, p, y)
+    if learns:
+        z.copy_(_less_one(p, y))
+    return loss, guess == y
+
+
+def _in_one_kernel(z: torch.Tensor, y: torch.Tensor, learns: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the same once more, written for a compiler: nothing as wide as the vocabulary goes through memory twice."""
+    logits = z.to(torch.promote_types(z.dtype, torch.float32))  # (n, V)
+    top, guess = logits.max(-1, keepdim=True)  # (n, 1)
+    total = (logits - top).exp().sum(-1, keepdim=True)
+    loss = total.log() + top - logits.gather(1, y[:, None])
+    if learns:
+        words = torch.arange(z.shape[1], device=z.device)
+        z.copy_((logits - top).exp() / total - (words == y[:, None]).to(logits.dtype))
+    return loss[:, 0], guess[:, 0] == y
+
+
+def _cross_entropy(logits: torch.Tensor, p: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the losses (n,) of logits (n, V) with probabilities p (n, V) and labels y (n,), and the guesses (n,)."""
+    top, guess = logits.max(-1)
+    # log Σ exp from the most likely word, whose p is at least 1/V: no second pass, and never log 0
+    log_sum = top - p.gather(1, guess[:, None])[:, 0].log()
+    return log_sum - logits.gather(1, y[:, None])[:, 0], guess
+
+
+def _less_one(p: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return p (n, V) with 1 less at the labels y (n,): the gradient of the logits. It takes p's place."""
+    return p.scatter_add_(1, y[:, None], p.new_full((len(p), 1), -1.0))
 
 
 class Loss(nn.Module):
@@ -114,6 +177,7 @@ class Loss(nn.Module):
         self.expert_load: torch.Tensor | None = None
         # a compiled function, not a compiled module: a second name for the weights would be in the state too
         self._run_body = torch.compile(self._body) if compile else self._body
+        self._at_once = torch.compile(_in_one_kernel) if compile else _at_once
 
     def forward(self, inputs: torch.Tensor, labels: torch.Tensor, positions: torch.Tensor | None = None) -> Scores:
         """Return the Scores of a batch over the labels that are not IGNORE.
@@ -129,7 +193,7 @@ class Loss(nn.Module):
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
         with torch.autocast(device, enabled=False):
             objective, losses, correct = _ChunkedCrossEntropy.apply(
-                hidden.flatten(0, 1), weight, labels.flatten(), dtype
+                hidden.flatten(0, 1), weight, labels.flatten(), dtype, self._at_once
             )
         if self.mixture:
             is_token = inputs != self.model.config.pad_token_id  # (B, T)
@@ -146,6 +210,8 @@ class Loss(nn.Module):
         embeddings = self.model.get_input_embeddings()(inputs)  # (B, T, C)
         more: dict[str, Any] = {"output_router_logits": True} if self.mixture else {}
         if positions is not None:
+            if self.model.config._attn_implementation == CAUSAL:
+                raise ValueError("texts side by side would see each other: `speed_up` was not told that they are packed")
             more["position_ids"] = positions
         out = self.model.base_model(inputs_embeds=embeddings, use_cache=False, **more)
         return out.last_hidden_state, out.router_logits if self.mixture else ()

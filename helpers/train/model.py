@@ -24,6 +24,7 @@ from transformers import (
 
 from helpers.train.convert import with_safetensors
 from helpers.train.dropout import add_dropout
+from helpers.train.loss import rows_at_once
 from helpers.train.settings import TrainSettings
 
 ARCHITECTURES = ("gpt2", "llama", "moe")
@@ -267,7 +268,7 @@ def training_memory(
     A parameter takes 4 bytes for its weight, 4 for its gradient, 4 for each moment (AdamW two; Muon one, for the
     matrices of the blocks), and 2 for its copy in half precision. Activations are kept for backward per token and
     layer, in proportion to the width (counted as by Korthikanti et al. 2022, without the attention matrix and
-    dropout's masks). A few rows of logits are in memory at once (`loss.ROWS`); their matrix has a second gradient.
+    dropout's masks). A few rows of logits are in memory at once (`loss.rows_at_once`); their matrix has a second gradient.
     """
     half = precision != "fp32"
     # 1. weights, gradients and moments
@@ -280,7 +281,8 @@ def training_memory(
     tokens = batch_size * (n_ctx or config.max_position_embeddings)
     per_unit = {"gpt2": _GPT2, "qwen3_moe": _MIXTURE}.get(config.model_type, _LLAMA_LIKE)[0 if half else 1]
     activations = per_unit * config.hidden_size * config.num_hidden_layers * tokens
-    # 3. logits: 2,048 rows with two copies in fp32 on a GPU, 512 rows and two times 4 MB of such copies on a CPU
+    # 3. logits, with a copy in fp32 on a GPU, and two times 4 MB of such copies on a CPU
     row = config.vocab_size * (2 if half else 4)
-    logits = 2048 * (row + 8 * config.vocab_size) if device == "cuda" else 512 * row + 2**23
+    rows = min(tokens, rows_at_once(config.vocab_size, device))
+    logits = rows * (row + 4 * config.vocab_size) if device == "cuda" else rows * row + 2**23
     return weights + states + activations + logits + 4 * config.vocab_size * config.hidden_size

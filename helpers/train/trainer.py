@@ -113,7 +113,8 @@ class Trainer:
         self.parallel = distributed.choose_parallel(settings, model.config, train.n_ctx, self.precision, self.device)
         folder.mkdir(parents=True, exist_ok=True)
         # 2. model, loss and optimizers
-        speed_up(self.model, settings, train.n_ctx, self.precision, self.device)
+        packed = len(train[0]) > 2  # a window comes with positions
+        speed_up(self.model, settings, train.n_ctx, self.precision, self.device, packed)
         self.local_loss = Loss(self.model, settings.compile).to(self.device).train()
         self.loss_of = distributed.distribute(self.local_loss, self.parallel, self.device)
         self.optimizers = optim.make_optimizers(
@@ -515,7 +516,10 @@ def load_batch(windows: Examples, indices: np.ndarray, device: torch.device) -> 
     inputs, labels, *more = windows.batch(indices if len(indices) else [0])
     if len(indices) == 0:  # a process without work still takes part in the exchange of gradients
         labels = torch.full_like(labels, IGNORE)
-    return [tensor.to(device, non_blocking=True) for tensor in (inputs, labels, *more)]
+    batch = [inputs, labels, *more]
+    if device.type == "cuda":  # from pinned memory the copy waits for nothing, and nothing waits for it
+        batch = [tensor.pin_memory() for tensor in batch]
+    return [tensor.to(device, non_blocking=True) for tensor in batch]
 
 
 @torch.no_grad()

@@ -66,14 +66,14 @@ def test_two_processes_get_the_same_sums():
 class SmallGpu:
     """A GPU's properties, as torch tells them."""
 
-    total_memory = 2**20
+    total_memory = 2**16
 
 
 def test_a_model_that_fills_a_gpu_is_sharded(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SmallGpu)
     gpu, config = torch.device("cuda:0"), tiny().config
     choose = distributed.choose_parallel
-    assert choose(TrainSettings(), config, 8, "bf16", gpu) == "fsdp"  # the logits of a GPU alone take more
+    assert choose(TrainSettings(), config, 8, "bf16", gpu) == "fsdp"  # the weights alone take more
     monkeypatch.setattr(SmallGpu, "total_memory", 2**34)
     assert choose(TrainSettings(), config, 8, "bf16", gpu) == "ddp"
     assert choose(TrainSettings(), config, 8, "bf16", CPU) == "ddp"

@@ -41,7 +41,7 @@ def gradients(model, objective) -> list[torch.Tensor]:
 
 
 def small_pieces(monkeypatch, rows: int, cached: int):
-    monkeypatch.setattr(loss, "ROWS", {"cpu": rows})
+    monkeypatch.setattr(loss, "ROWS", rows)
     monkeypatch.setattr(loss, "CACHED", cached)
     monkeypatch.setattr(loss, "PAD_TO_MULTIPLE", min(rows, 4))
 
@@ -64,6 +64,28 @@ def test_the_loss_in_chunks_is_the_loss(monkeypatch, architecture, rows, cached)
     assert torch.equal(scores.correct, correct)
     for grad, true in zip(gradients(model, scores.objective), wanted, strict=True):
         torch.testing.assert_close(grad, true, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 4e-3)])
+@pytest.mark.parametrize("way", [loss._at_once, loss._in_one_kernel])
+def test_a_gpus_ways_give_what_the_slices_of_a_cpu_give(way, dtype, tolerance):
+    """Loss to the last digits of fp32 or fp64; the gradient to those of its own type; where the row is sure, too."""
+    torch.manual_seed(0)
+    logits = 5 * torch.randn(9, 50, dtype=dtype)
+    logits[3, 7] = 300.0
+    labels = torch.randint(50, (9,))
+    labels[3] = 8
+    wide = torch.promote_types(dtype, torch.float32)
+    wanted, found = logits.clone(), logits.clone()
+    losses, right = loss._in_slices(wanted, labels, torch.empty(2, 4, 50, dtype=wide), True)
+    own_losses, own_right = way(found, labels, True)
+    assert own_losses.dtype == wide and torch.equal(own_right, right)
+    torch.testing.assert_close(own_losses, losses, rtol=min(tolerance, 1e-6), atol=0)
+    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+    assert losses[3] == 300.0 - logits[3, 8].to(wide) and not torch.equal(wanted, logits)
+    kept = logits.clone()
+    way(kept, labels, False)
+    assert torch.equal(kept, logits), "without a gradient the logits stay"
 
 
 def test_right_guesses_are_counted():
@@ -90,7 +112,7 @@ def test_sure_and_wrong_has_a_finite_loss_and_a_true_gradient(scale):
         return value.detach(), h.grad, w.grad
 
     def ours(h, w):
-        return loss._ChunkedCrossEntropy.apply(h, w, labels, h.dtype)[0]
+        return loss._ChunkedCrossEntropy.apply(h, w, labels, h.dtype, loss._at_once)[0]
 
     def torchs(h, w):
         return F.cross_entropy(h @ w.T, labels, reduction="sum")
@@ -121,7 +143,7 @@ def test_chunks_are_added_in_fp32(monkeypatch):
     small_pieces(monkeypatch, 1, 2**20)
     hidden = torch.ones(2000, 4)
     weight = torch.zeros(8, 4, requires_grad=True)
-    loss._ChunkedCrossEntropy.apply(hidden, weight, torch.zeros(2000, dtype=torch.long), torch.bfloat16)[0].backward()
+    loss._ChunkedCrossEntropy.apply(hidden, weight, torch.zeros(2000, dtype=torch.long), torch.bfloat16, loss._at_once)[0].backward()
     wanted = torch.full((8, 4), 2000 / 8)
     wanted[0] -= 2000
     torch.testing.assert_close(weight.grad, wanted, rtol=1e-2, atol=0)
@@ -154,7 +176,7 @@ def test_the_logits_never_stand_whole(monkeypatch):
 
 def test_products_of_few_shapes(monkeypatch):
     """oneDNN compiles a product for each shape it meets, and keeps it: batches of any number of labels share a few."""
-    monkeypatch.setattr(loss, "ROWS", {"cpu": 128})
+    monkeypatch.setattr(loss, "ROWS", 128)
     shapes = set()
 
     class Shapes(torch.utils._python_dispatch.TorchDispatchMode):
@@ -167,7 +189,7 @@ def test_products_of_few_shapes(monkeypatch):
     with Shapes():
         for n in range(1, 300):
             labels = torch.full((300,), IGNORE).index_fill(0, torch.randperm(300)[:n], 5)
-            loss._ChunkedCrossEntropy.apply(hidden, weight, labels, torch.float32)
+            loss._ChunkedCrossEntropy.apply(hidden, weight, labels, torch.float32, loss._at_once)
     chunks = {64, 128}
     assert shapes == {s for rows in chunks for s in ((rows, 4, 4, 8), (rows, 8, 8, 4), (8, rows, rows, 4))}
 
