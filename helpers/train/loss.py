@@ -14,10 +14,9 @@ from transformers import PreTrainedModel
 from helpers.tokens.windows import IGNORE
 from helpers.train.attention import CAUSAL
 
-# Logits in memory at once: rows on a CPU, elements on a GPU (in bf16 half a GB, and twice that in fp32 beside them). With
-# fewer, the gradient of the output matrix, which is added to once per chunk, costs more than the products themselves;
-# with more, only memory.
-ROWS, ELEMENTS = 512, 2**28
+# Logits in memory at once: rows on a CPU, bytes on a GPU. With fewer, the gradient of the output matrix, which is added to
+# once per chunk, costs more than the products themselves; with more, only memory.
+ROWS, BYTES = 512, 3 * 2**29
 # A chunk is padded with empty rows to a multiple of this. oneDNN, which computes products on a CPU, compiles one for
 # each shape it meets and keeps it: a new shape in every batch costs time, and memory that only grows
 PAD_TO_MULTIPLE = 64
@@ -64,7 +63,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
         # 1. buffers: a chunk of logits, and for a CPU those of `_in_slices`
         on_cpu = device.type == "cpu"
-        rows = max(1, min(len(positions), rows_at_once(words, device.type)))
+        each = dtype.itemsize + (wide.itemsize if at_once is _at_once else 0)  # it has a second, wider tensor
+        rows = max(1, min(len(positions), rows_at_once(words, device.type, each)))
+        if not on_cpu:
+            rows = max(1, _evenly(len(positions), rows))
         chunk = torch.empty(-(-rows // PAD_TO_MULTIPLE) * PAD_TO_MULTIPLE, words, dtype=dtype, device=device)
         slice_rows = max(1, min(rows, CACHED // words))
         buffers = torch.empty(2, slice_rows, words, dtype=wide) if on_cpu else None
@@ -99,11 +101,14 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return *(grad.mul_(grad_loss.to(grad.dtype)) for grad in gradients), None, None, None
 
 
-def rows_at_once(words: int, device: str) -> int:
-    """Return how many rows of logits, over so many words, are in memory at once on a type of device."""
-    if device == "cpu":
-        return ROWS
-    return max(1, ELEMENTS // words // PAD_TO_MULTIPLE) * PAD_TO_MULTIPLE
+def rows_at_once(words: int, device: str, bytes_each: int) -> int:
+    """Return how many rows of logits, over so many words of so many bytes, are in memory on a type of device."""
+    return ROWS if device == "cpu" else max(1, BYTES // (bytes_each * words))
+
+
+def _evenly(count: int, most: int) -> int:
+    """Return the size of pieces of at most `most`, for each but the last: a small rest would be slow by itself."""
+    return -(-count // -(-count // most)) if count else most
 
 
 def _in_slices(
@@ -138,13 +143,13 @@ def _at_once(z: torch.Tensor, y: torch.Tensor, learns: bool) -> tuple[torch.Tens
 def _in_one_kernel(z: torch.Tensor, y: torch.Tensor, learns: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the same once more, written for a compiler: nothing as wide as the vocabulary goes through memory twice."""
     logits = z.to(torch.promote_types(z.dtype, torch.float32))  # (n, V)
-    top, guess = logits.max(-1, keepdim=True)  # (n, 1)
-    total = (logits - top).exp().sum(-1, keepdim=True)
-    loss = total.log() + top - logits.gather(1, y[:, None])
+    top, guess = logits.amax(-1, keepdim=True), logits.argmax(-1)  # (n, 1), (n,)
+    log_sum = (logits - top).exp().sum(-1, keepdim=True).log() + top  # (n, 1)
+    loss = log_sum - logits.gather(1, y[:, None])  # (n, 1)
     if learns:
-        words = torch.arange(z.shape[1], device=z.device)
-        z.copy_((logits - top).exp() / total - (words == y[:, None]).to(logits.dtype))
-    return loss[:, 0], guess[:, 0] == y
+        p = (logits - log_sum).exp()  # (n, V)
+        z.copy_(torch.where(torch.arange(z.shape[1], device=z.device) == y[:, None], p - 1.0, p))
+    return loss[:, 0], guess == y
 
 
 def _cross_entropy(logits: torch.Tensor, p: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

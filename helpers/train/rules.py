@@ -43,8 +43,9 @@ UPDATES = 500  # what a run aims at: fewer learn too little, more are too small
 FRESH = 3  # epochs in which a text says something new: those after them bring more updates, not larger ones
 DROPOUT = ((4, 0.1), (8, 0.2))  # (epochs, the share where there are more of them)
 LARGEST_UPDATE = 2**17  # tokens
-# in a forward pass, about: with fewer, calling small operations costs time; with more, a CPU's cache is too small
-PASS_TOKENS = 2**12
+# in a forward pass, about: with fewer, calling small operations costs time, on a GPU much of it; with more, a CPU's cache
+# is too small
+PASS_TOKENS, PASS_TOKENS_GPU = 2**12, 2**16
 RATES = {"muon": 1e-2, "adamw": 3e-3}
 GENTLE = 0.1  # of these rates, for a model that is trained already
 PROBE = 0.3  # seconds that a measured update of a shape should take, about
@@ -74,13 +75,17 @@ def most_epochs(tokens: int) -> int:
 
 
 def choose(
-    settings: TrainSettings, text: Text, size: Callable[[int, int], int], speed: Callable[[int, int], float]
+    settings: TrainSettings,
+    text: Text,
+    size: Callable[[int, int], int],
+    speed: Callable[[int, int], float],
+    device: str = "cpu",
 ) -> Choice:
     """Replace every number that means "by rule", 0 or for dropout -1.
 
     `size(n_embd, n_layer)` gives the parameters of a shape's blocks, `speed(n_embd, n_layer)` how many tokens per
     second one process learns from; it is asked for the shapes from the smallest to the first that is too large. The
-    same answers give the same choice.
+    same answers give the same choice. `device` is a type: a GPU takes all windows of an update at once, if they fit.
     """
     undecided = settings.undecided()
     if not undecided:
@@ -88,6 +93,8 @@ def choose(
     # 1. the built-in corpus
     if text.built_in:
         numbers, windows = FIXED | _head_and_rate(settings, FIXED), FIXED["batch_size"] * FIXED["gradient_accumulation"]
+        if device == "cuda":
+            numbers |= dict(batch_size=windows, gradient_accumulation=1)
         # what is given of the two has as many windows per update, in other batches
         if settings.batch_size:
             numbers["gradient_accumulation"] = max(1, windows // settings.batch_size)
@@ -154,7 +161,7 @@ def choose(
     while total > 1 and text.windows * most / total / settings.devices < 5 * settings.warmup_steps:  # a page or two
         total //= 2
     given = settings.gradient_accumulation
-    batch = settings.batch_size or (max(1, total // given) if given else min(total, _windows_in_pass(per_window)))
+    batch = settings.batch_size or (max(1, total // given) if given else min(total, _windows_in_pass(per_window, device)))
     chosen |= dict(batch_size=batch, gradient_accumulation=max(1, total // batch))
     chosen |= _head_and_rate(settings, chosen)
     per_update = batch * (given or chosen["gradient_accumulation"]) * settings.devices
@@ -179,9 +186,9 @@ def _dropout(epochs: float) -> float:
     return max([share for least, share in DROPOUT if epochs > least], default=0.0)
 
 
-def _windows_in_pass(tokens: float) -> int:
+def _windows_in_pass(tokens: float, device: str) -> int:
     """Return how many windows of so many tokens a forward pass has, a power of two."""
-    return 2 ** max(0, round(math.log2(PASS_TOKENS / tokens)))
+    return 2 ** max(0, round(math.log2((PASS_TOKENS_GPU if device == "cuda" else PASS_TOKENS) / tokens)))
 
 
 def _head_and_rate(settings: TrainSettings, numbers: dict[str, Any]) -> dict[str, Any]:
@@ -217,7 +224,7 @@ def measured(
     """
     device = pick_device(settings.device)
     precision = pick_precision(settings.precision, device)
-    windows = _windows_in_pass(float(train.lengths.mean()))
+    windows = _windows_in_pass(float(train.lengths.mean()), device.type)
 
     def config(n_embd: int, n_layer: int, **changes: Any) -> PretrainedConfig:
         n_head = settings.n_head or _head_and_rate(settings, dict(n_embd=n_embd))["n_head"]
@@ -277,7 +284,7 @@ def decide(settings: TrainSettings) -> Choice:
     # 3. measure and choose
     tokenizer = load_tokenizer(paths.room(settings.run, "vocab"))
     train, _ = load_windows(settings.run, result, tokenizer.pad_token_id)
-    choice = choose(settings, text, *measured(settings, tokenizer, train))
+    choice = choose(settings, text, *measured(settings, tokenizer, train), device.type)
     before = asdict(settings)
     chosen = {name: value for name, value in asdict(choice.settings).items() if value != before[name]}
     kept = {"key": key, "chosen": chosen, "reasons": choice.reasons}

@@ -113,7 +113,7 @@ class Trainer:
         self.parallel = distributed.choose_parallel(settings, model.config, train.n_ctx, self.precision, self.device)
         folder.mkdir(parents=True, exist_ok=True)
         # 2. model, loss and optimizers
-        packed = len(train[0]) > 2  # a window comes with positions
+        packed = len(train.batch([0])) > 2  # windows come with positions
         speed_up(self.model, settings, train.n_ctx, self.precision, self.device, packed)
         self.local_loss = Loss(self.model, settings.compile).to(self.device).train()
         self.loss_of = distributed.distribute(self.local_loss, self.parallel, self.device)
@@ -199,13 +199,13 @@ class Trainer:
             correct.append(scores.correct)  # (B,)
         self.gradient_complete = True
 
-        # 5. the one exchange besides the gradients
+        # 5. unscale and clip the gradient
+        norm = optim.clip_gradient(self.optimizers, self.parameters, settings.max_grad_norm, self.scaler)
+
+        # 6. the one exchange besides the gradients
         window_losses = torch.cat(losses)
         progress.seconds = time.perf_counter() - self.begin
         total = self.exchange(float(window_losses.to(widest_float(self.device)).sum()), float(torch.cat(correct).sum()))
-
-        # 6. unscale and clip the gradient
-        norm = optim.clip_gradient(self.optimizers, self.parameters, settings.max_grad_norm, self.scaler)
 
         # 7. the step of the optimizers
         optim.step(self.optimizers, self.scaler, finite=math.isfinite(total.loss) and math.isfinite(norm))
