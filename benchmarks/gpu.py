@@ -299,8 +299,9 @@ def train_speed(bench: Bench, figures: dict, compile: bool, **changes) -> None:
     product, sheet = bench.figures["rates"].get("product_tflops"), data_sheet(bench.device)
     settings = trainer.settings
     estimate = training_memory(
-        trainer.model.config, trainer.micro_batch, optimizer=settings.optimizer, precision=settings.precision
-    )
+        trainer.model.config, trainer.micro_batch, optimizer=settings.optimizer, precision=settings.precision,
+        device=bench.device.type,
+    )  # fmt: skip
     figures |= {
         "parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
         "compile": compile,
@@ -346,7 +347,7 @@ def breakdown(bench: Bench, trainer) -> dict:
     hidden = body(False).flatten(0, 1).requires_grad_()
     weight, dtype = model.get_output_embeddings().weight, torch.bfloat16
 
-    def loss() -> None:
+    def loss(way: Callable) -> None:
         losses._ChunkedCrossEntropy.apply(hidden, weight, labels.flatten(), dtype, way)[0].backward()
 
     for name, way in {"": loss_of._at_once, "_eager": losses._at_once}.items():
@@ -354,7 +355,7 @@ def breakdown(bench: Bench, trainer) -> dict:
             if not bench.in_time:
                 break
             with mock.patch.object(losses, "rows_at_once", lambda *_, rows=rows: rows):
-                parts[f"loss{name}_{rows}_rows"] = bench.milliseconds(loss, laps=3)
+                parts[f"loss{name}_{rows}_rows"] = bench.milliseconds(partial(loss, way), laps=3)
 
     def clip() -> None:
         optim.clip_gradient(trainer.optimizers, trainer.parameters, 1.0, trainer.scaler)

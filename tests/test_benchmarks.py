@@ -59,9 +59,11 @@ def test_a_report_names_its_machine_and_its_text_and_no_place(file):
     text = file.read_text("utf-8")
     found = json.loads(text)
     assert found["machine"]["processor"] and found["machine"]["cores"] and found["figures"]
+    assert not [place for place in ("/tmp/", "/home/", "/work/", "/Users/") if place in text]
+    if found["benchmark"] == "gpu":
+        return  # its ids are random, but for those of the built-in corpus
     titles = [found["text"]] if "text" in found else [each["text"] for each in found["figures"].values()]
     assert all(each["title"] and each["licence"] and each["characters"] for each in titles)
-    assert not [place for place in ("/tmp/", "/home/", "/work/", "/Users/") if place in text]
 
 
 @pytest.mark.parametrize("file", [file for file in REPORTS if file.stem.startswith("tournament")], ids=lambda f: f.stem)

@@ -38,7 +38,8 @@ class Row:
         self.reason: str | None = "length" if settings.max_new_tokens == 0 else None  # why it ended; None until then
         self.logprobs: list[TokenLogprob] = []
         self.prompt_length = len(self.ids)
-        # one stream per row, from the seed and the number of the sample: no other row of the batch can change it
+        # one stream per row, from the seed and the number of the sample: no other row of the batch can change it. On a
+        # GPU only its first number is used, as the `key` of a stream that is made there
         self.random = np.random.default_rng(None if settings.seed is None else [settings.seed, sample])
         self._sample = sample
         self._streamed = streamed

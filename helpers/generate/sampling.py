@@ -184,10 +184,10 @@ def choose(logits: Tensor, noise: Tensor) -> Tensor:
 
 
 def exponential(keys: Tensor, draws: Tensor, size: int) -> Tensor:
-    """Return noise for `choose` (B, size), made on the device of the keys: 3 million numbers are a long way from a CPU.
+    """Return noise for `choose` (B, size), made on the device of the keys: from a CPU, millions of numbers come slowly.
 
     keys (B,): a stream of random numbers each; draws (B,): how many times it was asked before. A row's noise depends on
-    its own two numbers only. Each number is a hash of them and its place: two rounds of SplitMix64 (Steele et al. 2014).
+    its own two numbers only. Each number is a hash of them and its place: twice SplitMix64 (Steele et al. 2014).
     """
     start = _mixed(keys + _GOLDEN * (draws + 1))[:, None]  # (B, 1), int64, which wraps around
     bits = _mixed(start + _GOLDEN * torch.arange(1, size + 1, device=keys.device))  # (B, size)

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from helpers.tokens.windows import IGNORE
 from helpers.train.attention import CAUSAL
 
-# Logits in memory at once: rows on a CPU, bytes on a GPU. With fewer, the gradient of the output matrix, which is added to
-# once per chunk, costs more than the products themselves; with more, only memory.
+# Logits in memory at once: rows on a CPU, bytes on a GPU. With fewer, the gradient of the output matrix, which is added
+# to once per chunk, costs more than the products themselves; with more, only memory.
 ROWS, BYTES = 512, 3 * 2**29
 # A chunk is padded with empty rows to a multiple of this. oneDNN, which computes products on a CPU, compiles one for
 # each shape it meets and keeps it: a new shape in every batch costs time, and memory that only grows
@@ -49,7 +49,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Take hidden (N, C), weight (V, C), labels (N,); return summed loss (), losses (N,), right guesses (N,).
 
-        at_once: what turns a chunk of logits into losses and gradient on a GPU, `_at_once` or `_in_one_kernel`.
+        at_once: what turns a chunk of logits into losses and gradient on a GPU, `_at_once` or `_for_compiler`.
         """
         device, (words, width) = hidden.device, weight.shape
         positions = (labels != IGNORE).nonzero()[:, 0]  # (n,) only these have logits
@@ -140,16 +140,16 @@ def _at_once(z: torch.Tensor, y: torch.Tensor, learns: bool) -> tuple[torch.Tens
     return loss, guess == y
 
 
-def _in_one_kernel(z: torch.Tensor, y: torch.Tensor, learns: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the same once more, written for a compiler: nothing as wide as the vocabulary goes through memory twice."""
+def _for_compiler(z: torch.Tensor, y: torch.Tensor, learns: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the same once more, written for a compiler: it makes two kernels of it, and no tensor beside z."""
     logits = z.to(torch.promote_types(z.dtype, torch.float32))  # (n, V)
-    top, guess = logits.amax(-1, keepdim=True), logits.argmax(-1)  # (n, 1), (n,)
-    log_sum = (logits - top).exp().sum(-1, keepdim=True).log() + top  # (n, 1)
-    loss = log_sum - logits.gather(1, y[:, None])  # (n, 1)
+    top, guess = logits.max(-1, keepdim=True)  # (n, 1)
+    total = (logits - top).exp().sum(-1, keepdim=True)
+    loss = total.log() + top - logits.gather(1, y[:, None])
     if learns:
-        p = (logits - log_sum).exp()  # (n, V)
-        z.copy_(torch.where(torch.arange(z.shape[1], device=z.device) == y[:, None], p - 1.0, p))
-    return loss[:, 0], guess == y
+        words = torch.arange(z.shape[1], device=z.device)
+        z.copy_((logits - top).exp() / total - (words == y[:, None]).to(logits.dtype))
+    return loss[:, 0], guess[:, 0] == y
 
 
 def _cross_entropy(logits: torch.Tensor, p: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -182,7 +182,7 @@ class Loss(nn.Module):
         self.expert_load: torch.Tensor | None = None
         # a compiled function, not a compiled module: a second name for the weights would be in the state too
         self._run_body = torch.compile(self._body) if compile else self._body
-        self._at_once = torch.compile(_in_one_kernel) if compile else _at_once
+        self._at_once = torch.compile(_for_compiler) if compile else _at_once
 
     def forward(self, inputs: torch.Tensor, labels: torch.Tensor, positions: torch.Tensor | None = None) -> Scores:
         """Return the Scores of a batch over the labels that are not IGNORE.
@@ -216,7 +216,7 @@ class Loss(nn.Module):
         more: dict[str, Any] = {"output_router_logits": True} if self.mixture else {}
         if positions is not None:
             if self.model.config._attn_implementation == CAUSAL:
-                raise ValueError("texts side by side would see each other: `speed_up` was not told that they are packed")
+                raise ValueError("texts side by side would see each other: tell `speed_up` that they are packed")
             more["position_ids"] = positions
         out = self.model.base_model(inputs_embeds=embeddings, use_cache=False, **more)
         return out.last_hidden_state, out.router_logits if self.mixture else ()

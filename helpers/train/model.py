@@ -268,7 +268,8 @@ def training_memory(
     A parameter takes 4 bytes for its weight, 4 for its gradient, 4 for each moment (AdamW two; Muon one, for the
     matrices of the blocks), and 2 for its copy in half precision. Activations are kept for backward per token and
     layer, in proportion to the width (counted as by Korthikanti et al. 2022, without the attention matrix and
-    dropout's masks). A few rows of logits are in memory at once (`loss.rows_at_once`); their matrix has a second gradient.
+    dropout's masks). Some rows of logits are in memory at once (`loss.rows_at_once`); their matrix has a second
+    gradient.
     """
     half = precision != "fp32"
     # 1. weights, gradients and moments

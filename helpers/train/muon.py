@@ -71,28 +71,21 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # no loss is computed again here
         """Move every matrix that has a gradient."""
         for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
-            if not params:
-                continue
-            # 1. momentum with a look ahead (Nesterov), for all matrices at once
-            for p in params:
-                if "momentum_buffer" not in self.state[p]:
-                    self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-            gradients, means = [p.grad for p in params], [self.state[p]["momentum_buffer"] for p in params]
-            torch._foreach_lerp_(means, gradients, 1 - group["momentum"])
-            updates = torch._foreach_lerp(gradients, means, group["momentum"])
-            # 2. weight decay
-            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+            # 1. momentum with a look ahead (Nesterov), one list per shape
             by_shape = defaultdict(list)
-            for p, update in zip(params, updates, strict=True):
-                by_shape[p.shape].append((p, update))
+            for p in group["params"]:
+                if p.grad is not None:
+                    if "momentum_buffer" not in self.state[p]:
+                        self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+                    mean = self.state[p]["momentum_buffer"].lerp_(p.grad, 1 - group["momentum"])
+                    by_shape[p.shape].append((p, p.grad.lerp(mean, group["momentum"])))
             for shape, pairs in by_shape.items():
-                # 3. all singular values to about 1, for all matrices of a shape at once
+                # 2. all singular values to about 1, for all matrices of a shape at once
                 steps = orthogonalize(torch.stack([whole(update) for _, update in pairs]), self.dtype)
-                # 4. the step: 0.2 · √(longer side) gives its numbers AdamW's typical size
-                size = group["lr"] * 0.2 * math.sqrt(max(shape))
-                parts = [_part(step, p) for (p, _), step in zip(pairs, steps, strict=True)]
-                torch._foreach_sub_([p for p, _ in pairs], parts, alpha=size)
+                # 3. weight decay, and the step: 0.2 · √(longer side) gives its numbers AdamW's typical size
+                for (p, _), step in zip(pairs, steps, strict=True):
+                    p.mul_(1 - group["lr"] * group["weight_decay"])
+                    p.sub_(_part(step, p), alpha=group["lr"] * 0.2 * math.sqrt(max(shape)))
 
 
 def _part(tensor: torch.Tensor, like: Any) -> torch.Tensor:

@@ -43,8 +43,8 @@ UPDATES = 500  # what a run aims at: fewer learn too little, more are too small
 FRESH = 3  # epochs in which a text says something new: those after them bring more updates, not larger ones
 DROPOUT = ((4, 0.1), (8, 0.2))  # (epochs, the share where there are more of them)
 LARGEST_UPDATE = 2**17  # tokens
-# in a forward pass, about: with fewer, calling small operations costs time, on a GPU much of it; with more, a CPU's cache
-# is too small
+# in a forward pass, about: with fewer, calling small operations costs time, on a GPU much of it; with more, a CPU's
+# cache is too small
 PASS_TOKENS, PASS_TOKENS_GPU = 2**12, 2**16
 RATES = {"muon": 1e-2, "adamw": 3e-3}
 GENTLE = 0.1  # of these rates, for a model that is trained already
@@ -161,7 +161,8 @@ def choose(
     while total > 1 and text.windows * most / total / settings.devices < 5 * settings.warmup_steps:  # a page or two
         total //= 2
     given = settings.gradient_accumulation
-    batch = settings.batch_size or (max(1, total // given) if given else min(total, _windows_in_pass(per_window, device)))
+    at_once = max(1, total // given) if given else min(total, _windows_in_pass(per_window, device))
+    batch = settings.batch_size or at_once
     chosen |= dict(batch_size=batch, gradient_accumulation=max(1, total // batch))
     chosen |= _head_and_rate(settings, chosen)
     per_update = batch * (given or chosen["gradient_accumulation"]) * settings.devices
@@ -225,6 +226,8 @@ def measured(
     device = pick_device(settings.device)
     precision = pick_precision(settings.precision, device)
     windows = _windows_in_pass(float(train.lengths.mean()), device.type)
+    if device.type == "cuda":  # the more windows at once, the faster: as many as an update will have at most
+        windows = min(windows, max(1, FRESH * len(train) // UPDATES))
 
     def config(n_embd: int, n_layer: int, **changes: Any) -> PretrainedConfig:
         n_head = settings.n_head or _head_and_rate(settings, dict(n_embd=n_embd))["n_head"]

@@ -67,7 +67,7 @@ def test_the_loss_in_chunks_is_the_loss(monkeypatch, architecture, rows, cached)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 4e-3)])
-@pytest.mark.parametrize("way", [loss._at_once, loss._in_one_kernel])
+@pytest.mark.parametrize("way", [loss._at_once, loss._for_compiler])
 def test_a_gpus_ways_give_what_the_slices_of_a_cpu_give(way, dtype, tolerance):
     """Loss to the last digits of fp32 or fp64; the gradient to those of its own type; where the row is sure, too."""
     torch.manual_seed(0)
@@ -143,7 +143,8 @@ def test_chunks_are_added_in_fp32(monkeypatch):
     small_pieces(monkeypatch, 1, 2**20)
     hidden = torch.ones(2000, 4)
     weight = torch.zeros(8, 4, requires_grad=True)
-    loss._ChunkedCrossEntropy.apply(hidden, weight, torch.zeros(2000, dtype=torch.long), torch.bfloat16, loss._at_once)[0].backward()
+    labels = torch.zeros(2000, dtype=torch.long)
+    loss._ChunkedCrossEntropy.apply(hidden, weight, labels, torch.bfloat16, loss._at_once)[0].backward()
     wanted = torch.full((8, 4), 2000 / 8)
     wanted[0] -= 2000
     torch.testing.assert_close(weight.grad, wanted, rtol=1e-2, atol=0)
@@ -192,6 +193,12 @@ def test_products_of_few_shapes(monkeypatch):
             loss._ChunkedCrossEntropy.apply(hidden, weight, labels, torch.float32, loss._at_once)
     chunks = {64, 128}
     assert shapes == {s for rows in chunks for s in ((rows, 4, 4, 8), (rows, 8, 8, 4), (8, rows, rows, 4))}
+
+
+def test_pieces_of_logits_on_a_gpu_are_even_and_fill_its_share_of_memory():
+    assert loss.rows_at_once(50_000, "cuda", 6) == 5368 and loss.rows_at_once(50_000, "cuda", 2) == 16_106
+    assert loss.rows_at_once(50_000, "cpu", 2) == loss.ROWS and loss.rows_at_once(2**31, "cuda", 6) == 1
+    assert [loss._evenly(count, 10) for count in (0, 1, 10, 11, 21)] == [10, 1, 10, 6, 7]
 
 
 def test_a_batch_without_labels_has_loss_and_gradient_0():

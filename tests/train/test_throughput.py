@@ -1,5 +1,6 @@
 """Room 04 before it trains: an update is measured on the machine as it is."""
 
+import contextlib
 from types import SimpleNamespace
 
 import numpy as np
@@ -29,6 +30,22 @@ def test_as_many_windows_as_the_time_allows_and_always_thrice(monkeypatch, run, 
     assert [len(indices) for indices in seen] == counts
     assert pace.per_window > 0 and pace.optimizer > 0
     assert pace.of(10) == pytest.approx(10 * pace.per_window + pace.optimizer)
+
+
+def test_on_a_gpu_all_windows_are_measured_at_once(monkeypatch, run, train):
+    """One window tells nothing there: it takes about as long as many."""
+
+    class Gpu:
+        type = "cuda"
+
+    counts, load = [], throughput.load_batch
+    monkeypatch.setattr(
+        throughput, "load_batch", lambda windows, some, _: counts.append(len(some)) or load(windows, some, CPU)
+    )
+    monkeypatch.setattr(torch.nn.Module, "to", lambda self, *_: self)
+    monkeypatch.setattr(throughput, "autocast", lambda *_: contextlib.nullcontext())
+    throughput.measure(tiny(), train, settings(run), 4, "fp32", Gpu(), 0.0)
+    assert counts == [1, 1, 1, 4, 4, 4]
 
 
 def test_where_memory_runs_out_fewer_windows_are_measured(monkeypatch, run, train):
