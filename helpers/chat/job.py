@@ -22,7 +22,7 @@ from helpers.device import pick_precision
 from helpers.files import fingerprint, write_text
 from helpers.manifest import open_room
 from helpers.train import checkpoint
-from helpers.train.job import Training, claim, occupied
+from helpers.train.job import Training, claim, digests, occupied
 from helpers.train.loss import Loss
 from helpers.train.plan import load_windows
 from helpers.train.settings import TrainSettings
@@ -129,7 +129,8 @@ def prepare(settings: ChatSettings, lessons: Lessons | None = None, folder: Path
     parts = {"train": train, "val": val}
     # 3. the room: what decides the result says whether a model that is there can be resumed
     corpus = open_room(settings.run, "corpus")["outputs"]
-    base = settings.pretrained_model or open_room(settings.run, "train")["outputs"]
+    given = settings.pretrained_model
+    base = digests(given) if given else open_room(settings.run, "train")["outputs"]
     wanted = settings.for_trainer(len(train))
     how = [settings.pretrained_model, settings.conversations, settings.replay, n_ctx, settings.lora_rank]
     identity = fingerprint(wanted.identity(), how, corpus, base)

@@ -31,6 +31,7 @@ from helpers.train.trainer import Diverged, Trainer
 from helpers.vocab.tokenizer import load_tokenizer
 
 PATIENCE = 10.0  # seconds that a run which is just ending has to leave its folder
+PREPARED = "--prepared"  # before the file of parameters: the room is ready
 TRIAL_WINDOWS = 256  # of the validation text, for a trial of seconds
 
 
@@ -40,11 +41,17 @@ class Occupied(RuntimeError):
 
 def _identity(settings: TrainSettings, tokens_manifest: dict[str, Any]) -> str:
     cut = [tokens_manifest["result"][name] for name in ("n_ctx", "stride", "packing")]
-    # a folder may hold another model by now; what a name of the Hub stands for is not asked at each start
-    folder, patterns = Path(settings.pretrained_model), ("config.json", "*.safetensors", "*.bin")
-    files = [file for each in patterns for file in sorted(folder.glob(each))] if settings.pretrained_model else []
-    begun_with = [known_sha256(file) for file in files]
-    return fingerprint(settings.identity(), tokens_manifest["outputs"], cut, *begun_with)
+    return fingerprint(settings.identity(), tokens_manifest["outputs"], cut, *digests(settings.pretrained_model))
+
+
+def digests(pretrained_model: str) -> list[str]:
+    """Return those of the files that a run begins with: a folder may hold another model by now.
+
+    What a name of the Hub stands for is not asked at each start: it has none.
+    """
+    folder, patterns = Path(pretrained_model), ("config.json", "*.safetensors", "*.bin")
+    files = [file for each in patterns for file in sorted(folder.glob(each))] if pretrained_model else []
+    return [known_sha256(file) for file in files]
 
 
 def prepare(settings: TrainSettings) -> None:
@@ -182,7 +189,7 @@ class StopSignals:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _prepared(file: Path) -> TrainSettings:
+def _prepared(file: Path, room_is_ready: bool) -> TrainSettings:
     """Return the settings that a file of parameters gives, when this process's group and the run's room are ready."""
     # 1. the settings
     parameters = json.loads(file.read_text("utf-8"))
@@ -195,7 +202,7 @@ def _prepared(file: Path) -> TrainSettings:
     # 2. the process group, and the room, made ready by its first process
     if "WORLD_SIZE" in os.environ:  # torchrun started us
         join_group(pick_device(settings.device))
-    if world()[0] == 0:
+    if world()[0] == 0 and not room_is_ready:
         settings = decide(settings).settings
         plan(settings)
         prepare(settings)
@@ -209,14 +216,17 @@ def main() -> None:
 
     Ends with 0, with 143 or 130 after SIGTERM or Ctrl-C, else with 1 and a reason.
     """
-    # 1. the settings, and the room
-    if len(sys.argv) != 2:
+    # 1. the settings, and the room; where `launch` has prepared it, a STOP in it is meant for this run
+    ready, files = sys.argv[1:2] == [PREPARED], sys.argv[1:]
+    if ready:
+        files = files[1:]
+    if len(files) != 1:
         sys.exit("usage: python -m helpers.train PARAMETERS.json  (notebook 04 writes runs/NAME/model/parameters.json)")
     signals = StopSignals()
     try:
-        settings = _prepared(Path(sys.argv[1]))
+        settings = _prepared(Path(files[0]), ready)
     except (RoomError, Occupied, ValueError, TypeError, OSError) as error:
-        sys.exit(f"{sys.argv[1]}: {error}")
+        sys.exit(f"{files[0]}: {error}")
     first = world()[0] == 0
     # 2. the run; if torchrun is killed, nothing else would end this process: it saves and ends by itself. When a shell
     # goes, what it started with nohup stays

@@ -41,7 +41,7 @@ def run_job(settings: TrainSettings) -> dict[str, Any]:
             monitor_interval=0.5,
         )
         try:
-            elastic_launch(config, sys.executable)("-m", "helpers.train", str(file))
+            elastic_launch(config, sys.executable)("-m", "helpers.train", job.PREPARED, str(file))
         except ChildFailedError as error:
             raise RuntimeError(
                 f"one of the {settings.devices} training processes failed; its own message is above. "

@@ -319,8 +319,3 @@ def write_words(path: Path, words: Iterable[str]) -> None:
         if not word or re.search(r"\s", word):
             raise ValueError(f"word {number}, {word!r}, cannot stand on a line of its own in {Path(path).name}")
     write_text(Path(path), "".join(f"{word}\n" for word in words))
-
-
-def read_words(path: Path) -> list[str]:
-    """Return the lines of a word list file; a word's line number, from 0, is its id."""
-    return Path(path).read_text("utf-8").removesuffix("\n").split("\n")

@@ -1,6 +1,7 @@
 """One fine-tuning run: it learns, it writes a room, and after a stop or a kill it goes on to the bit."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -110,6 +111,18 @@ def test_other_settings_begin_anew_and_keep_what_was_there(chat_run):
     assert torch.equal(
         AutoModelForCausalLM.from_pretrained(kept).state_dict()["lm_head.weight"], first["lm_head.weight"]
     )
+
+
+def test_a_pretrained_model_that_changed_in_its_folder_is_begun_with_again(chat_run, tmp_path):
+    shutil.copytree(paths.room(chat_run, "train") / "final_model", base := tmp_path / "base")
+    given = SHORT | dict(epochs=1, pretrained_model=str(base))
+    job.prepare(ChatSettings(**given)).run()
+    assert job.prepare(ChatSettings(**given)).trainer.progress.step > 0
+    model = AutoModelForCausalLM.from_pretrained(base)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(2)
+    model.save_pretrained(base)
+    assert job.prepare(ChatSettings(**given)).trainer.progress.step == 0
 
 
 def test_conversations_that_fit_into_no_window_are_not_passed_over_in_silence(chat_run):

@@ -51,6 +51,18 @@ def test_a_pretrained_model_that_was_trained_anew_in_its_folder_is_begun_with_ag
     torch.testing.assert_close(weights(run)[name], 2 * trained[name])
 
 
+def test_a_stop_that_comes_while_processes_start_is_heeded(run, tmp_path):
+    """Where `launch` has made the room ready, its processes do not: STOP lies there for them. An old one is removed."""
+    job.prepare(settings(run))
+    stop, file = paths.room(run, "train") / "STOP", tmp_path / "parameters.json"
+    file.write_text(json.dumps(dataclasses.asdict(settings(run))), "utf-8")
+    stop.touch()
+    job._prepared(file, room_is_ready=True)
+    assert stop.exists()
+    job._prepared(file, room_is_ready=False)
+    assert not stop.exists()
+
+
 def test_attempts_that_failed_before_they_had_weights_do_not_take_its_place(run):
     job.start(settings(run)).wait()
     before = weights(run)
