@@ -30,6 +30,8 @@ class Conversations:
     Raises ValueError for a conversation that is too long (see `fitting`), and if there is none at all.
     """
 
+    packed = True
+
     def __init__(self, conversations: Iterable[Encoded], n_ctx: int, pad_id: int):
         self.n_ctx, self.pad_id = n_ctx, pad_id
         # 1. all ids in a row: five bytes a token, however many conversations there are

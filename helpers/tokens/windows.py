@@ -94,6 +94,7 @@ class Examples(Protocol):
 
     n_ctx: int
     lengths: np.ndarray  # (windows,) of ids
+    packed: bool  # whether a window holds several texts that do not see each other; then it comes with positions
 
     def __len__(self) -> int: ...
 
@@ -120,6 +121,8 @@ class Windows:
 
     Raises ValueError for a stride outside 1…n_ctx and for a stream of fewer than two tokens.
     """
+
+    packed = False
 
     def __init__(
         self, stream: Stream, n_ctx: int, stride: int, pad_id: int, packing: str = "stream", once: bool = False

@@ -113,8 +113,7 @@ class Trainer:
         self.parallel = distributed.choose_parallel(settings, model.config, train.n_ctx, self.precision, self.device)
         folder.mkdir(parents=True, exist_ok=True)
         # 2. model, loss and optimizers
-        packed = len(train.batch([0])) > 2  # windows come with positions
-        speed_up(self.model, settings, train.n_ctx, self.precision, self.device, packed)
+        speed_up(self.model, settings, train.n_ctx, self.precision, self.device, train.packed)
         self.local_loss = Loss(self.model, settings.compile).to(self.device).train()
         self.loss_of = distributed.distribute(self.local_loss, self.parallel, self.device)
         self.optimizers = optim.make_optimizers(

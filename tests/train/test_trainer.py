@@ -19,7 +19,7 @@ from helpers.train.loss import Loss
 class OneBatch:
     """Windows that are six random rows, two of them with fewer labels."""
 
-    n_ctx = 8
+    n_ctx, packed = 8, False
 
     def __init__(self):
         generator = torch.Generator().manual_seed(0)
