@@ -22,7 +22,7 @@ from helpers.generate.detokenize import Detokenizer
 from helpers.generate.settings import RANGES, Chunk, Sample, Settings, TokenLogprob
 from helpers.vocab.tokenizer import decode, encode
 
-MADE_ON_CPU = {"cpu", "mps"}  # types of devices whose random numbers NumPy makes: few of them are faster there
+MADE_ON_CPU = {"cpu", "mps"}  # types of devices for which NumPy makes the random numbers
 PADDING = -1  # where a row has no id; no token has this id
 
 

@@ -229,7 +229,8 @@ class Decoder:
 
         positions: one for all rows, or (B,). seen (B, 1, 1, T): the mask of attention.
         """
-        B, rows = len(ids), torch.arange(len(ids), device=ids.device)
+        B = len(ids)
+        rows = None if isinstance(positions, int) else torch.arange(B, device=ids.device)
 
         def attend(layer: int, qkv: Tensor, scale: float) -> Tensor:  # (B, heads + 2 kv heads, head size)
             kept = layers[layer]

@@ -16,6 +16,7 @@ from helpers.device import widest_float
 
 Setting = float | int | Tensor
 COLDEST = 1e-6  # logits divided by a smaller temperature would overflow
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # SplitMix64's step, as the signed number that it is in int64
 LOOKING_BACK = frozenset({"repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram"})  # read ids
 
 
@@ -193,9 +194,6 @@ def exponential(keys: Tensor, draws: Tensor, size: int) -> Tensor:
     bits = _mixed(start + _GOLDEN * torch.arange(1, size + 1, device=keys.device))  # (B, size)
     uniform = (_shifted(bits, 12).to(widest_float(keys.device)) + 0.5) * 2.0**-52  # in (0, 1)
     return -uniform.log()
-
-
-_GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # as the signed number that it is in int64
 
 
 def _mixed(x: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ class Settings:
     frequency_penalty: float = _ranged(0.0, -100, 100, least=-2, most=2)  # for tokens that were written, each time
     no_repeat_ngram: int = _ranged(0, 0, math.inf, most=20)  # so many tokens in a row never occur twice
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # id -> what is added to its logit, up to ±MOST_BIAS
-    seed: int | None = None  # the same seed gives the same text, on a GPU another one; None: another text each time
+    seed: int | None = None  # the same seed gives the same text (a GPU's is not a CPU's); None gives another each time
     stop: tuple[str, ...] = ()  # the text ends before the first of these strings
     sentence: bool = False  # the text ends after its first finished sentence or line
     logprobs: int | None = None  # record a `TokenLogprob` per token, with this many alternatives; None records none

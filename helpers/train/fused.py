@@ -41,7 +41,7 @@ def speed_up(
             module.__class__ = _FUSED.get(type(module), type(module))
     # for "sdpa" the library makes no mask where only the future is hidden, else one of truth values: as we take it
     written_out = on_cpu and n_ctx <= WRITTEN_OUT and not (fused and _has_own_keys(model.config))
-    # on a GPU it would wait for each batch to see that; and compiled, it would make a mask all the same
+    # to see that, the library waits for each batch of a GPU; compiled, it cannot see it, and makes a mask
     unmasked = (device.type == "cuda" or settings.compile) and not packed and sees_whole_window(model.config, n_ctx)
     model.set_attn_implementation("eager" if written_out else CAUSAL if unmasked else "sdpa")
 

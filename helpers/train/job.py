@@ -45,7 +45,7 @@ def _identity(settings: TrainSettings, tokens_manifest: dict[str, Any]) -> str:
 
 
 def digests(pretrained_model: str) -> list[str]:
-    """Return those of the files that a run begins with: a folder may hold another model by now.
+    """Return the digests of the files that a run begins with: a folder may hold another model by now.
 
     What a name of the Hub stands for is not asked at each start: it has none.
     """
