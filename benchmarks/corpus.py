@@ -10,7 +10,7 @@ sample. Speeds are end to end: the start of the processes and all reading and wr
 second call on, for its start takes seconds.
 
 That text is clean. "dirty" builds a corpus from one in which every cleaning rule finds work, the optional ones of one
-language included: a line in six has dirt, each rule's about as often, in four encodings. Both are built twice, and the
+language included: a line in six has dirt, each rule's about as often, in four encodings. It is built twice, and the
 better time counts.
 
 Without arguments it takes minutes: a quarter of a gigabyte. A whole one: --megabytes 1000 --dirty 250. Memory is what

@@ -209,11 +209,11 @@ def made_up_tokenizer(vocab: int):
 
 
 def preset_settings(bench: Bench, **changes):
-    """Return the preset's settings; with 80 GB it says to take four times the windows at once."""
+    """Return the preset's settings; with 32 GB or more it says to take four times the windows at once."""
     from helpers.train.settings import TrainSettings
 
     wanted = preset()
-    if bench.on_card and torch.cuda.get_device_properties(bench.device).total_memory > 75e9:
+    if bench.on_card and torch.cuda.get_device_properties(bench.device).total_memory > 31e9:
         wanted["batch_size"] *= 4
         wanted["gradient_accumulation"] //= 4
     return TrainSettings.from_parameters(wanted | {"device": str(bench.device)} | bench.scale.train | changes)

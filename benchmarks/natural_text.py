@@ -31,7 +31,7 @@ from helpers.vocab.words import (
     take_texts,
 )
 
-VOCAB_SIZE, MIN_COUNT, LONGEST_WORD = 8000, 3, 12  # notebook 02's defaults
+VOCAB_SIZE, MIN_COUNT, LONGEST_WORD = 8000, 3, 12  # rarer words than in notebook 02 (10)
 HELD_OUT = 200_000  # characters of validation text that are cut, at most
 TIMED = 20_000  # characters on which speed is measured
 

@@ -72,6 +72,14 @@ def recipes() -> dict[str, dict]:
     return found | SIDE
 
 
+class ToTheEnd(trainer.Trainer):
+    """The loop of room 04, but what counts is its last state: a glance at eight tokens may not choose another."""
+
+    def return_to_best(self, scores: dict[str, float]) -> dict[str, float]:
+        """Keep the weights as they are."""
+        return scores
+
+
 class Bench:
     """One model and one text, on which recipes are tried."""
 
@@ -111,7 +119,7 @@ class Bench:
                 device=str(self.device), parallel="ddp", seed=seed, log_step=1, eval_step=0,
                 sample_step=0, checkpoint_step=0,
             )  # fmt: skip
-            trainer.Trainer(
+            ToTheEnd(
                 model, self.train, self.glance, settings, Path(folder), self.tokenizer,
                 chars_per_token=self.chars_per_token, stop=over,
             ).run()  # fmt: skip

@@ -32,7 +32,7 @@ from helpers.train.trainer import Trainer, evaluate
 from helpers.vocab.tokenizer import build_bpe, build_bytes, build_characters, build_words
 from helpers.vocab.words import choose_words, count_characters, count_words, get_segmenter, take_texts
 
-VOCAB_SIZE, MIN_COUNT, LONGEST_WORD = 8000, 3, 12  # notebook 02's defaults
+VOCAB_SIZE, MIN_COUNT, LONGEST_WORD = 8000, 3, 12  # rarer words than in notebook 02 (10)
 TRAIN_CHARACTERS = 20_000_000
 SHAPE = dict(n_ctx=128, n_embd=128, n_layer=2, n_head=4)
 RECIPE = dict(
@@ -77,7 +77,7 @@ class Entrant:
 
 
 def four_tokenizers(run: str, segmenter: str) -> dict:
-    """Return characters, words, BPE and bytes, made from the run's training text as notebook 02 makes them."""
+    """Return characters, words, BPE and bytes, made from the training text; each character in it is a token."""
     segment, cache = get_segmenter(segmenter)
     with parallel.executor(1) as pool:
         counts = count_words(read_texts(run, "train"), pool, "", segment, cache)

@@ -19,6 +19,7 @@ from helpers.parallel import cores
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 DEVICES = {"cpu", "cuda", "mps"}  # types of devices this course trains and writes on
 WITHOUT_FLOAT64 = {"mps"}  # types of devices that have no 64-bit numbers: Apple's GPUs
+CONTAINER = Path("/sys/fs/cgroup")  # the limits of the container that this runs in, and what it has used of them
 
 
 def pick_device(name: str) -> torch.device:
@@ -96,17 +97,18 @@ def matmul_rate(precision: str, device: torch.device, laps: int = 6) -> float:
     b = torch.ones(size, size, dtype=DTYPES[precision], device=device)
     seconds = []
     for _ in range(laps):
-        _wait(device)
+        wait(device)
         begin = time.perf_counter()
         a @ b
-        _wait(device)
+        wait(device)
         seconds.append(time.perf_counter() - begin)
         if sum(seconds) > 1:  # fp16 on a processor without fp16 units: one product is enough to see it
             break
     return 2 * rows * size * size / min(seconds)
 
 
-def _wait(device: torch.device) -> None:
+def wait(device: torch.device) -> None:
+    """Wait until a GPU has done all that it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":
@@ -136,7 +138,11 @@ def release_threads() -> None:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means out of memory, on a GPU or on the CPU (for which torch has no class)."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    # what Linux, Windows and Apple's GPUs say
+    said = ("can't allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in said)
 
 
 def empty_cache(device: torch.device) -> None:
@@ -176,9 +182,15 @@ def describe_device(device: torch.device) -> dict:
 
 
 def memory_free(device: torch.device) -> int:
-    """Return how much memory is free."""
+    """Return how much memory is free, in a container of what it was given."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     import psutil  # not at the top: training on a GPU does without it
 
-    return psutil.virtual_memory().available
+    free = psutil.virtual_memory().available
+    with contextlib.suppress(OSError, ValueError):  # no container with cgroup 2, or "max": no limit
+        limit, used = (int((CONTAINER / name).read_text("ascii")) for name in ("memory.max", "memory.current"))
+        # files that were read stay in memory until it is needed, and count as used
+        counts = dict(line.split() for line in (CONTAINER / "memory.stat").read_text("ascii").splitlines())
+        free = min(free, max(0, limit - used + int(counts.get("inactive_file", 0))))
+    return free

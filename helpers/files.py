@@ -1,4 +1,4 @@
-"""Atomic writes of files and folders, and SHA-256 fingerprints.
+"""Atomic writes of files and folders, folders kept for one program, and SHA-256 fingerprints.
 
 An atomic write leaves the old content or the new one, also when the process is killed or the disk is full: what is
 written gets a hidden temporary name first, is flushed to the disk, and is then renamed. Knows nothing of what a file
@@ -16,6 +16,10 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from filelock import FileLock, Timeout
+
+PATIENCE = 10.0  # seconds that a program which is just ending has to leave a folder
 
 _hashes: dict[Path, tuple[tuple[int, int, int], str]] = {}  # file -> (inode, size, time of change), SHA-256
 
@@ -105,6 +109,31 @@ def tidy_folder(folder: Path) -> None:
         with contextlib.suppress(FileNotFoundError):  # nothing to put back, or another process was quicker
             old.rename(folder)
     shutil.rmtree(old, ignore_errors=True)
+
+
+class Occupied(RuntimeError):
+    """Another program is at work in the same folder."""
+
+
+@contextlib.contextmanager
+def occupied(folder: Path, mends: str = "Wait until it has ended, or end it.") -> Iterator[None]:
+    """Keep a folder for one program; the system releases it when the process ends, however it ends.
+
+    Raises Occupied if another one, in this process or elsewhere, keeps it for longer than PATIENCE; `mends` says what
+    to do about it.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
+    try:
+        lock.acquire(timeout=PATIENCE)
+    except Timeout:
+        raise Occupied(
+            f"another program, or another notebook, is at work in {folder}: two would spoil each other's files. {mends}"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _hidden(folder: Path, ending: str) -> Path:

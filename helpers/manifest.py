@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from helpers.files import hash_files, known_sha256, write_text
-from helpers.paths import NOTEBOOKS, notebook, room, run_dir
-from helpers.wording import run_again
+from helpers.paths import NOTEBOOKS, STAGES, notebook, room, run_dir, runs_dir
+from helpers.wording import did_you_mean, run_again
 
 MANIFEST = "manifest.json"
 Files = Iterable[Path]
@@ -49,11 +49,30 @@ def read_manifest(run: str, stage: str) -> dict[str, Any]:
     """Return the manifest of a finished stage; raise RoomError where there is none."""
     path = room(run, stage) / MANIFEST
     try:
-        return json.loads(path.read_text("utf-8"))
+        found = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
-        raise RoomError(f"run '{run}' has no {path.parent.name}/ yet: {run_again(stage, run)}") from None
+        raise RoomError(_not_there(run, stage)) from None
     except ValueError:
         raise RoomError(f"{path} is not readable JSON: {run_again(stage, run)}") from None
+    if not isinstance(found, dict):
+        raise RoomError(f"{path} is no manifest, which is a JSON object: {run_again(stage, run)}")
+    return found
+
+
+def _not_there(run: str, stage: str) -> str:
+    """Return what is said of a room that was never written: the run may be mistyped, or not have come so far."""
+    if run_dir(run).is_dir():
+        mends = run_again(stage, run).replace(" again", "", 1)  # it is the first time
+        return f"run '{run}' has no {room(run, stage).name}/ yet: {mends}"
+    known = sorted({path.parent.parent.name for path in runs_dir().glob(f"*/*/{MANIFEST}")})
+    hint = did_you_mean(run, known) if known else ""
+    first, last = NOTEBOOKS["corpus"][0], NOTEBOOKS[stage][0] if stage in STAGES else NOTEBOOKS["train"][0]
+    notebooks = f"notebook {first}" if first == last else f"the notebooks from {first} to {last}"
+    then = "" if stage in STAGES else f", then {NOTEBOOKS[stage][0]}"
+    return (
+        f"there is no run '{run}' in {runs_dir()}{hint}{'' if hint.endswith('?') else '.'} "
+        f"For a new one, run {notebooks}, or: python -m helpers.run --run {run}{then}"
+    )
 
 
 def open_room(run: str, stage: str) -> dict[str, Any]:

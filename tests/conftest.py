@@ -83,6 +83,26 @@ class WholeFiles(LoadScopeScheduling):
         return "the six notebooks" if file.endswith(".ipynb") else file  # each goes on with what the one before wrote
 
 
+class OneThread:
+    """Starts the kernel of the long training with one thread, where two processes of tests share two cores.
+
+    Two threads would wait at each product for the one that has lost its core to the other process.
+    """
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup(self, item):
+        """Set the variable for the moment in which nbval starts the kernel."""
+        with pytest.MonkeyPatch.context() as patch:
+            if "PYTEST_XDIST_WORKER" in os.environ and item.nodeid.split("::")[0].endswith("04_train.ipynb"):
+                patch.setenv("OMP_NUM_THREADS", "1")
+            return (yield)
+
+
+def pytest_configure(config):
+    """Register what concerns the notebooks: a conftest's own hooks are only called for the tests beside it."""
+    config.pluginmanager.register(OneThread())
+
+
 def pytest_xdist_make_scheduler(config, log):
     """Deal the tests out by `WholeFiles`, in the order of the command line: what takes longest comes first."""
     config.option.loadscopereorder = False

@@ -8,16 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import strategies as st
 
 from helpers.corpus import formats
 from helpers.corpus.build import build_corpus
 from helpers.corpus.find import find_inputs
-from helpers.corpus.formats import ReadOptions
+from helpers.corpus.records import ReadOptions
 from helpers.corpus.report import FileReport, Report
 from helpers.corpus.shards import read_texts, shard_documents, shard_paths
 
 SENTENCE = "绿萝喜欢散射光，土干了再浇水。"
 PROSE = "".join(f"第{n}天，{SENTENCE}\n" for n in range(60))
+# for property tests: lines of a text, some of them blank, and what may end them
+LINES = st.lists(st.text(st.sampled_from("绿萝一二三，。A \u3000\t"), max_size=12), max_size=40)
+LINE_ENDS = st.sampled_from(["\n", "\r\n", "\r", "\u2028"])
 
 
 def everything(path: Path, **options) -> tuple[list[str], FileReport]:

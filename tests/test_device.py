@@ -130,6 +130,9 @@ def test_idle_threads_end_and_come_back():
 def test_out_of_memory_is_recognized():
     assert is_out_of_memory(torch.OutOfMemoryError("x")) and is_out_of_memory(MemoryError())
     assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to …"))
+    assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: not enough memory: you tried to …"))  # Windows
+    assert is_out_of_memory(RuntimeError("MPS backend out of memory (MPS allocated: 8.00 GiB)"))
+    assert not is_out_of_memory(ValueError("out of memory")) and not is_out_of_memory(RuntimeError("shape mismatch"))
     assert not is_out_of_memory(RuntimeError("shape mismatch")) and not is_out_of_memory(KeyboardInterrupt())
 
 
@@ -141,6 +144,21 @@ def test_the_peak_grows_with_what_is_held_and_stays():
     del held
     assert memory_peak(CPU) > 0.99 * peak  # Linux adds up pages in batches
     assert 0 < memory_free(CPU) <= psutil.virtual_memory().total
+
+
+def test_in_a_container_the_free_memory_is_what_is_left_of_its_own(monkeypatch, tmp_path):
+    monkeypatch.setattr(device, "CONTAINER", tmp_path)
+    whole = psutil.virtual_memory().total
+    (tmp_path / "memory.current").write_text("3000000\n", "ascii")
+    (tmp_path / "memory.stat").write_text("anon 2000000\ninactive_file 500000\nactive_file 7\n", "ascii")
+    for limit, free in (("4000000", 1_500_000), ("2000000", 0)):
+        (tmp_path / "memory.max").write_text(limit + "\n", "ascii")
+        assert memory_free(CPU) == free
+    for limit in ("max", str(10 * whole)):
+        (tmp_path / "memory.max").write_text(limit + "\n", "ascii")
+        assert 10_000_000 < memory_free(CPU) <= whole
+    (tmp_path / "memory.max").unlink()
+    assert 10_000_000 < memory_free(CPU) <= whole
 
 
 def test_the_machine_describes_itself():

@@ -114,6 +114,32 @@ def test_a_killed_process_leaves_the_old_folder(tmp_path, where):
 # ---- fingerprints ----
 
 
+KEEPER = """
+import sys
+from pathlib import Path
+from helpers.files import occupied
+with occupied(Path(sys.argv[1])):
+    print("kept", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_folder_is_kept_for_one_program_until_it_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "PATIENCE", 0.1)
+    other = subprocess.Popen(
+        [sys.executable, "-c", KEEPER, tmp_path / "room"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        cwd=paths.repo_root(),
+    )  # fmt: skip
+    assert other.stdout.readline().strip() == b"kept"
+    with pytest.raises(files.Occupied, match="room: two would spoil each other's files. Say please"):
+        with files.occupied(tmp_path / "room", "Say please"):
+            pass
+    other.kill()
+    other.wait()
+    with files.occupied(tmp_path / "room"):  # it died without a word, and the system has let go
+        pass
+
+
 def test_sha256_is_that_of_the_bytes(tmp_path):
     (tmp_path / "a").write_bytes(bytes(range(256)) * 5000)
     assert sha256(tmp_path / "a") == hashlib.sha256(bytes(range(256)) * 5000).hexdigest()

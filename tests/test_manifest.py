@@ -39,8 +39,33 @@ def test_a_manifest_says_what_was_read_written_and_found(run, tmp_path):
 
 
 def test_a_room_that_is_not_there_names_the_notebook_to_run(run):
-    with pytest.raises(RoomError, match="run notebook 02_vocab again"):
+    finish(run, "corpus", {"train-00000.jsonl": "一\n"})
+    with pytest.raises(RoomError) as caught:
         open_room(run, "vocab")
+    assert str(caught.value) == (
+        "run 'poems' has no vocab/ yet: run notebook 02_vocab, or: python -m helpers.run vocab --run poems"
+    )
+
+
+def test_a_run_that_is_not_there_is_named_with_those_there_are(run, tmp_path):
+    def said(name, stage):
+        with pytest.raises(RoomError) as caught:
+            open_room(name, stage)
+        return str(caught.value)
+
+    assert said("poems", "corpus") == (
+        f"there is no run 'poems' in {tmp_path}. "
+        "For a new one, run notebook 01_corpus, or: python -m helpers.run --run poems"
+    )
+    finish("poems", "corpus", {"train-00000.jsonl": "一\n"})
+    finish("Sanguo", "corpus", {"train-00000.jsonl": "一\n"})
+    (tmp_path / "fetched").mkdir()  # no run
+    assert said("peoms", "train") == (
+        f"there is no run 'peoms' in {tmp_path}; did you mean 'poems'? "
+        "For a new one, run the notebooks from 01_corpus to 04_train, or: python -m helpers.run --run peoms"
+    )
+    assert said("x", "chat").endswith("to 04_train, or: python -m helpers.run --run x, then deeper/chat")
+    assert said("x", "corpus").startswith(f"there is no run 'x' in {tmp_path}; there is: Sanguo, poems. For a new one")
 
 
 def test_a_missing_or_changed_file_is_noticed(run):
@@ -58,6 +83,9 @@ def test_a_torn_manifest_is_no_traceback(run):
     finish(run, "corpus", {"train-00000.jsonl": "一\n"})
     (paths.room(run, "corpus") / MANIFEST).write_text('{"stage": ', "utf-8")
     with pytest.raises(RoomError, match="not readable JSON"):
+        open_room(run, "corpus")
+    (paths.room(run, "corpus") / MANIFEST).write_text("[]", "utf-8")
+    with pytest.raises(RoomError, match="is no manifest"):
         open_room(run, "corpus")
 
 

@@ -33,6 +33,9 @@ CONSTANTS: dict[str, dict[str, str]] = {
         "65,535": "the largest number of two bytes: 2**16 - 1",
         "429": "the HTTP status Too Many Requests, RFC 6585",
     },
+    "02_vocab.ipynb": {
+        "130 MB": "thulac's resident memory after its model is loaded: the docstring of helpers.vocab.words.segment",
+    },
     "03_tokenize.ipynb": dict.fromkeys(
         ["256", "1,024", "20 million"], "the rule for windows: helpers.tokens.windows.choose_n_ctx, and its test"
     ),

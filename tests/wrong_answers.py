@@ -611,6 +611,18 @@ async def ask_patiently(client, body, tries=3):
 """,
         ),
         (
+            "what was wrong is asked again",
+            """
+async def ask_patiently(client, body, tries=3):
+    for left in reversed(range(tries)):
+        async with client.post("/", json=body) as response:
+            answer = await response.json()
+        if response.status == 200 or not left:
+            return response.status, answer
+        await asyncio.sleep(int(response.headers.get("Retry-After", 0)))
+""",
+        ),
+        (
             "the response itself instead of the answer in it",
             """
 async def ask_patiently(client, body, tries=3):

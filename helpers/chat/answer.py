@@ -16,10 +16,13 @@ def answer_batch(
     conversations: Sequence[Sequence[Message]],
     settings: Settings = DEFAULT,
 ) -> list[Sample]:
-    """Return one answer to the last message of each conversation, in order; the texts hold the answers only."""
-    rows = [
-        Row(encode_messages(tokenizer, messages, generation_prompt=True).ids, settings) for messages in conversations
-    ]
+    """Return one answer to the last message of each conversation, in order; the texts hold the answers only.
+
+    With a seed, each conversation has random numbers of its own, by its place: a question that is asked several times
+    gets different answers, and the same ones in the next call.
+    """
+    prompts = [encode_messages(tokenizer, messages, generation_prompt=True).ids for messages in conversations]
+    rows = [Row(ids, settings, number) for number, ids in enumerate(prompts)]
     write_rows(model, tokenizer, rows, MAX_ROWS)
     return [row.result(tokenizer, "") for row in rows]
 

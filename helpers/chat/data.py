@@ -79,10 +79,11 @@ def _conversations(run: str, split: str) -> Iterator[list[Message]]:
 
 
 def plain_documents(run: str, tokenizer: PreTrainedTokenizerFast, count: int, n_ctx: int, seed: int) -> list[Encoded]:
-    """Return up to `count` of a run's training documents, those that fit into a window, as ids to be learnt whole.
+    """Return up to `count` of a run's training documents as ids to be learnt whole; of a long one, a window of it.
 
     Seen again between the conversations, they keep the model from forgetting what it could (rehearsal; Robins 1995).
-    Drawn in one pass, with room for `count` of them only (reservoir sampling; Vitter 1985).
+    Drawn in one pass, with room for `count` of them only (reservoir sampling; Vitter 1985). Where a document is longer
+    than a window, the place of the window is drawn too: were it left out, long documents would be forgotten.
     """
     if not count:
         return []
@@ -93,5 +94,11 @@ def plain_documents(run: str, tokenizer: PreTrainedTokenizerFast, count: int, n_
             drawn.append(text)
         elif (place := rng.randrange(number + 1)) < count:
             drawn[place] = text
-    texts = ([tokenizer.bos_token_id, *encode(tokenizer, text), tokenizer.eos_token_id] for text in drawn)
-    return [Encoded(ids, [True] * len(ids)) for ids in texts if len(ids) <= n_ctx + 1]
+    replayed = []
+    for text in drawn:
+        ids = [tokenizer.bos_token_id, *encode(tokenizer, text), tokenizer.eos_token_id]
+        if len(ids) > n_ctx + 1:  # one more than inputs: the last id is a label only
+            begin = rng.randrange(len(ids) - n_ctx)
+            ids = ids[begin : begin + n_ctx + 1]
+        replayed.append(Encoded(ids, [True] * len(ids)))
+    return replayed

@@ -5,7 +5,7 @@ The loop, its checkpoints and its guarantees are those of room 04.
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -27,8 +27,8 @@ from helpers.train.loss import Loss
 from helpers.train.plan import load_windows
 from helpers.train.settings import TrainSettings
 from helpers.train.trainer import Trainer, evaluate
-from helpers.vocab.chat import Encoded
-from helpers.vocab.tokenizer import decode
+from helpers.vocab.chat import Encoded, Message
+from helpers.vocab.tokenizer import decode, load_tokenizer
 
 UPDATES, MOST_EPOCHS = 100, 3  # by rule: so many updates, unless they would show a conversation more often than that
 
@@ -41,7 +41,7 @@ class ChatSettings:
     pretrained_model: str = ""  # fine-tune this model instead of the run's own: a folder or a Hub name
     conversations: int = 0  # learn from at most so many; 0: all of your own, 12,000 of the built-in grammar
     replay: float = 0.25  # plain documents per conversation, against forgetting
-    n_ctx: int = 0  # longest window in tokens; 0: the base model's
+    n_ctx: int = 0  # longest window in tokens; 0: the run's; 512 for a pretrained model
     lora_rank: int = 0  # train thin matrices of this rank beside the frozen ones (LoRA); 0: train all weights
     epochs: int = 0  # times that each conversation is seen; 0: one to three, for about a hundred updates
     max_minutes: float = 0.0  # time budget in minutes, instead of epochs; 0: none
@@ -94,14 +94,19 @@ class FineTuning:
     settings: ChatSettings
     lessons: Lessons
     trainer: ChatTrainer
+    exchanges_left_out: int  # questions with their answers that no window holds, of training and validation
 
     def run(self) -> dict[str, Any]:
         """Train to the end, or until a file STOP appears in the room; return the run's figures.
 
         val_bits_per_char is that of the answers alone, which `floor_bits_per_char` bounds where it is known.
         """
+        more = {
+            "floor_bits_per_char": self.lessons.floor_bits_per_char,
+            "exchanges_left_out": self.exchanges_left_out,
+        }
         with occupied(self.trainer.folder):
-            return self.trainer.run() | {"floor_bits_per_char": self.lessons.floor_bits_per_char}
+            return self.trainer.run() | more
 
     def start(self) -> Training:
         """Do the same in a worker thread; return at once."""
@@ -123,7 +128,11 @@ def prepare(settings: ChatSettings, lessons: Lessons | None = None, folder: Path
     # 2. windows
     count = round(settings.replay * len(lessons.train))
     replayed = plain_documents(settings.run, tokenizer, count, n_ctx, settings.seed)
-    fit, judged = (_at_least_one(fitting(tokenizer, part, n_ctx), n_ctx) for part in (lessons.train, lessons.val))
+    left_out: list[Sequence[Message]] = []
+    longer = n_ctx < model.config.max_position_embeddings
+    fit, judged = (
+        _at_least_one(fitting(tokenizer, part, n_ctx, left_out), n_ctx, longer) for part in (lessons.train, lessons.val)
+    )
     train = Conversations(chain(fit, replayed), n_ctx, tokenizer.pad_token_id)
     val = Conversations(judged, n_ctx, tokenizer.pad_token_id)
     parts = {"train": train, "val": val}
@@ -141,16 +150,17 @@ def prepare(settings: ChatSettings, lessons: Lessons | None = None, folder: Path
     trainer = ChatTrainer(
         model, train, val, wanted, folder, tokenizer, chars_per_token=per_token, identity=identity
     )  # fmt: skip
-    return FineTuning(settings, lessons, trainer)
+    return FineTuning(settings, lessons, trainer, len(left_out))
 
 
-def _at_least_one(conversations: Iterator[Encoded], n_ctx: int) -> Iterator[Encoded]:
+def _at_least_one(conversations: Iterator[Encoded], n_ctx: int, longer: bool) -> Iterator[Encoded]:
     """Yield conversations; raise ValueError if there is none: with plain documents beside them nobody would notice."""
     first = next(conversations, None)
     if first is None:
+        cure = "a larger n_ctx in deeper/chat" if longer else "a base model trained with a larger one, from 03 on"
         raise ValueError(
-            f"no conversation fits into a window of {n_ctx} tokens: each question with its answer is longer. The base "
-            "model needs longer windows: a larger n_ctx in notebook 03, then 04"
+            f"no conversation fits into a window of {n_ctx} tokens: each question with its answer is longer. "
+            f"They need {cure}"
         )
     yield first
     yield from conversations
@@ -162,10 +172,13 @@ def answer_characters(tokenizer: PreTrainedTokenizerFast, windows: Conversations
     return sum(len(decode(tokenizer, ids[is_answer].tolist())) for ids, is_answer in conversations)
 
 
-def plain_bits(run: str, model: PreTrainedModel, pad_id: int, batch_size: int = 64) -> float:
-    """Return bits per character of a run's validation text under a model with the run's own vocabulary."""
+def plain_bits(run: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, batch_size: int = 64) -> float:
+    """Return bits per character of a run's validation text; nan for a model with another vocabulary than the run's."""
     tokens = open_room(run, "tokenize")["result"]
-    _, val = load_windows(run, tokens, pad_id)
+    own = load_tokenizer(paths.room(run, "vocab")).get_vocab()
+    if not own.items() <= tokenizer.get_vocab().items():
+        return math.nan
+    _, val = load_windows(run, tokens, tokenizer.pad_token_id)
     device = model.device
     scores = evaluate(Loss(model), val, batch_size, pick_precision("auto", device), device)
     model.eval()

@@ -118,12 +118,15 @@ def pack(sizes: np.ndarray, n_ctx: int) -> list[list[int]]:
 
 
 def fitting(
-    tokenizer: PreTrainedTokenizerFast, conversations: Iterable[Sequence[Message]], n_ctx: int
+    tokenizer: PreTrainedTokenizerFast,
+    conversations: Iterable[Sequence[Message]],
+    n_ctx: int,
+    left_out: list[Sequence[Message]] | None = None,
 ) -> Iterator[Encoded]:
     """Yield conversations as ids, in pieces where one is longer than a window: whole exchanges, and the system line.
 
     A piece begins without what was said before it, as when the oldest turns leave a full context. An exchange that no
-    window holds is left out.
+    window holds is left out, and added to the list `left_out`.
     """
     for messages in conversations:
         encoded = encode_messages(tokenizer, messages)
@@ -142,6 +145,8 @@ def fitting(
             if len(longer.ids) <= n_ctx + 1:
                 held = longer
             else:  # this exchange alone is too long
+                if left_out is not None:
+                    left_out.append(spoken[begin:end])
                 begin, held = end, None
         if held:
             yield held

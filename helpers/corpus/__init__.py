@@ -9,7 +9,11 @@ In the order in which a text passes through them:
     encodings      charset detection and strict decoding
     mojibake       text that was decoded with the wrong charset: its signs, and its repair
     conversations  questions and answers in turn, in all their forms; documents that know who said what
-    formats        txt, JSON, JSONL, CSV, parquet become raw documents
+    records        what a record of JSON or a table says: a text, fields of a template, a conversation
+    plain_text     lines and documents of plain text
+    json_values    the values of JSON and JSON lines, one at a time
+    tables         the rows of CSV, TSV and Parquet
+    formats        which of these reads a file
     cleaning       the cleaning rules, each with a name
     repeats        which advertisements and page numbers repeat across the corpus
     dedup          near duplicates by MinHash

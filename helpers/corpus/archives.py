@@ -50,7 +50,10 @@ def list_archive(item: Input, left_out: Counter) -> list[Input]:
 
 def _decode_name(raw: bytes, otherwise: str) -> str:
     """Return a member's name that does not say its encoding: UTF-8, or GBK as a Chinese Windows writes it."""
-    return next((raw.decode(codec) for codec in ("utf-8", "gb18030") if encodings.fits(raw, codec)), otherwise)
+    for codec in ("utf-8", "gb18030"):
+        with contextlib.suppress(UnicodeDecodeError):
+            return encodings.decode(raw, codec)
+    return otherwise
 
 
 def _zip_members(item: Input) -> Iterator[tuple[str, int, int, int, str]]:
@@ -154,7 +157,8 @@ def _zst_blocks(packed: BinaryIO) -> Iterator[bytes]:
         raise BadFile('reading .zst needs a library: pip install -e ".[text]"') from None
     frame, data = None, b""
     while data or (data := packed.read(1024)):
-        frame = frame or zstandard.ZstdDecompressor().decompressobj()
+        # the largest window there is, which `zstd --long=31` writes; memory is taken as it fills
+        frame = frame or zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj()
         try:
             yield frame.decompress(data)
         except zstandard.ZstdError as error:

@@ -14,13 +14,13 @@ from helpers import parallel, paths
 from helpers.corpus import built_in, cleaning, download, partition, split
 from helpers.corpus.conversations import Conversation
 from helpers.corpus.find import BUILT_IN, find_corpus
-from helpers.corpus.formats import ReadOptions
 from helpers.corpus.inputs import Input, NoDocuments
 from helpers.corpus.partition import PartSettings, PartWriter
+from helpers.corpus.records import ReadOptions
 from helpers.corpus.report import FileReport, PartReport, Report
 from helpers.corpus.shards import shard_documents
 from helpers.corpus.split import KEEP, Split
-from helpers.files import write_text
+from helpers.files import occupied, write_text
 from helpers.manifest import MANIFEST
 
 
@@ -48,7 +48,7 @@ def build_corpus(
     """Write a run's corpus room (shards and report.json; not the manifest) and return the report.
 
     `source` is "sample", a file, folder, glob or archive, or what `download.fetch` gets from the net; `document`,
-    `text_key` and `repair` say how it is read (see `formats.ReadOptions`); `rules` switches cleaning rules on and off
+    `text_key` and `repair` say how it is read (see `records.ReadOptions`); `rules` switches cleaning rules on and off
     (see `cleaning.choose`); lengths are in characters; the filters are those of `cleaning.unfit`. From a similarity of
     `near_duplicates` on, the "first" of a cluster is kept, or "all" on one side of the split (0: only exact copies are
     dropped). At most `max_documents` are used (0: all); `val_fraction` of them, chosen by hash and seed, are for
@@ -85,37 +85,40 @@ def build_corpus(
     inputs, left_out = ([], Counter()) if source == BUILT_IN else find_corpus(source)
     pool = parallel.InProcess() if source == BUILT_IN else parallel.executor(workers, cluster)
 
+    # what means nothing for the built-in corpus
+    given = dict(
+        document=document, text_key=text_key, repair=repair, rules=rules, min_length=min_length,
+        max_length=max_length, min_chinese=min_chinese, max_symbols=max_symbols, max_repetition=max_repetition,
+    )  # fmt: skip
+    usual = inspect.signature(build_corpus).parameters
+    unused = [name for name, value in given.items() if value != usual[name].default]
+
     # 2. clear the room; the manifest goes first: a room without one is unfinished, whatever happens from here on
     folder = paths.room(run, "corpus")
-    parts = folder / "parts"
-    parts.mkdir(parents=True, exist_ok=True)
-    left_behind = [*folder.glob("*-[0-9]*.jsonl"), *folder.glob(".*.part")]
-    for old in [folder / MANIFEST, folder / "report.json", *left_behind]:
-        old.unlink(missing_ok=True)
+    with occupied(folder):
+        parts = folder / "parts"
+        parts.mkdir(parents=True, exist_ok=True)
+        left_behind = [*folder.glob("*-[0-9]*.jsonl"), *folder.glob(".*.part")]
+        for old in [folder / MANIFEST, folder / "report.json", *left_behind]:
+            old.unlink(missing_ok=True)
 
-    # 3. map, reduce; what stops a build on its way leaves the finished parts to the next one
-    try:
-        if source == BUILT_IN:
-            given = dict(
-                document=document, text_key=text_key, repair=repair, rules=rules, min_length=min_length,
-                max_length=max_length, min_chinese=min_chinese, max_symbols=max_symbols, max_repetition=max_repetition,
-            )  # fmt: skip
-            usual = inspect.signature(build_corpus).parameters
-            unused = [name for name, value in given.items() if value != usual[name].default]
-            report = _build_built_in(parts, folder, wanted, seed, unused)
-        else:
-            report = Report(source, [], left_out=left_out, inputs=list(dict.fromkeys(item.path for item in inputs)))
-            _build_files(inputs, parts, folder, report, settings, wanted, pool)
-    except NoDocuments:
+        # 3. map, reduce; what stops a build on its way leaves the finished parts to the next one
+        try:
+            if source == BUILT_IN:
+                report = _build_built_in(parts, folder, wanted, seed, unused)
+            else:
+                report = Report(source, [], left_out=left_out, inputs=list(dict.fromkeys(item.path for item in inputs)))
+                _build_files(inputs, parts, folder, report, settings, wanted, pool)
+        except NoDocuments:
+            shutil.rmtree(parts)
+            raise
         shutil.rmtree(parts)
-        raise
-    shutil.rmtree(parts)
 
-    # 4. the report
-    text = report.as_json()
-    report.outputs.append(folder / "report.json")
-    write_text(report.outputs[-1], text)
-    return report
+        # 4. the report
+        text = report.as_json()
+        report.outputs.append(folder / "report.json")
+        write_text(report.outputs[-1], text)
+        return report
 
 
 def _build_files(

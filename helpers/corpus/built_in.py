@@ -235,19 +235,6 @@ def _slot(name: str, state: _State) -> _Slot:
     return slot
 
 
-def _language(slot: _Slot) -> dict[str, float]:
-    """Return {text: probability} of all that a small slot can say."""
-    texts: dict[str, float] = {}
-    for probability, parts in slot:
-        begun = {"": probability}
-        for part in parts:
-            said = {part: 1.0} if isinstance(part, str) else _language(part)
-            begun = {text + more: p * q for text, p in begun.items() for more, q in said.items()}
-        for text, p in begun.items():
-            texts[text] = texts.get(text, 0.0) + p
-    return texts
-
-
 class _Drawing:
     """A text in the making: what it says so far, and the choices that led there."""
 
@@ -314,16 +301,10 @@ def _listed(plant: str) -> frozenset[str]:
 
 
 @cache
-def _questions(topic: str) -> dict[str, float]:
-    """Return {template: probability} of a topic's plain questions, listed ones included."""
-    return _language(_slot("plain", _State(topic, "", "")))
-
-
-@cache
 def _listed_share(plant: str, topic: str) -> float:
     """Return how likely a plain question would be a listed one if nothing prevented that."""
-    language = _questions(topic)
-    return math.fsum(language.get(line.replace(plant, "{plant}"), 0.0) for line in _listed(plant))
+    slot = _slot("plain", _State(topic, "", ""))
+    return math.fsum(_ends(slot, line, {0: 1.0}, plant).get(len(line), 0.0) for line in _listed(plant))
 
 
 def _ask(drawing: _Drawing, topic: str) -> None:

@@ -18,12 +18,29 @@ from helpers.wording import did_you_mean
 
 _JOINED = "\u0600-\u1fff\u2600-\u27bf\ufe0f\U0001f000-\U0001faff"  # scripts and emoji where a joiner has a meaning
 _CHINESE = "\u2018-\u201d\u2e80-\u9fff\uf900-\ufaff\ufe30-\ufe4f\uff00-\uffef\U00020000-\U0003ffff"
-_ATTRIBUTES = r"(?:\s+[\w:-]+\s*=\s*(?:\"[^\"<]*\"|'[^'<]*'|[^\s<>\"']+))*"
+# attributes that need no value; no other word is one: `<b and c>` is no tag
+_FLAGS = (
+    "(?:webkit|moz)?allowfullscreen|async|autofocus|autoplay|checked|compact|controls|default|defer|disabled|download"
+    "|formnovalidate|hidden|inert|ismap|itemscope|loop|multiple|muted|nohref|nomodule|noresize|noshade|novalidate"
+    "|nowrap|open|playsinline|readonly|required|reversed|selected"
+)
+_VALUE = r"(?:\"[^\"<]*\"|'[^'<]*'|[^\s<>\"']+)"
+_ATTRIBUTES = rf"(?:\s+(?:[\w:-]+\s*=\s*{_VALUE}|(?:{_FLAGS})(?=[\s/>])))*"
 _BLOCK = (
     "p|br|hr|div|table|thead|tbody|tfoot|tr|td|th|ul|ol|li|dl|dt|dd|h[1-6]|blockquote|pre|section|article|header|footer"
-    "|nav|aside|figure|figcaption|form|details|summary|html|body|center"
+    "|nav|aside|figure|figcaption|form|details|summary|html|body|center|head|title|main|address|caption|colgroup|dialog"
+    "|fieldset|frame|frameset|hgroup|legend|menu|noframes|noscript|optgroup|option|select|textarea"
 )
-_INLINE = "a|b|i|u|em|strong|span|font|img|sub|sup|small|big|code|del|ins|meta|iframe|svg|tt|strike"
+_INLINE = (
+    "a|b|i|u|em|strong|span|font|img|sub|sup|small|big|code|del|ins|meta|iframe|svg|tt|strike|link|label|button|input|s"
+    "|abbr|acronym|area|audio|base|basefont|bdi|bdo|canvas|cite|col|dfn|embed|kbd|map|mark|nobr|object|param|picture|q"
+    "|rp|rt|ruby|samp|source|time|track|var|video|wbr|o:p"
+)
+# names that are also plain words or letters: a<b>c, "cat <input>"
+_WORDS = (
+    "[a-z]|head|title|main|address|caption|dialog|frame|legend|menu|option|select|link|label|button|input|area|audio"
+    "|base|canvas|cite|col|embed|map|mark|object|param|picture|source|time|track|var|video"
+)
 _TAG = rf"(?:</(?:{{0}})\s*>|<(?:{{0}}){_ATTRIBUTES}\s*/?>)"
 
 
@@ -32,16 +49,23 @@ def _entity(match: re.Match) -> str:
     return html.unescape(match[0]) if name[0] == "#" or name in html5 else match[0]
 
 
+@functools.lru_cache(8)  # a text may have very many such tags
+def _is_closed(name: str, text: str) -> bool:
+    return re.search(rf"</{name}\s*>", text, re.I) is not None
+
+
 def _tag(match: re.Match) -> str:
-    """Drop a tag; but a bare `<b>` with no `</b>` in the text may be mathematics: a<b>c."""
-    letter = match[0][2:3] == ">" and re.fullmatch(r"<([a-z])>\s*", match[0], re.I)
-    if letter and not re.search(rf"</{letter[1]}\s*>", match.string, re.I):
+    """Drop a tag; but a bare `<b>` with no `</b>` in the text may be mathematics, and `<input>` stand for a name."""
+    bare = _BARE.fullmatch(match[0])
+    if bare and not _is_closed(bare[1].lower(), match.string):
         return match[0]
     # a paragraph's tags stand for one line end, and for none where there is one already
     return "\n" if match.re is _BLOCK_TAGS and not match.string.endswith("\n", 0, match.start()) else ""
 
 
-_BLOCK_TAGS = re.compile(rf"{_TAG.format(_BLOCK)}(?:\s*{_TAG.format(_BLOCK)})*\s*", re.I)
+_BARE = re.compile(rf"<({_WORDS})>\s*", re.I)
+_BLOCK_TAG = rf"(?:{_TAG.format(_BLOCK)}|<(?:!doctype|\?xml)\b[^<>]*>)"
+_BLOCK_TAGS = re.compile(rf"{_BLOCK_TAG}(?:\s*{_BLOCK_TAG})*\s*", re.I)
 
 # name, what is looked for, its replacement. Run in this order, again until nothing changes.
 # A pattern starts with the characters it looks for and looks behind afterwards: `re` then skips the rest of the text

@@ -43,7 +43,7 @@ class Corpus:
     licence: str
     home: str  # address of its page
     files: tuple[str, ...]  # their addresses
-    text_key: str = "text"  # where the text is; see `formats.ReadOptions`
+    text_key: str = "text"  # where the text is; see `records.ReadOptions`
 
 
 _POETRY = "https://raw.githubusercontent.com/chinese-poetry/chinese-poetry"
@@ -86,7 +86,7 @@ CORPORA: dict[str, Corpus] = {
 def fetch(source: str, folder: Path) -> Path | str:
     """Return where the text of a source is on this machine, after downloading what is not there yet.
 
-    `source` is a name in CORPORA, an http(s) address, or "hf:owner/name" or "hf:owner/name:split" (default: train);
+    `source` is a name in CORPORA, an http(s) address, or "hf:owner/name[/config][:split]" (default: train);
     anything else is a path, and returned as it is. Files go to `folder`; a broken download is resumed, also by a later
     call. MAX_BYTES limits each file, MAX_ROWS a data set of the Hub. Raises FetchError.
     """
@@ -170,7 +170,8 @@ def _fetch_file(client: httpx.Client, url: str, target: Path) -> tuple[Path, dic
 
 def _name(url: str, headers: httpx.Headers, part: Path) -> str:
     """Return a file name from the address, with an extension that can be read, if the server says the kind."""
-    name = re.sub(r"[^\w.-]+", "_", unquote(urlsplit(url).path).rpartition("/")[2]).lstrip(".")[-100:] or "file"
+    name = re.sub(r"[^\w.-]+", "_", unquote(urlsplit(url).path).rpartition("/")[2]).lstrip(".")
+    name = name[-60:] or "file"  # 180 bytes of Chinese: file systems take 255
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if not name.lower().endswith(EXTENSIONS):
         if kind == "text/html":
@@ -272,13 +273,13 @@ def _attempt(client: httpx.Client, url: str, part: Path) -> httpx.Headers:
 
 def _fetch_hub(source: str, folder: Path) -> Path:
     """Write the first rows of a data set of the Hub as JSON lines; its own code is not run."""
-    parts = re.fullmatch(r"hf:([\w-][\w.-]*/[\w-][\w.-]*)(?::([\w.-]+))?", source)
+    parts = re.fullmatch(r"hf:([\w-][\w.-]*/[\w-][\w.-]*)(?:/([\w-][\w.-]*))?(?::([\w.-]+))?", source)
     if not parts:
-        raise FetchError(f"'{source}': give hf:owner/name or hf:owner/name:split")
+        raise FetchError(f"'{source}': give hf:owner/name, hf:owner/name:split or hf:owner/name/config:split")
     if Path(parts[1]).exists():
         raise FetchError(f"{source}: the library would take the folder {parts[1]} that is here: give its path instead")
-    name, split = parts[1], parts[2] or "train"
-    path = folder / "hf" / f"{name.replace('/', '--')}.{split}.jsonl"
+    name, config, split = parts[1], parts[2], parts[3] or "train"
+    path = folder / "hf" / f"{'--'.join(filter(None, [*name.split('/'), config]))}.{split}.jsonl"
     file = read_fetched(folder).get(source, {}).get("files", {}).get(path.relative_to(folder).as_posix())
     if file and file["rows_limit"] == MAX_ROWS and _is_there(path, file["bytes"]):
         return path
@@ -286,13 +287,13 @@ def _fetch_hub(source: str, folder: Path) -> Path:
         import datasets
     except ImportError:
         raise FetchError(f'{source} needs a library: pip install -e ".[text]"') from None
-    count, size, left_out = 0, 0, set()
+    count, size, left_out, more = 0, 0, set(), False
     try:
-        rows = datasets.load_dataset(name, split=split, streaming=True)
+        rows = datasets.load_dataset(name, config, split=split, streaming=True)
         with atomic_write(path) as out, Bar(f"fetching {source[:40]}", None, "rows") as bar:
             for row in rows:
                 bar.update()
-                if count == MAX_ROWS or size > MAX_BYTES:
+                if more := count == MAX_ROWS or size > MAX_BYTES:
                     break
                 plain = {key: value for key, value in row.items() if _is_plain(value)}
                 left_out |= row.keys() - plain.keys()
@@ -300,6 +301,8 @@ def _fetch_hub(source: str, folder: Path) -> Path:
                 count += 1
     except (OSError, ValueError, RuntimeError) as error:
         raise FetchError(f"{source}: {str(error)[:500]}") from None
+    if more:
+        print(f"{source} has more rows: the first {count:,} are taken (at most {MAX_ROWS:,}, or {MAX_BYTES:,} bytes)")
     file = {"url": f"https://huggingface.co/datasets/{name}", "bytes": size, "sha256": sha256(path)}
     file |= {"rows": count, "rows_limit": MAX_ROWS, "columns_left_out": sorted(left_out)}
     licence = getattr(getattr(rows, "info", None), "license", "") or "not known: see its page"

@@ -4,6 +4,7 @@ Knows bytes and characters: where the bytes come from, and what a document is, i
 """
 
 import codecs
+import io
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -82,12 +83,12 @@ _SIGNS = ("，".encode(), "。".encode(), "的".encode())  # very rare as bytes 
 
 
 def find_encoding(source: ByteSource) -> Encoding:
-    """Find a text's encoding by decoding all of it strictly; memory stays at one block.
+    """Find a text's encoding by decoding all of it strictly; memory stays at a block or two.
 
     Tried in turn: a byte order mark, UTF-16 without one where that is evident, UTF-8, then GB18030 (which contains GBK
     and GB2312) or Big5, whichever gives the more everyday characters. Where no single one fits, the text is cut at
-    line ends into sections that fit one each. A last character cut in the middle is allowed. Raises BadFile for bytes
-    that fit none.
+    line ends into sections that fit one each; a line of it is then held whole, up to LINE_BYTES. A last character cut
+    in the middle is allowed. Raises BadFile for bytes that fit none.
     """
     with _open(source) as stream:
         head = stream.read(SAMPLE_BYTES)
@@ -122,9 +123,57 @@ def _open(source: ByteSource) -> BinaryIO:
     return open(source, "rb") if isinstance(source, Path) else source()
 
 
+# ---- strict decoding, with two exceptions ----
+
+_PAIR = re.compile(rb"\xed[\xa0-\xaf][\x80-\xbf]\xed[\xb0-\xbf][\x80-\xbf]")
+_HALF_PAIR = re.compile(rb"\xed[\xa0-\xaf](?:[\x80-\xbf](?:\xed[\xb0-\xbf]?)?)?\Z")
+_EXCEPTIONS = "chinese-gpt-exceptions"
+
+
+def _exception(error: UnicodeError) -> tuple[str, int]:
+    """Return the character that bytes stand for which only other programs write, and the byte after them."""
+    if isinstance(error, UnicodeDecodeError):
+        if error.encoding == "gb18030" and error.object[error.start] == 0x80:  # GBK as Windows writes it
+            return "€", error.start + 1
+        # CESU-8, as Java and Oracle write emoji: the two halves of UTF-16, each as if it were a character of UTF-8
+        if error.encoding == "utf-8" and (pair := _PAIR.match(error.object, error.start)):
+            halves = pair[0].decode("utf-8", "surrogatepass")
+            return halves.encode("utf-16", "surrogatepass").decode("utf-16"), pair.end()
+    raise error
+
+
+codecs.register_error(_EXCEPTIONS, _exception)
+
+
+class _Utf8Decoder(codecs.BufferedIncrementalDecoder):
+    """Python's own, but where a block ends inside a pair of CESU-8, its start waits for the rest."""
+
+    def _buffer_decode(self, data, errors: str, final: bool) -> tuple[str, int]:
+        half = None if final else _HALF_PAIR.search(data, max(0, len(data) - 5))
+        return codecs.utf_8_decode(data[: half.start()] if half else data, errors, final)
+
+
+def decode(data: bytes, name: str) -> str:
+    """Decode a whole text strictly, as files are decoded here. Raises UnicodeDecodeError."""
+    return data.decode(name, _EXCEPTIONS)
+
+
+def _decoder(name: str) -> codecs.IncrementalDecoder:
+    return (_Utf8Decoder if name == "utf-8" else codecs.getincrementaldecoder(name))(_EXCEPTIONS)
+
+
+def _finish(decoder: codecs.IncrementalDecoder, name: str) -> tuple[str, int]:
+    """Return the characters that a decoder still holds at the end, and how many bytes of one that is not whole."""
+    waiting = decoder.getstate()[0]
+    try:
+        return decode(waiting, name), 0
+    except UnicodeDecodeError as error:
+        return decode(waiting[: error.start], name), len(waiting) - error.start
+
+
 def _decode(source: ByteSource, encoding: Encoding) -> tuple[int | None, Encoding]:
     """Decode all of it strictly; return the first byte that does not fit (or None), and the encoding completed."""
-    decoder = codecs.getincrementaldecoder(encoding.name)()
+    decoder = _decoder(encoding.name)
     with _open(source) as stream:
         at = len(stream.read(encoding.bom))
         while block := stream.read(BLOCK_BYTES):
@@ -134,7 +183,7 @@ def _decode(source: ByteSource, encoding: Encoding) -> tuple[int | None, Encodin
             except UnicodeDecodeError as error:
                 return at + error.start - waiting, encoding
             at += len(block)
-    return None, replace(encoding, size=at, truncated=len(decoder.getstate()[0]))
+    return None, replace(encoding, size=at, truncated=_finish(decoder, encoding.name)[1])
 
 
 def _where(source: ByteSource, at: int, name: str) -> str:
@@ -170,7 +219,7 @@ def _sample(source: ByteSource) -> bytes:
 def fits(data: bytes, name: str) -> bool:
     """Return whether bytes are a text in this encoding; its last character may be cut, if no line end follows it."""
     try:
-        codecs.getincrementaldecoder(name)().decode(data, data.endswith(b"\n"))
+        _decoder(name).decode(data, data.endswith(b"\n"))
     except UnicodeDecodeError:
         return False
     return True
@@ -218,9 +267,9 @@ def _doubt(sample: bytes, name: str) -> dict:
 def _has_utf8(source: ByteSource) -> bool:
     """Return whether some line is surely UTF-8, in a text that also fits GB18030 or Big5."""
     with _open(source) as stream:
-        while block := stream.readlines(BLOCK_BYTES):
-            data = b"".join(block)
-            if any(sign in data for sign in _SIGNS) and any(map(_surely_utf8, block)):
+        # up to a line end; of a line that is longer than a block, the pieces are looked at
+        while block := stream.read(BLOCK_BYTES) + stream.readline(BLOCK_BYTES):
+            if any(sign in block for sign in _SIGNS) and any(map(_surely_utf8, io.BytesIO(block))):
                 return True
     return False
 
@@ -239,9 +288,9 @@ def _several(source: ByteSource, first: Encoding, other: str) -> Encoding:
             now = sections[-1][2]
             at, name = _change(line, now, other)
             if at < 0:
-                fault = _where(source, position + _fits_to(line, now), _shown(now))
-                tried = _shown(other if now == "utf-8" else "utf-8")
-                raise BadFile(f"{fault}, and its line is not {tried} either. {_ADVICE}")
+                likelier, tried = _by_likelihood(line, now, other if now == "utf-8" else "utf-8")
+                fault = _where(source, position + _fits_to(line, likelier), _shown(likelier))
+                raise BadFile(f"{fault}, and its line is not {_shown(tried)} either. {_ADVICE}")
             if name != now:
                 start = position + at
                 if start == sections[-1][0]:
@@ -251,9 +300,9 @@ def _several(source: ByteSource, first: Encoding, other: str) -> Encoding:
             number += 1
             last = line
     start, _, name = sections[-1]
-    decoder = codecs.getincrementaldecoder(name)()
+    decoder = _decoder(name)
     decoder.decode(last[max(0, len(last) - (position - start)) :])
-    truncated = len(decoder.getstate()[0])
+    truncated = _finish(decoder, name)[1]
     if len(sections) == 1:
         return Encoding(name, first.bom, position, truncated)
     return Encoding("utf-8", first.bom, position, truncated, sections=tuple(sections))
@@ -283,10 +332,16 @@ def _change(line: bytes, now: str, other: str) -> tuple[int, str]:
     return -1, ""
 
 
+def _by_likelihood(line: bytes, *names: str) -> list[str]:
+    """Return the encodings that a line fits neither of, the likelier first; the first named where nothing tells."""
+    first = len(line) - len(line.lstrip(bytes(range(128))))  # not ASCII
+    return sorted(names, key=lambda name: (_everyday(line, name), _fits_to(line, name) > first), reverse=True)
+
+
 def _fits_to(data: bytes, name: str) -> int:
     """Return the first byte that does not fit."""
     try:
-        data.decode(name)
+        decode(data, name)
     except UnicodeDecodeError as error:
         return error.start
     return len(data)
@@ -309,11 +364,13 @@ def blocks(source: ByteSource, encoding: Encoding, start: int = 0, stop: int = 0
     with _open(source) as stream:
         position = stream.seek(start) if start else len(stream.read(encoding.bom))
         for (_, _, name), end in zip(sections, ends, strict=True):
-            decoder = codecs.getincrementaldecoder(name)()
+            decoder = _decoder(name)
             while position < end and (block := stream.read(min(BLOCK_BYTES, end - position))):
                 position += len(block)
                 if text := decoder.decode(block):
                     yield text
+            if text := _finish(decoder, name)[0]:
+                yield text
 
 
 def line_end(path: Path, at: int, blank: bool = False) -> int:

@@ -13,7 +13,7 @@ from helpers import paths
 from helpers.corpus import download
 from helpers.corpus.archives import list_archive
 from helpers.corpus.encodings import BadFile
-from helpers.corpus.inputs import ARCHIVES, KINDS, PACKED, Input, NoDocuments, is_ignored, kind_of
+from helpers.corpus.inputs import ALSO, ARCHIVES, KINDS, PACKED, Input, NoDocuments, is_ignored, kind_of
 from helpers.wording import did_you_mean
 
 BUILT_IN = "sample"  # the source that is no file: the course's own corpus
@@ -71,7 +71,7 @@ def find_inputs(source: str, root: Path | None = None) -> tuple[list[Input], Cou
     _require_name(source)
     path = (root or Path()) / os.path.expanduser(source)
     left_out: Counter = Counter()
-    kinds = f"{', '.join(KINDS)}, each also {' or '.join(PACKED)}, {', '.join(ARCHIVES)}"
+    kinds = f"{', '.join([*KINDS, *ALSO])}, each also {' or '.join(PACKED)}, {', '.join(ARCHIVES)}"
     # 1. the files, by name
     if path.is_file():
         base, files = path.parent, [(path.name, path.stat().st_size)]
@@ -114,7 +114,7 @@ def find_inputs(source: str, root: Path | None = None) -> tuple[list[Input], Cou
 
 
 def _walk(base: Path, left_out: Counter) -> Iterator[tuple[str, int]]:
-    """Yield the files under a folder with their sizes; links to folders are not followed, so there is no circle."""
+    """Yield the files under a folder with their sizes; links to folders are counted, not followed: no circle."""
 
     def on_error(error: OSError) -> None:
         if not isinstance(error, PermissionError):
@@ -124,6 +124,8 @@ def _walk(base: Path, left_out: Counter) -> Iterator[tuple[str, int]]:
     for folder, folders, files in os.walk(base, onerror=on_error):
         inner = Path(folder).relative_to(base)
         folders[:] = [name for name in folders if not is_ignored(name)]
+        if links := sum(os.path.islink(os.path.join(folder, name)) for name in folders):
+            left_out["links to folders, which are not followed"] += links
         for name in files:
             if not is_ignored(name) and (path := Path(folder, name)).is_file():
                 yield (inner / name).as_posix(), path.stat().st_size

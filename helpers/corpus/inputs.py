@@ -7,9 +7,10 @@ from pathlib import Path
 from helpers.corpus.encodings import Encoding
 
 KINDS = (".txt", ".json", ".jsonl", ".csv", ".tsv", ".parquet")
+ALSO = {".ndjson": ".jsonl", ".jsonlines": ".jsonl"}  # other names of these kinds
 PACKED = (".gz", ".zst")
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
-EXTENSIONS = (*KINDS, *(kind + packed for kind in KINDS for packed in PACKED), *ARCHIVES)
+EXTENSIONS = (*(kind + packed for kind in (*KINDS, *ALSO) for packed in ("", *PACKED)), *ARCHIVES)
 
 
 class NoDocuments(ValueError):
@@ -41,7 +42,8 @@ def kind_of(name: str) -> tuple[str, str]:
             return archive, ""
     packed = next((suffix for suffix in PACKED if name.endswith(suffix)), "")
     suffix = os.path.splitext(name.removesuffix(packed))[1]
-    return (suffix, packed) if suffix in KINDS else (suffix + packed, "")
+    kind = ALSO.get(suffix, suffix)
+    return (kind, packed) if kind in KINDS else (suffix + packed, "")
 
 
 def is_ignored(name: str) -> bool:

@@ -33,8 +33,8 @@ from helpers import parallel
 from helpers.corpus import cleaning, conversations, dedup, formats, repeats
 from helpers.corpus.conversations import Conversation, Message
 from helpers.corpus.encodings import BadFile
-from helpers.corpus.formats import ReadOptions
 from helpers.corpus.inputs import Input
+from helpers.corpus.records import ReadOptions
 from helpers.corpus.report import FileReport, PartReport
 from helpers.files import atomic_write, fingerprint, stamp, write_text
 

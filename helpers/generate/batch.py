@@ -224,6 +224,14 @@ class DecodeBatch:
     def _start(self, length: int) -> int:
         return window_start(length, self.n_ctx)
 
+    def _oldest(self, row: Row) -> int:
+        """Return the place of a row's oldest id that a filter asks for: each step makes a tensor of what follows."""
+        if "no_repeat_ngram" in self._filters:
+            return 0
+        counts_written = "presence_penalty" in self._filters or "frequency_penalty" in self._filters
+        seen = self._start(len(row.ids)) if "repetition_penalty" in self._filters else len(row.ids)
+        return min(seen, row.prompt_length) if counts_written else seen
+
     def _window(self, row: Row) -> list[int]:
         return row.ids[self._start(len(row.ids)) :]
 
@@ -244,15 +252,17 @@ class DecodeBatch:
         """Return the next token of every row (B,), by its own settings and its own stream of random numbers."""
         logits = self.logits
         if self._filters or self._constrained:
-            # (B, T); not for nothing: they are made from lists
-            ids = self.ids if self._looking_back else torch.empty(0, 0, dtype=torch.long)
-            written = self._written(ids) if self._looking_back else ids
+            ids = written = seen = torch.empty(0, 0, dtype=torch.long)
+            if self._looking_back:  # (B, T) each; not for nothing: they are made from lists
+                ids = padded([row.ids[self._oldest(row) :] for row in self.rows], self.model.device)
+                written = newest(ids, [len(row.ids) - row.prompt_length for row in self.rows])
+                seen = newest(ids, [len(row.ids) - self._start(len(row.ids)) for row in self.rows])
             allowed = None
             if self._constrained:
                 allowed = torch.stack([row.allowed(logits.shape[-1]) for row in self.rows]).to(logits.device)  # (B, V)
-            logits = sampling.filtered(logits, ids, written, allowed=allowed, **self._filters)
+            logits = sampling.filtered(logits, ids, written, seen, allowed=allowed, **self._filters)
         if self._all_greedy:
-            return logits.argmax(-1)
+            return sampling.likeliest(logits)
         return sampling.choose(logits, self._noise())
 
     def _noise(self) -> Tensor:
@@ -266,12 +276,6 @@ class DecodeBatch:
             if not row.settings.greedy:
                 row.random.standard_exponential(out=own)
         return torch.from_numpy(noise).to(widest_float(device)).to(device)
-
-    def _written(self, ids: Tensor) -> Tensor:
-        """Return ids (B, T) without those of the prompts."""
-        counts = torch.tensor([len(row.ids) - row.prompt_length for row in self.rows], device=ids.device)
-        back = torch.arange(ids.shape[1], 0, -1, device=ids.device)  # (T,), the newest id is the first from the end
-        return ids.where(back <= counts[:, None], PADDING)
 
     def _logprobs(self, tokens: list[int]) -> list[TokenLogprob | None]:
         """Return the model's own view of each row's token, for the rows whose settings ask for it."""
@@ -309,6 +313,8 @@ class DecodeBatch:
         self._constrained = any(each.constraint for each in settings)
         self._with_logprobs = any(each.logprobs is not None for each in settings)
         self._filters = active_filters(settings, self.model.config.vocab_size, self.model.device)
+        if self._all_greedy:  # what shapes the distribution never changes which token is the likeliest
+            self._filters = {name: value for name, value in self._filters.items() if name not in sampling.FILTERS}
         self._looking_back = not sampling.LOOKING_BACK.isdisjoint(self._filters)
 
 
@@ -316,6 +322,12 @@ def padded(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
     """Return rows of ids as (R, T); the shorter ones are preceded by PADDING."""
     width = max(map(len, rows))
     return torch.tensor([[PADDING] * (width - len(row)) + [*row] for row in rows], dtype=torch.long, device=device)
+
+
+def newest(ids: Tensor, counts: Sequence[int]) -> Tensor:
+    """Return ids (R, T) with PADDING for all but the last counts[i] of row i."""
+    back = torch.arange(ids.shape[1], 0, -1, device=ids.device)  # (T,), the newest id is the first from the end
+    return ids.where(back <= torch.tensor(counts, device=ids.device)[:, None], PADDING)
 
 
 def check_bias(settings: Settings, vocab_size: int) -> None:

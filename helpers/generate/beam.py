@@ -47,7 +47,8 @@ def search(
 
     length_penalty: 0 compares texts by their probability, which favours short ones; 1 by the mean over their tokens;
     more favours long ones. Settings that shape the distribution (temperature, top_k, …) and the seed have no effect.
-    Raises ValueError for stop, sentence and logprobs. (Graves 2012; scores and end condition as in transformers.)
+    Raises ValueError for stop, sentence and logprobs, and for a model whose logits are not numbers. (Graves 2012;
+    scores and end condition as in transformers.)
     """
     if beams < 1:
         raise ValueError(f"beams is {beams}: keep 1 or more")
@@ -64,11 +65,11 @@ def search(
         return [_beam(tokenizer, prompt, [], "length", 0.0)]
     for length in range(1, end + 1):
         # 1. the log probability of every beginning with every next token
-        logprobs, ids = reader.read(paths)  # (P, V), (P, T)
-        written = torch.tensor([path.ids for path in paths], dtype=torch.long, device=ids.device)  # (P, length - 1)
+        logprobs, ids, seen = reader.read(paths)  # (P, V), (P, T), (P, T')
+        written = ids[:, len(reader.prompt) :]  # (P, length - 1)
         masks = [path.state.allowed(logprobs.shape[1]) for path in paths if path.state]  # (V,) each
         allowed = torch.stack(masks).to(logprobs.device) if masks else None  # (P, V)
-        logprobs = sampling.filtered(logprobs, ids, written, allowed=allowed, **filters)
+        logprobs = sampling.filtered(logprobs, ids, written, seen, allowed=allowed, **filters)
         total = logprobs + torch.tensor([[path.logprob] for path in paths], device=logprobs.device)  # (P, V)
         # 2. the best of them; each beginning ends with one token at most, so that of twice as many enough go on
         best = total.flatten().topk(min(2 * beams, total.numel()))
@@ -103,16 +104,18 @@ class _Reader:
         self._n_ctx = inference.context_length(model.config)
         self._cache, self._start = DynamicCache(), 0
 
-    def read(self, paths: list[_Path]) -> tuple[Tensor, Tensor]:
-        """Return the log probabilities (P, V) of what follows, and the ids (P, T) that the model sees."""
+    def read(self, paths: list[_Path]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the log probabilities (P, V) of what follows, all ids (P, T), and those (P, T') that it sees."""
         ids = torch.tensor([self.prompt + path.ids for path in paths], device=self.model.device)  # (P, T)
         start = window_start(ids.shape[1], self._n_ctx)
         if start > self._start:  # the window slides: what is left in it is read again
             self._cache, self._start = DynamicCache(), start
-        ids = ids[:, start:]
-        new = ids[:, self._cache.get_seq_length() :]  # (P, N)
+        seen = ids[:, start:]
+        new = seen[:, self._cache.get_seq_length() :]  # (P, N)
         logits = self.model(input_ids=new, past_key_values=self._cache, use_cache=True, logits_to_keep=1).logits[:, -1]
-        return logits.float().masked_fill(self.never, -torch.inf).log_softmax(-1), ids
+        logits = logits.float().masked_fill(self.never, -torch.inf)
+        sampling.check_numbers(logits.amax(-1))
+        return logits.log_softmax(-1), ids, seen
 
     def keep(self, parents: list[int]) -> None:
         """Go on with these rows, in this order; a row may occur several times."""

@@ -9,8 +9,11 @@ from transformers import PreTrainedTokenizerFast
 from helpers.vocab.tokenizer import decode
 
 # up to the end of the first finished sentence or line: some text, then a line break, or end marks with closing quotes
-# and brackets; only the next character shows that no further mark follows
-SENTENCE = re.compile(r"\S\s*?(?:\n|[。！？!?…]+[”’」』）)\]】》]*(?=[^。！？!?…”’」』）)\]】》]))", re.DOTALL)
+# and brackets; only the next character shows that no further mark follows. An ellipsis alone is a pause, and no end
+_ENDS, _CLOSING = "。！？!?", r"”’\"'」』）)\]】》"
+SENTENCE = re.compile(
+    rf"[\s{_ENDS}…]*[^\s{_ENDS}…].*?(?:\n|…*[{_ENDS}][{_ENDS}…]*[{_CLOSING}]*(?=[^{_ENDS}…{_CLOSING}]))", re.DOTALL
+)
 LONGEST_CHARACTER = 4  # tokens that may spell one character: the bytes of UTF-8
 # decoders that turn a token into the same text whatever stands before it; others set or strip spaces between tokens
 CONTEXT_FREE = {b"Sequence", b"ByteFallback", b"Fuse", b"ByteLevel"}
@@ -72,8 +75,10 @@ class Detokenizer:
             if ends:
                 return self._end(min(ends))
         # 3. look for the end of a sentence
-        if self._sentence and (match := SENTENCE.search(self.text)):
-            return self._end(match.end())
+        if self._sentence and (match := SENTENCE.match(self.text)):
+            said = match.group()
+            opens = said[-1] in "\"'" and said.count(said[-1]) % 2  # straight: it may belong to the next sentence
+            return self._end(match.end() - opens)
         return self.stopped
 
     def extend(self, tokens: Iterable[int]) -> "Detokenizer":

@@ -71,7 +71,8 @@ class Dialogue:
     def ask(self, question: str, settings: Settings = DEFAULT, stop: threading.Event | None = None) -> Iterator[str]:
         """Yield the answer as it is written; setting `stop` ends it within one token, and what is written counts.
 
-        Raises ChatError for a question that does not fit, which is then not part of the conversation.
+        Raises ChatError for a question that does not fit. Such a question is not part of the conversation, nor is one
+        whose answer fails, or is stopped, before anything is written.
         """
         system: list[Message] = [{"role": SYSTEM, "content": self.system}] if self.system else []
         asked: list[Message] = [*self.messages, {"role": USER, "content": question}]
@@ -80,8 +81,12 @@ class Dialogue:
         settings = replace(settings, max_new_tokens=opening.max_new_tokens)
         answer: Message = {"role": ASSISTANT, "content": ""}
         self.messages = [*asked, answer]
-        for text in generate.stream(self.model, self.tokenizer, opening.ids, settings, stop):
-            answer["content"] += text
-            yield text
-        if stop and stop.is_set() and not answer["content"]:
-            self.messages = asked[:-1]  # as if the question had not been asked
+        is_whole = False
+        try:
+            for text in generate.stream(self.model, self.tokenizer, opening.ids, settings, stop):
+                answer["content"] += text
+                yield text
+            is_whole = not (stop and stop.is_set())
+        finally:
+            if not is_whole and not answer["content"]:
+                self.messages = asked[:-1]  # as if the question had not been asked

@@ -38,8 +38,9 @@ def grid(
     """Write `samples` texts per prompt at each temperature × top-p; return a Cell for each, row by row.
 
     The other settings stay as given. Only the continuations count, without their prompts; n: characters per n-gram.
-    Raises ValueError if there is no prompt.
+    Raises ValueError if there is no prompt, and for n < 1.
     """
+    _check_length(n)
     if not prompts:
         raise ValueError("there is no prompt: give at least one (it may be empty)")
     cells = []
@@ -63,6 +64,12 @@ def grid(
 
 
 def distinct(texts: Sequence[str], n: int) -> float:
-    """Return the share of different n-grams among all of the texts; 1 if there are none."""
+    """Return the share of different n-grams among all of the texts; 1 if there are none. ValueError for n < 1."""
+    _check_length(n)
     grams = [text[i : i + n] for text in texts for i in range(len(text) - n + 1)]
     return len(set(grams)) / len(grams) if grams else 1.0
+
+
+def _check_length(n: int) -> None:
+    if n < 1:
+        raise ValueError(f"n is {n}: an n-gram has 1 character or more")

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from helpers.generate import inference, sampling
-from helpers.generate.batch import active_filters, banned, padded, prompt_ids, window_start
+from helpers.generate.batch import active_filters, banned, newest, padded, prompt_ids, window_start
 from helpers.generate.detokenize import Detokenizer
 from helpers.generate.settings import DEFAULT, Settings
 from helpers.vocab.tokenizer import decode
@@ -74,26 +74,30 @@ def explain(
     texts = [whole.text[start:end] for start, end in pairwise([*whole.starts, len(whole.text)])]  # as it was streamed
     allowed = _allowed(model, tokenizer, tokens, settings)
     filters = active_filters([settings], model.config.vocab_size, model.device)
+    looking_back = not sampling.LOOKING_BACK.isdisjoint(filters)
+    # of greedy settings `active_filters` makes temperature 0
+    shown = {"temperature": "top_p"} if settings.top_p == 0 and settings.temperature != 0 else {}
     steps = []
     for places, logits in read_logits(model, ids, len(begun), n_ctx):
         # 1. what the filters did at these places
         logits = logits.float().masked_fill(never, -torch.inf)  # (N, V)
         start = window_start(places[0], n_ctx)  # the same for all of them
-        seen = padded([ids[start:place] for place in places], logits.device)  # (N, T)
-        written = padded([ids[max(start, len(begun)) : place] for place in places], logits.device)  # (N, T')
+        before_each = padded([ids[:place] if looking_back else [] for place in places], logits.device)  # (N, T)
+        written = newest(before_each, [place - len(begun) for place in places])
+        seen = newest(before_each, [place - start for place in places])
         chosen = [ids[place] for place in places]
         new = slice(places[0] - len(begun), places[-1] + 1 - len(begun))
         mask = None if allowed is None else torch.stack(allowed[new]).to(logits.device)  # (N, V)
         work: list[list[Filter]] = [[] for _ in chosen]
         before = logits.softmax(-1)
-        for name, after in sampling.steps(logits, seen, written, allowed=mask, **filters):
+        for name, after in sampling.steps(logits, before_each, written, seen, allowed=mask, **filters):
             gone = (before > 0) & (after == -torch.inf)  # (N, V)
             lost = before.where(gone, 0)
             likeliest = _likeliest(tokenizer, lost, alternatives)
             before = after.softmax(-1)
             results = zip(gone.sum(-1).tolist(), lost.sum(-1).tolist(), before, chosen, likeliest, strict=True)
             for row, (removed, share, left, token, texts_gone) in zip(work, results, strict=True):
-                row.append(Filter(name, removed, share, float(left[token]), texts_gone))
+                row.append(Filter(shown.get(name, name), removed, share, float(left[token]), texts_gone))
         # 2. what the model thought, before the filters
         log_p = logits.log_softmax(-1)
         nats = log_p.gather(1, torch.tensor(chosen, device=logits.device)[:, None])  # (N, 1)

@@ -1,5 +1,6 @@
 """Generate text: load a model, continue one prompt or many, as whole texts or as a stream."""
 
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from helpers.generate.batch import DecodeBatch, Row, active_filters, prompt_ids
 from helpers.generate.settings import DEFAULT, Chunk, Sample, Settings
 from helpers.manifest import MANIFEST, RoomError, open_room
 from helpers.vocab.tokenizer import load_tokenizer
+from helpers.wording import did_you_mean
 
 MAX_ROWS = 64  # rows that generate_batch decodes at once
 transformers_logging.disable_progress_bar()  # a bar for each loaded file would fill the notebook
@@ -30,13 +32,17 @@ def load(run: str | Path, model: str = "base") -> tuple[PreTrainedModel, PreTrai
     """Return (model in eval mode, tokenizer) of a run given by name, or of a folder given as a Path.
 
     `model` is one of `paths.MODELS`. On the GPU where there is one. The files of a run are checked first; raises
-    RoomError with the notebook to run.
+    RoomError with the notebook to run, ValueError for a name that no run or no model has.
     """
     if isinstance(run, Path):
         folder = run
         if not (folder / "config.json").is_file():
             raise RoomError(f"{folder} holds no model: there is no config.json in it")
     else:
+        if re.search(r"[/\\]", run):
+            raise ValueError(f"'{run}' is no name of a run: to load a model from a folder, give Path('{run}')")
+        if model not in paths.MODELS:
+            raise ValueError(f"a run has no model '{model}'{did_you_mean(model, paths.MODELS)}")
         open_room(run, paths.MODELS[model])
         folder = paths.room(run, paths.MODELS[model]) / "final_model"
     loaded = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
@@ -94,13 +100,15 @@ def stream_chunks(
     prompt: str | Sequence[int],
     settings: Settings = DEFAULT,
     stop: threading.Event | None = None,
+    sample: int = 0,
 ) -> Iterator[Chunk]:
     """Yield the continuation of a text, or of ids, in chunks and without it; setting `stop` ends it within one token.
 
-    The texts add up to what `generate` returns: half characters and what may begin a stop string are held back.
+    The texts add up to what `generate` returns as this sample, a number from 0: half characters and what may begin a
+    stop string are held back.
     """
     ids = prompt_ids(tokenizer, prompt) if isinstance(prompt, str) else prompt
-    batch, row = DecodeBatch(model, tokenizer), Row(ids, settings, streamed=True)
+    batch, row = DecodeBatch(model, tokenizer), Row(ids, settings, sample, streamed=True)
     if not row.done:
         batch.add([row])
     while batch.rows and not (stop and stop.is_set()):
@@ -115,9 +123,10 @@ def stream(
     prompt: str | Sequence[int],
     settings: Settings = DEFAULT,
     stop: threading.Event | None = None,
+    sample: int = 0,
 ) -> Iterator[str]:
     """Yield only the texts of `stream_chunks`."""
-    chunks = stream_chunks(model, tokenizer, prompt, settings, stop)
+    chunks = stream_chunks(model, tokenizer, prompt, settings, stop, sample)
     yield from (chunk.text for chunk in chunks if chunk.text)
 
 

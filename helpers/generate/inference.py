@@ -137,6 +137,8 @@ class Decoder:
         cfg = model.config
         if cfg.model_type not in FAMILIES:
             raise ValueError(f"models of the kind '{cfg.model_type}' are not known here, only {', '.join(FAMILIES)}")
+        if any(hasattr(module, "lora_A") for module in model.modules()):
+            raise ValueError("this model has LoRA adapters: load its final_model, in which they are merged")
         self.n_ctx = context_length(cfg)
         self.n_head = cfg.num_attention_heads
         self.n_kv_head = getattr(cfg, "num_key_value_heads", None) or self.n_head
@@ -354,13 +356,16 @@ def _linear(module: nn.Linear | Conv1D) -> Linear:
     return Linear(_weight(module), module.bias)
 
 
-_KEPT: weakref.WeakKeyDictionary[PreTrainedModel, Decoder] = weakref.WeakKeyDictionary()
+_KEPT: weakref.WeakKeyDictionary[PreTrainedModel, tuple[list[tuple[int, int]], Decoder]] = weakref.WeakKeyDictionary()
 
 
 def of(model: PreTrainedModel) -> Decoder:
-    """Return the decoder of a model: always the same one, unless the model is still trained."""
-    if any(weight.requires_grad for weight in model.parameters()):
+    """Return the decoder of a model: the same one until its weights change, unless the model is still trained."""
+    weights = list(model.parameters())
+    if any(weight.requires_grad for weight in weights):
         return Decoder(model)
-    if (decoder := _KEPT.get(model)) is None:
-        decoder = _KEPT[model] = Decoder(model)
-    return decoder
+    # where each weight is, and how often it was changed in place
+    state = [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights]
+    if (kept := _KEPT.get(model)) is None or kept[0] != state:
+        kept = _KEPT[model] = state, Decoder(model)
+    return kept[1]

@@ -54,16 +54,23 @@ class Index:
     """Training texts and a suffix array over them."""
 
     def __init__(self, texts: Iterable[str], limit: int = LIMIT) -> None:
-        """Index texts in order, up to the first that does not fit into `limit` bytes of UTF-8; `whole`: all did."""
+        """Index texts in order, as much of them as fits into `limit` bytes of UTF-8; `whole`: all did.
+
+        The text that crosses the limit is cut there, and none after it is read.
+        """
         data = bytearray()
         starts, self.whole = [], True
         for text in texts:
-            coded = _coded(text) + BORDER
-            if len(data) + len(coded) > limit:
+            coded = _coded(text)
+            room = limit - len(data) - len(BORDER)
+            if len(coded) > room:
                 self.whole = False
+                coded = _cut(coded, max(0, room))
+            if coded or self.whole:
+                starts.append(len(data))
+                data += coded + BORDER
+            if not self.whole:
                 break
-            starts.append(len(data))
-            data += coded
         self._starts = np.array(starts, dtype=np.int64)  # (D,), where each document begins
         self._order = _suffix_array(data)  # (C,), where each character or border begins, sorted by what follows
         self._data = bytes(data)
@@ -75,7 +82,7 @@ class Index:
 
     @property
     def documents(self) -> int:
-        """How many documents the index holds."""
+        """How many documents the index holds; of the last one perhaps only the beginning."""
         return len(self._starts)
 
     @property
@@ -135,6 +142,13 @@ class Index:
 
 def _coded(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")  # UTF-8 sorts as the characters do; any str is accepted
+
+
+def _cut(coded: bytes, length: int) -> bytes:
+    """Return at most `length` bytes of a text in UTF-8, whole characters only."""
+    while 0 < length and (coded[length] & 0xC0) == 0x80:
+        length -= 1
+    return coded[:length]
 
 
 def _begins_character(data: np.ndarray) -> np.ndarray:

@@ -170,7 +170,7 @@ def choose(logits: Tensor, noise: Tensor) -> Tensor:
     noise (B, V), float64 where the device has it, is drawn from the exponential distribution with mean 1. A token
     arrives after its noise divided by its probability; the first one wins, token i with probability p_i. In logarithms
     this is the Gumbel-max trick (Gumbel 1954). A row's token depends on its own logits and its own noise, and on no
-    other row. Raises ValueError where logits are NaN or no token is left.
+    other row. Raises ValueError for logits that are not numbers.
     """
     # probabilities    0.60   0.30   0.10
     # noise            1.80   0.30   0.50
@@ -179,9 +179,24 @@ def choose(logits: Tensor, noise: Tensor) -> Tensor:
     # logits moves all borders behind them, thousands in a large vocabulary; here only two tokens that arrive together
     # can change places.
     best, tokens = (logits.to(noise.dtype) - noise.log()).max(-1)  # (B,) each
-    if not math.isfinite(best.sum()):
-        raise ValueError("the logits are not numbers (NaN), or every token was removed: is the model well trained?")
+    check_numbers(best)
     return tokens
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """Return the likeliest token per row (B,), of several equal ones the first; raise ValueError as `choose` does."""
+    best, tokens = logits.max(-1)  # (B,) each
+    check_numbers(best)
+    return tokens
+
+
+def check_numbers(best: Tensor) -> None:
+    """Raise ValueError unless the largest logit of each row, (B,), is a number; among others, NaN is the largest."""
+    if not math.isfinite(best.sum()):
+        raise ValueError(
+            "the logits are not numbers (NaN or infinite): the model's training diverged. "
+            "Train it again with a smaller lr, in notebook 04"
+        )
 
 
 def exponential(keys: Tensor, draws: Tensor, size: int) -> Tensor:
@@ -219,14 +234,21 @@ FILTERS: dict[str, Callable[[Tensor, Setting], Tensor]] = {
 
 
 def steps(
-    logits: Tensor, ids: Tensor, written: Tensor | None = None, *, allowed: Tensor | None = None, **settings: Setting
+    logits: Tensor,
+    ids: Tensor,
+    written: Tensor | None = None,
+    seen: Tensor | None = None,
+    *,
+    allowed: Tensor | None = None,
+    **settings: Setting,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the name of each active filter and the logits (B, V) after it, in the order of the transformers library.
 
-    settings: as in `Settings`, but logit_bias is a tensor (B, V); a filter that is left out is off. ids (B, T): all
-    that the row's model sees; written (B, T'): what the row itself wrote (None: all of ids). allowed (B, V): true for
-    what a constraint permits. The penalties of presence and frequency are one step. A row that no_repeat_ngram would
-    leave without any token goes on as if it were off: what a constraint demands is written even if it repeats. Raises
+    settings: as in `Settings`, but logit_bias is a tensor (B, V); a filter that is left out is off. ids (B, T): the
+    row's whole text so far, for no_repeat_ngram; written (B, T'): what the row itself wrote of it, for the penalties of
+    presence and frequency, which are one step; seen (B, T''): what its model sees of it, for the repetition penalty
+    (None: all of ids). allowed (B, V): true for what a constraint permits. A row that no_repeat_ngram would leave
+    without any token goes on as if it were off: what a constraint demands is written even if it repeats. Raises
     TypeError for an unknown setting.
     """
     if unknown := settings.keys() - FILTERS.keys() - LOOKING_BACK - {"logit_bias"}:
@@ -237,7 +259,8 @@ def steps(
     if "logit_bias" in settings:
         yield "logit_bias", (logits := logit_bias(logits, cast(Tensor, settings["logit_bias"])))
     if "repetition_penalty" in settings:
-        yield "repetition_penalty", (logits := repetition_penalty(logits, ids, settings["repetition_penalty"]))
+        near = ids if seen is None else seen
+        yield "repetition_penalty", (logits := repetition_penalty(logits, near, settings["repetition_penalty"]))
     if "presence_penalty" in settings or "frequency_penalty" in settings:
         presence, frequency = settings.get("presence_penalty", 0.0), settings.get("frequency_penalty", 0.0)
         logits = presence_and_frequency(logits, ids if written is None else written, presence, frequency)
@@ -253,9 +276,15 @@ def steps(
 
 
 def filtered(
-    logits: Tensor, ids: Tensor, written: Tensor | None = None, *, allowed: Tensor | None = None, **settings: Setting
+    logits: Tensor,
+    ids: Tensor,
+    written: Tensor | None = None,
+    seen: Tensor | None = None,
+    *,
+    allowed: Tensor | None = None,
+    **settings: Setting,
 ) -> Tensor:
     """Return the logits (B, V) after all active filters: the last of `steps`, which explains the arguments."""
-    for _, after in steps(logits, ids, written, allowed=allowed, **settings):
+    for _, after in steps(logits, ids, written, seen, allowed=allowed, **settings):
         logits = after
     return logits

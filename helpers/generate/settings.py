@@ -15,6 +15,7 @@ BIASES = f"ids with numbers from {-MOST_BIAS:g} to {MOST_BIAS:g}"
 class Range:
     """The values of one sampling setting: what `Settings` accepts, and what is offered to users."""
 
+    meaning: str  # what the setting does, in a few words
     off: float  # the default, which changes nothing; an int for a setting that counts
     low: float  # the smallest value that `Settings` accepts
     high: float  # the largest one; math.inf: there is none
@@ -43,9 +44,9 @@ class Range:
         return f"between {low} and {high}" + ("" if self.off in (self.low, self.high) else f" ({self.off:g} is off)")
 
 
-def _ranged(off: float, low: float, high: float, **more: Any) -> Any:
-    values = {"off": off, "low": low, "high": high, "least": low, "most": high} | more
-    return field(default=off, metadata={"range": Range(**values)})
+def _ranged(meaning: str, off: float, low: float, high: float, **more: Any) -> Any:
+    values: dict[str, Any] = {"off": off, "low": low, "high": high, "least": low, "most": high}
+    return field(default=off, metadata={"range": Range(meaning=meaning, **values | more)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,16 +57,28 @@ class Settings:
     """
 
     max_new_tokens: int = 100  # the longest continuation
-    # filters, explained in `sampling`: here are the ranges (off, low, high), there functions of the same names
-    temperature: float = _ranged(1.0, 0, 100, most=2, greedy=0, slider=(0, 2, 0.05))  # below 1 careful, above 1 daring
-    top_p: float = _ranged(1.0, 0, 1, greedy=0, slider=(0, 1, 0.01))  # the likeliest tokens that hold this probability
-    top_k: int = _ranged(0, 0, math.inf, most=1000, slider=(0, 100, 1))  # this many of the likeliest tokens
-    min_p: float = _ranged(0.0, 0, 1, greedy=1, slider=(0, 1, 0.01))  # a share of the likeliest token's probability
-    typical_p: float = _ranged(1.0, 0, 1, low_is_open=True)  # the most typical tokens that hold this probability
-    repetition_penalty: float = _ranged(1.0, 0.01, 100, least=1, most=2, slider=(1, 2, 0.05))  # for tokens in the text
-    presence_penalty: float = _ranged(0.0, -100, 100, least=-2, most=2)  # for tokens that were written, once
-    frequency_penalty: float = _ranged(0.0, -100, 100, least=-2, most=2)  # for tokens that were written, each time
-    no_repeat_ngram: int = _ranged(0, 0, math.inf, most=20)  # so many tokens in a row never occur twice
+    # filters, explained in `sampling`: here are meanings and ranges (off, low, high), there functions of the same names
+    temperature: float = _ranged("below 1 careful, above 1 daring", 1.0, 0, 100, most=2, greedy=0, slider=(0, 2, 0.05))
+    top_p: float = _ranged(
+        "only the likeliest tokens that together have this probability", 1.0, 0, 1, greedy=0, slider=(0, 1, 0.01)
+    )
+    top_k: int = _ranged("only so many of the likeliest tokens", 0, 0, math.inf, most=1000, slider=(0, 100, 1))
+    min_p: float = _ranged(
+        "only tokens that have this share of the likeliest token's probability", 0.0, 0, 1, greedy=1,
+        slider=(0, 1, 0.01),
+    )  # fmt: skip
+    typical_p: float = _ranged(
+        "only the most typical tokens that together have this probability", 1.0, 0, 1, low_is_open=True
+    )
+    repetition_penalty: float = _ranged(
+        "above 1 makes tokens less likely that the model sees in the text", 1.0, 0.01, 100, least=1, most=2,
+        slider=(1, 2, 0.05),
+    )  # fmt: skip
+    presence_penalty: float = _ranged("lowers a token's score once if it was written", 0.0, -100, 100, least=-2, most=2)
+    frequency_penalty: float = _ranged(
+        "lowers a token's score each time it was written", 0.0, -100, 100, least=-2, most=2
+    )
+    no_repeat_ngram: int = _ranged("so many tokens in a row never occur twice", 0, 0, math.inf, most=20)
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # id -> what is added to its logit, up to ±MOST_BIAS
     seed: int | None = None  # the same seed gives the same text (a GPU's is not a CPU's); None gives another each time
     stop: tuple[str, ...] = ()  # the text ends before the first of these strings

@@ -10,7 +10,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -43,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before it; may be repeated")
     for name, values in RANGES.items():
         option = f"--{name.replace('_', '-')}"
-        found.add_argument(option, type=type(values.off), default=values.off, help=str(values).replace("%", "%%"))
+        found.add_argument(option, type=type(values.off), default=values.off, help=f"{values.meaning}: {values}")
     found.add_argument("--score", type=Path, metavar="FILE", help="write nothing: bits per character of a text file")
     found.add_argument("--document", choices=DOCUMENTS, default="block", help="of that file (default: block)")
     return found
@@ -58,6 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             errors = "replace" if stream is sys.stdout or stream.isatty() else "strict"
             stream.reconfigure(encoding="utf-8", errors=errors)
     try:
+        if options.seed is not None and options.seed < 0:
+            raise ValueError(f"--seed is {options.seed}: give 0 or more, or leave it out for another text each time")
+        if "" in options.stop:
+            raise ValueError("--stop is empty: give the text to end before, or leave it out")
         wanted = Settings(
             max_new_tokens=options.max_new_tokens, seed=options.seed, stop=tuple(options.stop),
             **{name: getattr(options, name) for name in RANGES},
@@ -113,9 +116,8 @@ def write_all(
         for sample in range(options.samples):
             if sample:
                 print()
-            seed = None if wanted.seed is None else wanted.seed + sample
-            beginning, settings = prompt + "\n" * options.line, replace(wanted, seed=seed)
-            if not write(partial(generate.stream, model, tokenizer, beginning, settings)):
+            beginning = prompt + "\n" * options.line
+            if not write(partial(generate.stream, model, tokenizer, beginning, wanted, sample=sample)):
                 if not is_typed(options):
                     return INTERRUPTED
                 break

@@ -52,6 +52,7 @@ def score(model: PreTrainedModel, branches: Sequence[Branch], precision: str = "
         inputs = torch.cat([last[:, None], labels[:, :-1].clamp(min=0)], 1)  # (E, L)
         real = labels >= 0  # (E, L); what lies right of an ending is seen by nothing left of it
         positions = lengths[group, None] + torch.arange(inputs.shape[1], device=device)  # (E, L)
+        positions = positions.masked_fill(~real, 0)  # GPT-2's table has no row for a place beyond the window
         hidden = model.base_model(
             inputs_embeds=embed(inputs), attention_mask=torch.cat([seen[group], torch.ones_like(real)], 1).long(),
             position_ids=positions, past_key_values=cache, use_cache=True,

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from helpers import paths
+from helpers.files import Occupied
 from helpers.run.execute import StageFailed, run_stages
 from helpers.run.grid import combinations, last_stage, member, number, read_grid
 from helpers.run.model_config import say_vocab_size
@@ -51,14 +52,14 @@ def run_sweep(asked: argparse.Namespace) -> int:
     last = max(order.index(stage) for stage in (*stages, *reached))
     every = [stage for stage in order[: last + 1] if stage in paths.STAGES or stage in stages]
     for combination in wanted:  # before a number is given
-        plan(every, asked.run, asked.corpus, asked.presets, [*asked.settings, *combination.items()])
+        plan(every, asked.run, asked.corpus, asked.presets, asked.settings, combination)
     members = number(asked.run, wanted)
     if asked.only:
         if asked.only not in members:
             raise Refused(f"--only {asked.only}: the runs are numbered {', '.join(map(str, members))}")
         members = {asked.only: members[asked.only]}
     values = {
-        i: plan(every, member(asked.run, i), asked.corpus, asked.presets, [*asked.settings, *combination.items()])
+        i: plan(every, member(asked.run, i), asked.corpus, asked.presets, asked.settings, combination)
         for i, combination in members.items()
     }
     _say_what_is_not_kept(asked.presets)
@@ -115,6 +116,8 @@ def main(arguments: list[str] | None = None) -> int:
                 others["--run"] = asked.run != parser.get_default("run")
             for flag in [flag for flag, given in others.items() if given]:
                 raise Refused(f"{asked.stages[0]} takes no {flag}")
+        if len(asked.stages) > 1 and "verify" in asked.stages:
+            raise Refused("verify stands alone: it checks all rooms of a run")
         if asked.stages == ["verify"]:
             _require_run(asked.run)
             return print_verdict(asked.run)
@@ -133,7 +136,7 @@ def main(arguments: list[str] | None = None) -> int:
                 _require_run(asked.run)
             _say_what_is_not_kept(asked.presets)
             run_stages(asked.run, values, asked.force)
-    except Refused as error:
+    except (Refused, Occupied) as error:
         print(f"nothing was run: {error}", file=sys.stderr)
         return 2
     except StageFailed as error:
@@ -143,7 +146,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"stopped: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("stopped; the same command continues with the stage that was interrupted", file=sys.stderr)
+        anew = asked.force or asked.stages[:1] == ["refresh"]
+        print("stopped" if anew else "stopped; the same command goes on with this stage", file=sys.stderr)
         return 130
     return 0
 

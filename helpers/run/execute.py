@@ -3,6 +3,7 @@
 import tempfile
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import IO, Any, ClassVar
 
 import papermill
@@ -12,6 +13,7 @@ from jupyter_client.manager import AsyncKernelManager
 from papermill.exceptions import PapermillExecutionError
 
 from helpers import paths, progress, report
+from helpers.files import occupied
 from helpers.manifest import notebook_parameters
 from helpers.run.unchanged import finished_unchanged, remember
 from helpers.run.watch import Watch, in_terminal
@@ -55,6 +57,11 @@ def _first_line(source: str) -> str:
     return next((line for line in lines if not line.startswith("#")), lines[0] if lines else "")
 
 
+def _literally(path: Path) -> str:
+    """Return a path as papermill takes it, which puts parameters in place of braces."""
+    return str(path).replace("{", "{{").replace("}", "}}")
+
+
 def execute(run: str, stage: str, values: dict[str, Any], environment: Mapping[str, str]) -> None:
     """Execute a notebook with its parameters into the run's folder; raise StageFailed if a cell fails.
 
@@ -69,7 +76,7 @@ def execute(run: str, stage: str, values: dict[str, Any], environment: Mapping[s
         manager = type("ThisPython", (ThisPython,), {"environment": environment, "stderr": stderr})
         try:
             papermill.execute_notebook(
-                notebook, target, parameters=changed, kernel_name="python3", language="python",
+                _literally(notebook), _literally(target), parameters=changed, kernel_name="python3", language="python",
                 kernel_manager_class=manager, progress_bar=False,
             )  # fmt: skip
         except PapermillExecutionError as error:
@@ -103,12 +110,16 @@ def run_stage(
 
 
 def run_stages(run: str, values: dict[str, dict[str, Any]], force: bool) -> None:
-    """Run the planned stages in order, print a line for each, and write the report; StageFailed at the first error."""
-    for stage in values:
-        name = f"{paths.notebook(stage).stem:14}"
-        if not force and finished_unchanged(run, stage, values[stage]):
-            print(f"{name}unchanged since it finished: skipped (--force runs it)", flush=True)
-            continue
-        words = run_stage(run, stage, values[stage], name, in_terminal(), {})
-        print(f"{name}{words}", flush=True)
-    print(f"{'report':14}{report.write(run)}", flush=True)
+    """Run the planned stages in order, print a line for each, and write the report.
+
+    Raises StageFailed at the first error, Occupied if another command is at work on this run.
+    """
+    with occupied(paths.run_dir(run)):
+        for stage in values:
+            name = f"{paths.notebook(stage).stem:14}"
+            if not force and finished_unchanged(run, stage, values[stage]):
+                print(f"{name}unchanged since it finished: skipped (--force runs it)", flush=True)
+                continue
+            words = run_stage(run, stage, values[stage], name, in_terminal(), {})
+            print(f"{name}{words}", flush=True)
+        print(f"{'report':14}{report.write(run)}", flush=True)

@@ -11,12 +11,10 @@ import random
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from helpers import paths
 from helpers.files import write_text
 from helpers.manifest import notebook_parameters
-from helpers.run.parameters import Refused
+from helpers.run.parameters import Refused, load_yaml
 
 MOST_RUNS = 1000  # of one sweep
 MEMBERS = "sweep.json"
@@ -27,11 +25,9 @@ Combination = dict[str, Any]  # a value for each of the names
 def read_grid(file: Path) -> dict[str, list]:
     """Return {parameter: values} of a sweep file; raises Refused for one that is no such thing."""
     try:
-        grid = yaml.safe_load(file.read_text("utf-8"))
+        grid = load_yaml(file)
     except OSError as error:
         raise Refused(f"--sweep: {file} cannot be read ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise Refused(f"{file.name} is not readable YAML: {' '.join(str(error).split())}") from None
     if not isinstance(grid, dict) or not grid:
         raise Refused(f"{file.name}: expected lines like `lr: [1.0e-3, 1.0e-2]`")
     for name, values in grid.items():

@@ -50,19 +50,19 @@ def read_model_config(path: Path) -> dict[str, dict[str, Any]]:
         if name not in known and not _WITHOUT_EFFECT.fullmatch(name):
             raise ValueError(f"{path.name}: {name} cannot be kept: if your model does without it, take its line out")
     # 2. the numbers
-    length = config.get("n_positions", config.get("n_ctx"))
+    length = config.get("n_positions") or config.get("n_ctx")
     numbers = {name: config.get(name) for name in _SHAPE} | {"n_ctx": length}
     for name, value in numbers.items():
         if type(value) is not int or value < 1:
             said = "is missing" if value is None else f"is {value!r}"
             raise ValueError(f"{path.name}: {name} {said}: a GPT-2 needs it, as a whole number")
-    if config.get("n_ctx", length) != length:
+    if config.get("n_ctx") not in (None, length):
         raise ValueError(f"{path.name}: n_ctx is {config['n_ctx']} and n_positions {length}: here both are one, n_ctx")
     if config.get("n_inner") not in (None, 4 * config["n_embd"]):
         raise ValueError(f"{path.name}: n_inner is {config['n_inner']}, which cannot be kept: here it is 4 × n_embd")
     dropouts = {name: config.get(name, 0.1) for name in _DROPOUTS}
     for name, value in dropouts.items():
-        if type(value) not in (int, float):
+        if type(value) not in (int, float) or not 0 <= value < 1:
             raise ValueError(f"{path.name}: {name} is {value!r}: expected a number, from 0 to less than 1")
     if len(set(dropouts.values())) > 1:
         said = ", ".join(f"{name} {value}" for name, value in dropouts.items())
@@ -97,9 +97,18 @@ def _load(path: Path) -> dict[str, Any]:
 
 def _parse(text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_once_each)
     except ValueError:
         # comments, but not what looks like one in a string
         text = re.sub(r'("(?:\\.|[^"\\])*")|(?:#|//)[^\n]*', lambda found: found[1] or "", text)
         text = re.sub(r"(\d)\s*e\s*([-+])\s*(\d)", r"\1e\2\3", text)
-        return json.loads(re.sub(r",(\s*})", r"\1", text))
+        return json.loads(re.sub(r",(\s*})", r"\1", text), object_pairs_hook=_once_each)
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the pairs of a JSON object as a dict; raise ValueError where a name stands twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"'{next(name for name in names if names.count(name) > 1)}' stands twice")
+    return found

@@ -47,7 +47,6 @@ NEW_NAMES = {
     "n_positions": "n_ctx",
     "gradient_accumulation_steps": "gradient_accumulation",
     "eval_interval": "eval_step",
-    "min_lr": "final_lr_fraction",
     "init_from": "pretrained_model",
     # transformers' Trainer
     "num_train_epochs": "epochs",
@@ -72,6 +71,7 @@ GONE = {
     "max_iters": "give epochs or max_minutes",
     "max_steps": "give epochs or max_minutes",
     "no_cuda": "it is device here: cpu",
+    "min_lr": "give final_lr_fraction, which is min_lr / lr",
 }
 
 

@@ -5,7 +5,7 @@ Knows the notebooks by name and by their parameters, and nothing of what they do
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,27 @@ def _check_type(where: str, name: str, value: Any, default: Any) -> Any:
     )
 
 
+class _OneValuePerKey(yaml.SafeLoader):
+    """YAML whose keys stand once each: a second `train:` section would take the first one's place without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):  # what else is no key, and refused below
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"'{key.value}' stands twice", key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def load_yaml(path: Path) -> Any:
+    """Return what a YAML file holds. Raises OSError; Refused for what is no YAML, and where a key stands twice."""
+    try:
+        return yaml.load(path.read_text("utf-8"), _OneValuePerKey)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise Refused(f"{path.name} is not readable YAML: {' '.join(str(error).split())}") from None
+
+
 def read_preset(name: str) -> dict[str, dict]:
     """Return {stage: {parameter: value}} of presets/<name>.yaml, of a YAML file, or of GPT-2's model_config.json.
 
@@ -73,10 +94,7 @@ def read_preset(name: str) -> dict[str, dict]:
             return read_model_config(path)
         except ValueError as error:
             raise Refused(str(error)) from None
-    try:
-        sections = yaml.safe_load(path.read_text("utf-8")) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise Refused(f"{path.name} is not readable YAML: {' '.join(str(error).split())}") from None
+    sections = load_yaml(path) or {}
     if not isinstance(sections, dict):
         raise Refused(f"{path.name}: expected one section per stage, like `train:` with `epochs: 2` indented below it")
     for stage, section in sections.items():
@@ -106,12 +124,13 @@ def _resolve(name: str, given: str) -> str:
 
 
 def plan(
-    stages: list[str], run: str, corpus: str | None, presets: Sequence[str], settings: Iterable[tuple[str, Any]]
-) -> dict[str, dict[str, Any]]:
+    stages: list[str], run: str, corpus: str | None, presets: Sequence[str], settings: Iterable[tuple[str, Any]],
+    combination: Mapping[str, Any] | None = None,
+) -> dict[str, dict[str, Any]]:  # fmt: skip
     """Return {stage: {parameter: value}}, complete and checked: defaults, then presets, then --corpus, then -p.
 
-    `settings` are the pairs of -p, (name, text), and those of a sweep, (name, value). Raises Refused at the first name
-    or type that no notebook has.
+    `settings` are the pairs of -p, (name, text), `combination` is a sweep's, {name: value}. Raises Refused at the first
+    name or type that no notebook has.
     """
     # 1. the defaults; every section of a preset is checked, also those of stages that do not run today
     try:
@@ -138,16 +157,17 @@ def plan(
         if "corpus" not in stages:
             raise Refused("--corpus: notebook 01 is not to run, so this text would not be read: name 'corpus' too")
         put("--corpus", "corpus", "source", corpus)
-    for name, text in settings:
+    asked = [("-p", *pair) for pair in settings] + [("--sweep", *pair) for pair in (combination or {}).items()]
+    for flag, name, value in asked:
         if name == "run":
-            raise Refused("-p run: name the run with --run")
+            raise Refused(f"{flag} run: name the run with --run")
         owners = [stage for stage in stages if name in defaults[stage]]
         if not owners:
             known = sorted({name for stage in stages for name in defaults[stage]} - {"run"})
-            raise Refused(f"-p {name}: no notebook that is to run has it{explain(name, known)}")
+            raise Refused(f"{flag} {name}: no notebook that is to run has it{explain(name, known)}")
         for stage in owners:
-            value = _parse_value(text, defaults[stage][name]) if isinstance(text, str) else text
-            put(f"-p {name}", stage, name, value)
+            read = _parse_value(value, defaults[stage][name]) if isinstance(value, str) else value
+            put(f"{flag} {name}", stage, name, read)
     # 3. the run, and the corpus and other files as the kernel will find them, wherever it works
     for stage in stages:
         values[stage]["run"] = run

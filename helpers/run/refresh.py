@@ -36,7 +36,8 @@ def refresh(stages: list[str]) -> None:
             )  # fmt: skip
             try:
                 client.execute()
-            except CellExecutionError as error:
+            except (CellExecutionError, RuntimeError) as error:  # in a cell, or its kernel died
+                print()
                 raise StageFailed(f"  {path.name} is unchanged\n{error}") from None
             notebook.metadata = before  # no widget state, no version of the Python that happened to run it
             for cell in notebook.cells:

@@ -97,7 +97,7 @@ class Sweep:
     def groups(self, stage: str) -> list[list[int]]:
         """Return the runs that go on, those together that were given the same parameters up to this stage."""
         found: dict[str, list[int]] = {}
-        for i, values in self.values.items():
+        for i, values in sorted(self.values.items()):  # an older run, which has its rooms, owns them
             if i not in self.failed:
                 stages = list(values)[: list(values).index(stage) + 1]
                 given = {each: {k: v for k, v in values[each].items() if k != "run"} for each in stages}

@@ -57,7 +57,9 @@ class Completion(BaseModel):
     usage: Usage | None = None
 
 
-class ChatLogprob(BaseModel):
+# of these an answer may hold a hundred thousand: dataclasses are made several times as fast as pydantic's models
+@dataclass(slots=True)
+class ChatLogprob:
     """A token with its natural log probability; its bytes are null where it is only a part of a character."""
 
     token: str
@@ -65,6 +67,7 @@ class ChatLogprob(BaseModel):
     bytes: list[int] | None
 
 
+@dataclass(slots=True)
 class ChatToken(ChatLogprob):
     """A token that was written, and the likeliest ones in its place."""
 
@@ -270,11 +273,7 @@ class CompletionWriter(Writer):
             logprobs = Logprobs(
                 tokens=[token.text for token in tokens],
                 token_logprobs=[max(token.logprob, LOWEST) for token in tokens],
-                # as OpenAI does it: the token itself is in the list, also when it is not one of the likeliest
-                top_logprobs=[
-                    {text: max(logprob, LOWEST) for text, logprob in (*token.alternatives, (token.text, token.logprob))}
-                    for token in tokens
-                ],
+                top_logprobs=[_rivals(token) for token in tokens],
                 text_offset=[token.start for token in tokens],
             )
         return CompletionChoice(index=index, text=text, finish_reason=FINISH[reason], logprobs=logprobs)
@@ -329,14 +328,25 @@ class ChatWriter(Writer):
         return ChatLogprobs(
             content=[
                 ChatToken(
-                    **_told(token.text, token.logprob),
-                    top_logprobs=[ChatLogprob(**_told(*rival)) for rival in token.alternatives],
+                    *_told(token.text, token.logprob), [ChatLogprob(*_told(*rival)) for rival in token.alternatives]
                 )
                 for token in tokens
             ]
         )
 
 
-def _told(token: str, logprob: float) -> dict[str, Any]:
+def _told(token: str, logprob: float) -> tuple[str, float, list[int] | None]:
     whole = "\ufffd" not in token
-    return {"token": token, "logprob": max(logprob, LOWEST), "bytes": list(token.encode()) if whole else None}
+    return token, max(logprob, LOWEST), list(token.encode()) if whole else None
+
+
+def _rivals(token: TokenLogprob) -> dict[str, float]:
+    """Return the likeliest tokens and this one, by their texts.
+
+    All bytes that are only a part of a character have one text: of several rivals the likeliest is told.
+    """
+    rivals: dict[str, float] = {}
+    for text, logprob in token.alternatives:  # the likeliest first
+        rivals.setdefault(text, max(logprob, LOWEST))
+    # as OpenAI does it: the token itself is in the list, also when it is not one of the likeliest
+    return rivals | {token.text: max(token.logprob, LOWEST)}

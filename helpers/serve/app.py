@@ -28,7 +28,7 @@ from helpers.generate.surprisal import LEVELS
 from helpers.serve import answers, auth, connections, openapi, schema
 from helpers.serve.answers import ChatWriter, CompletionWriter, Writer
 from helpers.serve.auth import Refusal
-from helpers.serve.engine import Engine, QueueFull
+from helpers.serve.engine import Engine, NotRunning, QueueFull
 from helpers.serve.limits import DEFAULT_LIMITS, Limits
 from helpers.serve.metrics import Metrics
 from helpers.serve.overload import Shedder
@@ -96,6 +96,8 @@ def to_refusal(error: Exception, request: web.Request) -> Refusal:
             return Refusal(400, str(error), "invalid", error.key)
         case QueueFull():
             return queue_full()
+        case NotRunning():
+            return Refusal(503, "the server cannot generate text right now: try again later", "not_ready")
         case TimeoutError():
             if request.app[STATE].draining:
                 return stopping()
@@ -227,7 +229,7 @@ def submit(app: web.Application, job: Job, chunks: ChunkQueue | None = None) -> 
     """Hand every prompt to the engine and return the futures, all or none; `chunks` receives the texts as they grow."""
     engine, futures = app[ENGINE], []
     if not engine.alive:
-        raise Refusal(503, "the server cannot generate text right now: try again later", "not_ready")
+        raise NotRunning
     try:
         for number, (prompt, ids) in enumerate(zip(job.prompts, job.ids, strict=True)):
             listener = None if chunks is None else partial(chunks.put, number)
@@ -317,7 +319,11 @@ async def write(request: web.Request, writer: Writer, job: Job) -> web.StreamRes
         if writer.request.stream:
             return await stream(request, writer, job)
         async with deadline(app):
-            return answer(writer.whole(await results(submit(app, job))))
+            samples = await results(submit(app, job))
+            if job.settings.logprobs is None:  # written sooner than a thread begins
+                return answer(writer.whole(samples))
+            # with 20 alternatives per token, long answers hold 100,000 of them: the loop must not wait for that
+            return answer(await asyncio.to_thread(writer.whole, samples))
 
 
 async def stream(request: web.Request, writer: Writer, job: Job) -> web.StreamResponse:
@@ -412,7 +418,10 @@ async def get_healthz(request: web.Request) -> web.Response:
 
 
 async def get_readyz(request: web.Request) -> web.Response:
-    """Report whether a request would be accepted."""
+    """Report whether the engine runs and the server is not stopping.
+
+    A full queue is no reason to leave a load balancer's rotation: it has places again in a moment.
+    """
     if not request.app[ENGINE].alive:
         raise Refusal(503, "the engine does not run", "not_ready")
     return answer(answers.Status(status="ready"))

@@ -5,8 +5,10 @@ a long one to end, and eight clients cost little more than one. A request's text
 nothing of HTTP.
 """
 
+import logging
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -19,6 +21,8 @@ from helpers.generate.batch import DecodeBatch, Row, prompt_ids
 from helpers.generate.settings import DEFAULT, Chunk, Sample, Settings
 from helpers.serve.limits import DEFAULT_LIMITS, Limits
 
+log = logging.getLogger(__name__)
+
 OnChunk = Callable[[Chunk], None]
 # parameters; the steps of a small model are too short to be shared among cores: with 3 million, one thread is faster
 SMALL = 30_000_000
@@ -26,6 +30,10 @@ SMALL = 30_000_000
 
 class QueueFull(RuntimeError):
     """The queue is full, or no place in the batch became free in time: the caller may ask again later."""
+
+
+class NotRunning(RuntimeError):
+    """The engine takes no request, or has failed and will not finish this one."""
 
 
 @dataclass(eq=False)
@@ -46,10 +54,14 @@ class _Request:
         # until now the future was pending: a running one could no longer be cancelled
         if not self.future.set_running_or_notify_cancel():
             return
+        try:
+            samples = [] if error else [row.result(tokenizer, self.prompt) for row in self.rows]
+        except Exception as failure:
+            error = failure
         if error:
             self.future.set_exception(error)
         else:
-            self.future.set_result([row.result(tokenizer, self.prompt) for row in self.rows])
+            self.future.set_result(samples)
 
 
 class Engine:
@@ -57,7 +69,8 @@ class Engine:
 
     limits: max_rows, max_queue and queue_seconds are used here. threads: cores that a large model may use (default:
     all); a small one uses one. on_first_token(seconds) is called in the engine's thread, with the time between a
-    request and its first token.
+    request and its first token. on_failure() is called there when the thread ends before `close`: the engine is of no
+    more use then, and all requests have been told.
     """
 
     def __init__(
@@ -74,6 +87,7 @@ class Engine:
         self.threads = 1 if model.num_parameters() <= SMALL else threads
         self.tokens = 0  # written since the engine started
         self.on_first_token = on_first_token
+        self.on_failure: Callable[[], object] | None = None
         self._batch = DecodeBatch(model, tokenizer)
         self._waiting: deque[_Request] = deque()
         self._running: list[_Request] = []
@@ -126,14 +140,14 @@ class Engine:
         samples while they are written; it is called in the engine's thread and must return at once. Cancelling the
         future, of a waiting request or a running one, removes its rows within one token. Raises QueueFull (so does
         the future of a request that waited too long), ValueError for a number of samples that never fits,
-        RuntimeError if the engine is not running.
+        NotRunning if the engine is not running (so does the future where the engine fails for good).
         """
         if not 1 <= samples <= self.max_rows:
             raise ValueError(f"samples is {samples}: this engine writes 1 to {self.max_rows} at once")
         request = _Request(prompt, ids, settings, samples, listener)
         with self._wake:
             if not self.alive:
-                raise RuntimeError("the engine is not running: call start(), and submit before close()")
+                raise NotRunning("the engine is not running: call start(), and submit before close()")
             if self.full:
                 raise QueueFull(f"{self.limits.max_queue} requests are waiting already: ask again later")
             self._waiting.append(request)
@@ -159,6 +173,25 @@ class Engine:
             self._thread.join()
 
     def _work(self) -> None:
+        """Write until the engine is closed and idle; if an error ends this, nobody is left waiting."""
+        try:
+            self._write()
+        except Exception as error:
+            # without its message, which may quote a prompt
+            trace = "".join(traceback.format_tb(error.__traceback__))
+            log.error("the engine has failed: %s\n%s", type(error).__name__, trace)
+        finally:
+            with self._wake:
+                failed, self._closing = not self._closing, True
+                left = [*self._running, *self._waiting]
+                self._running.clear()
+                self._waiting.clear()
+            for request in left:
+                request.settle(self.tokenizer, NotRunning("the engine has failed for good: start another one"))
+            if failed and self.on_failure:
+                self.on_failure()
+
+    def _write(self) -> None:
         if self.threads:
             torch.set_num_threads(self.threads)  # of this thread only: other threads keep the other cores
         while (joining := self._admit()) is not None:
@@ -177,12 +210,15 @@ class Engine:
                     if request.listener and not request.future.cancelled():
                         for chunk in filter(None, [row.take() for row in request.rows]):
                             request.listener(chunk)
+                # 4. finished and cancelled requests leave
+                ended = [r for r in self._running if r.future.cancelled() or all(row.done for row in r.rows)]
+                self._batch.drop([row for request in ended for row in request.rows])
+                self._settle(ended)
             except Exception as error:  # e.g. out of memory: every request in the batch fails, later ones are served
-                # the batch first: the old one may hold rows that it has not read, and could not drop them
-                self._batch = DecodeBatch(self.model, self.tokenizer)
                 self._settle(list(self._running), error)
-            # 4. finished and cancelled requests leave
-            self._settle([r for r in self._running if r.future.cancelled() or all(row.done for row in r.rows)])
+                # the old batch may hold rows that it has not read, and could not drop them; if a new one fails as well,
+                # nothing works any more: a GPU, say, that answers each call with the same error
+                self._batch = DecodeBatch(self.model, self.tokenizer)
 
     def _admit(self) -> list[_Request] | None:
         """Wait for work; return the requests that join the batch now, None when the engine is closed and idle."""
@@ -224,5 +260,4 @@ class Engine:
         for request in requests:
             with self._wake:
                 self._running.remove(request)
-            self._batch.drop(request.rows)
             request.settle(self.tokenizer, error)

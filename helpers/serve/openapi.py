@@ -58,7 +58,7 @@ def describe(requests: RequestModels, has_key: bool) -> dict:
             "parameters": [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}],
         },
         "/healthz": {"get": _operation("is the process alive?", _reference(Status), Error)},
-        "/readyz": {"get": _operation("does it take requests?", _reference(Status), Error)},
+        "/readyz": {"get": _operation("does its engine run?", _reference(Status), Error)},
     }
     description = {"openapi": "3.1.0", "info": {"title": "Chinese GPT", "version": "1"}, "paths": paths}
     if not has_key:

@@ -28,6 +28,7 @@ MAX_LOGPROBS = 5  # alternatives per token, as OpenAI has it for completions
 MAX_TOP_LOGPROBS = 20  # and for conversations
 MAX_BIASES = 300  # tokens of `logit_bias`, as OpenAI has it
 MAX_PARTS = 16  # of a message
+ONE, MANY = "<one>", "<many>"  # pydantic puts them into the path of a fault; hardly a key is called so
 
 
 class Invalid(ValueError):
@@ -95,17 +96,19 @@ class StreamOptions(_Body):
 
     include_usage: bool = False
 
+    _nulls = model_validator(mode="before")(_without_nulls)
 
-def _one_or_many(one: Any, most: int, what: str, each: Any = None) -> Any:
-    """Return the type of one value, or of a list of at most `most`; a fault is reported for the form that was sent.
+
+def _one_or_many(one: Any, most: int, what: str, *, each: Any = None, least: int = 1) -> Any:
+    """Return the type of one value, or of a list of `least` to `most`; a fault is reported for the form that was sent.
 
     each: the type of what is in the list, if it is another one.
     """
     item: Any = each or one
-    many = Annotated[list[item], Field(min_length=1, max_length=most)]
+    many = Annotated[list[item], Field(min_length=least, max_length=most)]
     return Annotated[
-        Annotated[one, Tag("one")] | Annotated[many, Tag("many")],
-        Discriminator(lambda value: "many" if isinstance(value, list) else "one"),
+        Annotated[one, Tag(ONE)] | Annotated[many, Tag(MANY)],
+        Discriminator(lambda value: MANY if isinstance(value, list) else ONE),
         Field(description=what),
     ]
 
@@ -219,7 +222,7 @@ class ChatMessage(_Body):
     limits: ClassVar[Limits] = DEFAULT_LIMITS
 
     role: Literal["system", "user", "assistant"]
-    content: _one_or_many(str, MAX_PARTS, "a text, or its parts", TextPart)  # type: ignore[valid-type]
+    content: _one_or_many(str, MAX_PARTS, "a text, or its parts", each=TextPart)  # type: ignore[valid-type]
     name: Annotated[str, Field(max_length=200, description="taken, and not looked at")] | None = None
 
     _nulls = model_validator(mode="before")(_without_nulls)
@@ -334,7 +337,8 @@ def request_models(limits: Limits) -> RequestModels:
     beginnings = "the beginning of a text, or a list of beginnings"
     shared = {
         "n": (_count(limits.max_samples, "texts of each prompt"), 1),
-        "stop": (_one_or_many(_text(64), 4, "a text ends before the first of these") | None, None),
+        # programs send an empty list for a stop that their user did not set
+        "stop": (_one_or_many(_text(64), 4, "a text ends before the first of these", least=0) | None, None),
     }
     completion = _complete(
         CompletionRequest,
@@ -369,7 +373,7 @@ def _reason(faults: list[ErrorDetails], model: type[_Body]) -> str:
     """Return one sentence per fault, at most three."""
     sentences = []
     for fault in faults[:3]:
-        path = [str(part) for part in fault["loc"] if part not in ("one", "many")]
+        path = [str(part) for part in fault["loc"] if part not in (ONE, MANY)]
         key = "'" + ".".join(path)[:40] + "'"
         match fault["type"]:
             case "json_invalid":

@@ -112,7 +112,10 @@ def served(options: argparse.Namespace) -> str:
 def serve(
     options: argparse.Namespace, key: str | None, limits: Limits, listening: socket.socket, ready: Callable[[], None]
 ) -> int:
-    """Serve a run on a bound socket until SIGTERM or Ctrl-C; return the exit code. Calls `ready` once it serves."""
+    """Serve a run on a bound socket until SIGTERM or Ctrl-C; return the exit code. Calls `ready` once it serves.
+
+    If the engine fails for good, the server stops by itself, with exit code 1: whoever started it can start another.
+    """
     try:
         threads = max(1, torch.get_num_threads() // options.processes)  # torch knows real cores and OMP_NUM_THREADS
         model, tokenizer = generate.load(options.run, options.room)
@@ -127,39 +130,43 @@ def serve(
         print(error, file=sys.stderr)
         return 1
 
-    async def until_stopped() -> None:
+    async def until_stopped() -> int:
         stopped, loop = asyncio.Event(), asyncio.get_running_loop()
         on_signal(signal.SIGTERM, stopped.set)
         if parent := multiprocessing.parent_process():  # if it dies, no signal comes
             loop.add_reader(parent.sentinel, stopped.set)
         else:
             on_signal(signal.SIGINT, stopped.set)
+        engine.on_failure = partial(loop.call_soon_threadsafe, stopped.set)
+        engine.start()
         runner, address = await start_on(app, listening, options.host)
         ready()
         in_shell = key_in_shell(options, bool(key))
         if not parent:
             print(f"{served(options)} answers at {address} until Ctrl-C. Try: {curl(address, in_shell)}", flush=True)
         await stopped.wait()
+        code = 0 if engine.alive else 1
+        if code:
+            print("the engine has failed: this server stops, so that another one can take its place", file=sys.stderr)
         if parent:
             loop.remove_reader(parent.sentinel)
         else:
             signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C ends at once
         await stop(runner)
+        return code
 
     # what is here now stays to the end: each search for garbage in it would stop all threads, for about 0.2 s
     gc.collect()
     gc.freeze()
     sys.setswitchinterval(SWITCH_SECONDS)
-    engine.start()
     try:
-        asyncio.run(until_stopped())
+        return asyncio.run(until_stopped())
     except OSError as error:  # another server took the port while the model was loaded
         print(why_not_listening(options, error), file=sys.stderr)
         return 1
     finally:
         engine.close(cancel=True)
         gc.unfreeze()
-    return 0
 
 
 def on_signal(number: int, call: Callable[[], None]) -> None:

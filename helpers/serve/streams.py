@@ -13,6 +13,8 @@ from functools import partial
 from helpers.generate.settings import Chunk
 from helpers.serve.answers import Writer
 
+LONG = 50  # tokens; an event of more takes milliseconds to write
+
 
 class ChunkQueue:
     """Chunks on their way from the engine's thread to the event loop; all that are waiting are taken at once."""
@@ -57,6 +59,8 @@ async def events(writer: Writer, chunks: ChunkQueue, futures: list[Future]) -> A
         for index, parts in new.items():
             tokens = [token for part in parts for token in part.logprobs]
             lines.append(writer.event(index, "".join(part.text for part in parts), tokens, parts[-1].reason))
+            if len(tokens) > LONG:  # the client has not read for a while: others have their turn before its next text
+                await asyncio.sleep(0)
         if lines:
             yield b"".join(map(event, lines))
     ending = writer.ending([future.result() for future in futures])  # raises the error of a failed request

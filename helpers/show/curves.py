@@ -38,7 +38,7 @@ SHORT = FuncFormatter(lambda value, _: short(value))
 def short(value: float) -> str:
     """Return a number in few characters: 0.00012, 3.4k, 12M."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
+        if abs(value) >= 0.9995 * size:  # 999.6 has four digits when it is rounded
             return f"{value / size:.3g}{unit}"
     return f"{value:.3g}"
 
@@ -168,7 +168,8 @@ def draw_panel(
             ax.yaxis.set_major_locator(LogLocator(subs=(1,) if wide else (1, 3), numticks=4))
             ax.yaxis.set_minor_formatter(NullFormatter())
         elif len(known):
-            ax.set_ylim(0, 1.15 * np.nanmax(high) or 1)
+            bottom, top = min(0, 1.15 * np.nanmin(low)), max(0, 1.15 * np.nanmax(high))
+            ax.set_ylim(bottom, top if top > bottom else 1)
             ax.yaxis.set_major_locator(MaxNLocator(3))
         ax.yaxis.set_major_formatter(SHORT)
     now = last_value(rows, "step", field)

@@ -89,6 +89,7 @@ class Live:
     def stop(self) -> None:
         """Ask the run to save and end; first, it may take one more step and validate."""
         self.button.disabled, self.button.description = True, "Stopping"
+        self.line.value, self.refused = self.line.value.removesuffix(self.refused), ""  # of an earlier click
         try:
             self.training.stop()
         except OSError as error:  # a remote run: its folder is gone, or may not be written to

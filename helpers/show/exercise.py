@@ -33,7 +33,7 @@ def verdict(guess: Any, answer: Any, close: float = 0.0) -> str:
         if abs(tried - value) <= close * abs(value):
             return f"{said}, close enough"
         return f"{said}, too {'high' if tried > value else 'low'}"
-    return f"{said}, right" if tried == value else said
+    return f"{said}, {'right' if tried == value else 'not right'}"
 
 
 def is_real(value: Any) -> bool:

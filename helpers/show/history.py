@@ -8,8 +8,8 @@ from helpers.show.text import element, render_noted, render_table, show_all, sho
 
 SPIKE = (
     "A spike (尖峰) is an update whose loss lies far above the mean of the updates before it. It need not be a fault: "
-    "a batch holds windows of about equal length, and one of short documents has mostly first tokens, which are the "
-    "hardest to predict. Read its texts above: broken ones are a fault, short ones are not."
+    "a batch of short texts costs more per token, because first tokens are the hardest to predict. Read its texts "
+    "above: broken ones are a fault; short ones are not, nor are several in one window."
 )
 
 

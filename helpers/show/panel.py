@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from helpers.generate import generate
+from helpers.generate.explain import token_name
 from helpers.generate.settings import RANGES, Chunk, Settings, TokenLogprob
 from helpers.show.explain import coloured, legend, probabilities_in_words
 from helpers.show.text import card, percent, render_continuation, render_probabilities
@@ -122,7 +123,10 @@ class Panel:
             self.note.value = render_error(error)
         finally:
             self.text.value = card(body)
-            self.generate.disabled, self.cancel.disabled = False, True
+            self.cancel.disabled, self.generate.disabled = (
+                True,
+                False,
+            )  # in this order: Generate is free when all is done
 
     def draw_soon(self) -> None:
         """Draw the bars when the sliders have rested for a moment."""
@@ -150,8 +154,7 @@ class Panel:
         after = generate.filtered(logits, ids, self.read()).softmax(-1)[0]  # (V,)
         likeliest = before.maximum(after).topk(min(MOST_BARS, len(before))).indices.tolist()
         likeliest.sort(key=lambda token: -before[token])
-        names = self.tokenizer.convert_ids_to_tokens(likeliest)
-        return [(name, float(before[token]), float(after[token])) for token, name in zip(likeliest, names, strict=True)]
+        return [(token_name(self.tokenizer, each), float(before[each]), float(after[each])) for each in likeliest]
 
 
 def render_chunk(chunk: Chunk) -> str:

@@ -51,12 +51,13 @@ def facts(rows: Sequence[Mapping]) -> list[str]:
     step, validation = last(rows, "step"), last(rows, "validation")
     known = {name: [row[name] for row in rows if row.get("event") == "step" and finite(row.get(name))]
              for name in ("tokens_per_second", "grad_norm")}  # fmt: skip
-    seconds = last_value(rows, "step", "train_seconds")
+    times = (row["train_seconds"] for row in reversed(rows) if finite(row.get("train_seconds")))  # of any event
+    seconds = next(times, None)
     return [
         f"{max(map(step_of, rows), default=0):,.0f}",
-        "–" if seconds is None else duration(seconds),
-        *(f"{row['bits_per_char']:.3f}" if finite(row.get("bits_per_char")) else "–" for row in (step, validation)),
-        *(f"{median(known[name]):{kind}}" if known[name] else "–"
+        UNKNOWN if seconds is None else duration(seconds),
+        *(f"{row['bits_per_char']:.3f}" if finite(row.get("bits_per_char")) else UNKNOWN for row in (step, validation)),
+        *(f"{median(known[name]):{kind}}" if known[name] else UNKNOWN
           for name, kind in (("tokens_per_second", ",.0f"), ("grad_norm", ".3g"))),
     ]  # fmt: skip
 
@@ -94,6 +95,7 @@ def compare_figure(
     return fig
 
 
+UNKNOWN = "–"  # in a cell for which the rows have no figure
 HEADER = ["run", "steps", "time", "training bits/char", "validation bits/char", "tokens/s", "gradient norm"]
 
 
@@ -107,7 +109,8 @@ def compare(
 
     `x` is step or train_seconds (time in updates, without validation and saving). `floor` and `baselines` are in bits
     per character. Speed and gradient norm are medians over the run. If a parameters.json lies beside the metrics, the
-    last column says in which parameters the runs differ. A run whose rows lack what `x` needs is only in the table.
+    last column says in which parameters the runs differ. A run whose rows lack what `x` needs is only in the table. A
+    column whose figure is known of no run is left out.
     """
     rows = {name: rows_of(metrics) for name, metrics in runs.items()}
     # 1. the table
@@ -121,4 +124,5 @@ def compare(
     # 2. the figure above it
     words = ", ".join(f"{line[0]} {line[4]}" for line in lines) or "no run"
     show_figure(compare_figure(rows, floor, baselines, x), f"validation bits per character: {words}")
-    table(lines, header)
+    shown = [i for i in range(len(header)) if i == 0 or not lines or any(line[i] != UNKNOWN for line in lines)]
+    table([[line[i] for i in shown] for line in lines], [header[i] for i in shown])

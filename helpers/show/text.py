@@ -5,6 +5,7 @@ colour, so that it is readable in light and dark themes; styles are inline, so t
 styles: what a colour or a width says is therefore also there in signs (`unstyled`) or in words.
 """
 
+import math
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -84,8 +85,8 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 
 def percent(share: float) -> str:
-    """Return a probability as a percentage; zero is a dash, and only zero is: what is small never rounds to zero."""
-    if share == 0:
+    """Return a probability as a percentage; zero and NaN are a dash, and what is small never rounds to zero."""
+    if share == 0 or math.isnan(share):
         return "–"
     return f"{100 * share:.1f} %" if share >= 0.0005 else "< 0.1 %"
 
@@ -171,7 +172,9 @@ def pieces(cuts: Mapping[str, Sequence[str]]) -> None:
 
 
 def blocks(share: float, width: int = 12) -> str:
-    """Return a bar of block characters, `width` characters long for a share of 1, to an eighth of a character."""
+    """Return a bar of block characters, `width` long for a share of 1, to an eighth of a character; none for NaN."""
+    if math.isnan(share):
+        return ""
     whole, eighths = divmod(round(8 * width * min(max(share, 0.0), 1.0)), 8)
     return "█" * whole + ("", *"▏▎▍▌▋▊▉")[eighths]
 
@@ -179,7 +182,8 @@ def blocks(share: float, width: int = 12) -> str:
 def render_probabilities(rows: Iterable[tuple[str, float, float]]) -> tuple[str, str]:
     """Return bars of (token, probability before, probability after) as (HTML, plain text)."""
     rows = list(rows)
-    most = max([max(before, after) for _, before, after in rows], default=0) or 1
+    known = (share for _, *both in rows for share in both if not math.isnan(share))
+    most = max(known, default=0) or 1
 
     def bar(share: float, hue: str) -> str:
         look = f"color:rgb({hue});font-family:monospace;letter-spacing:-.5px"

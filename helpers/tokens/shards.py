@@ -14,7 +14,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from helpers import parallel, paths
-from helpers.files import atomic_write, fingerprint, known_sha256, stamp
+from helpers.files import atomic_write, fingerprint, known_sha256, occupied, stamp
 from helpers.vocab.tokenizer import encode_batch, load_tokenizer
 
 _PART_BYTES = 2**22  # of corpus files that a worker encodes per task: half a second, whatever their number
@@ -117,28 +117,28 @@ def write_shards(run: str, num_pieces: int, workers: int = 0, cluster: str = "")
     dtype = dtype_for(len(load_tokenizer(vocab)))
     files = {split: paths.shards(run, "corpus", split, ".jsonl") for split in ("train", "val")}
 
-    # 1. remove what belongs to another text or tokenizer, and old shards
+    # 1. the tasks; the name of their folder says which text and tokenizer they are of
     stamps = [stamp(file) for split in files for file in files[split]]
     digest = known_sha256(vocab / "tokenizer.json")
     parts = folder / "parts" / fingerprint(stamps, digest, _PART_BYTES)
-    for other in set((folder / "parts").glob("*")) - {parts}:
-        shutil.rmtree(other)
-    parts.mkdir(parents=True, exist_ok=True)
-    remove_shards(folder)
-
-    # 2. encode the corpus part by part
     tasks = [
         PartTask(*part, vocab, digest, parts / f"{split}-{i:06d}.bin", dtype)
         for split in files
         for i, part in enumerate(part for file in files[split] for part in _divide(file, _PART_BYTES))
     ]
-    with parallel.executor(min(workers or parallel.cores(), len(tasks) // _PARTS_PER_WORKER or 1), cluster) as pool:
+    pool = parallel.executor(min(workers or parallel.cores(), len(tasks) // _PARTS_PER_WORKER or 1), cluster)
+    with pool, occupied(folder):
+        # 2. remove what belongs to another text or tokenizer, and encode the corpus part by part
+        for other in set((folder / "parts").glob("*")) - {parts}:
+            shutil.rmtree(other) if other.is_dir() else other.unlink()
+        parts.mkdir(parents=True, exist_ok=True)
         parallel.map_shards(pool, encode_part, tasks, label="tokenize")
 
-    # 3. join the parts into shards
-    encoded = {split: [task.file for task in tasks if task.file.name.startswith(split)] for split in files}
-    facts = join_parts(encoded, folder, num_pieces, dtype)
-    shutil.rmtree(folder / "parts")
+        # 3. join the parts into shards, which take the place of older ones
+        encoded = {split: [task.file for task in tasks if task.file.name.startswith(split)] for split in files}
+        remove_shards(folder)
+        facts = join_parts(encoded, folder, num_pieces, dtype)
+        shutil.rmtree(folder / "parts")
     return facts
 
 

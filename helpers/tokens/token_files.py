@@ -18,6 +18,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from helpers import paths
+from helpers.files import occupied
 from helpers.manifest import read_manifest
 from helpers.tokens.shards import dtype_for, join_parts, remove_shards
 from helpers.vocab.tokenizer import load_tokenizer
@@ -54,15 +55,18 @@ def import_shards(run: str, token_files: str, num_pieces: int) -> Brought:
     _check_rooms(corpus, vocab)
     files = _find(token_files)
     folder, dtype = paths.room(run, "tokenize"), dtype_for(len(tokenizer))
-    remove_shards(folder)
-    shutil.rmtree(folder / "parts", ignore_errors=True)
-    (folder / "parts").mkdir(parents=True)
     size = vocab["result"].get("lines", len(tokenizer))  # what follows the lines of a word list is of this course alone
     documents = (document for file in files for document in _documents(file, tokenizer, size))
     given = {name: corpus["parameters"][name] for name in ("val_fraction", "seed")}
-    parts, counts = _write_parts(documents, tokenizer, folder / "parts", dtype, **given)
-    facts = join_parts(parts, folder, num_pieces, dtype)
-    shutil.rmtree(folder / "parts")
+    with occupied(folder):
+        shutil.rmtree(folder / "parts", ignore_errors=True)
+        (folder / "parts").mkdir(parents=True)
+        try:
+            parts, counts = _write_parts(documents, tokenizer, folder / "parts", dtype, **given)
+            remove_shards(folder)  # only now: what is refused leaves the room as it was
+            facts = join_parts(parts, folder, num_pieces, dtype)
+        finally:
+            shutil.rmtree(folder / "parts")
     names = [file.name for file in files[:2]] + ["…"] * (len(files) > 2)
     tokens = sum(shard["tokens"] for shards in facts.values() for shard in shards)
     said = [f"{counts['documents']:,} documents, {tokens:,} ids, as they stand in {', '.join(names)}"]
@@ -172,7 +176,8 @@ def _draw(ids: np.ndarray, seed: int) -> float:
 
 def _documents(file: Path, tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> Iterator[np.ndarray]:
     """Yield the documents of one file, (length,) int64 each, none of them empty."""
-    return _split_pieces(file, tokenizer, vocab_size) if file.suffix == ".txt" else _read_lists(file, vocab_size)
+    split = _split_pieces if file.suffix == ".txt" else _read_lists
+    return (ids for ids in split(file, tokenizer, vocab_size) if _has_text(ids, tokenizer.bos_token_id))
 
 
 def _split_pieces(file: Path, tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> Iterator[np.ndarray]:
@@ -194,17 +199,16 @@ def _split_pieces(file: Path, tokenizer: PreTrainedTokenizerFast, vocab_size: in
                 "tokenizer_config.json"
             )
         *whole, held = np.split(ids, np.flatnonzero(ids == start)[1:])
-        yield from filter(_has_text, whole)
-    if _has_text(held):
-        yield held
+        yield from whole
+    yield held
 
 
-def _has_text(ids: np.ndarray) -> bool:
-    """Return whether a document is more than its start: one token has nothing to predict."""
-    return len(ids) > 1
+def _has_text(ids: np.ndarray, start: int) -> bool:
+    """Return whether a document is more than its start, behind which there is nothing to predict."""
+    return len(ids) > 1 or len(ids) == 1 and ids[0] != start
 
 
-def _read_lists(file: Path, vocab_size: int) -> Iterator[np.ndarray]:
+def _read_lists(file: Path, tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> Iterator[np.ndarray]:
     for line, text in _blocks(file, "]"):
         outside = _LIST.sub(lambda found: "\n" * found[0].count("\n"), text)  # every line keeps its number
         if wrong := re.search(r"[^\s\[\],]", outside):
@@ -213,9 +217,7 @@ def _read_lists(file: Path, vocab_size: int) -> Iterator[np.ndarray]:
                 f"token_files: {file.name}, line {here}: expected a list of ids for each document, [1, 2, 3]"
             )
         for found in _LIST.finditer(text):
-            ids = _parse(found[1].replace(",", " "), file, line + text.count("\n", 0, found.start()), vocab_size)
-            if _has_text(ids):
-                yield ids
+            yield _parse(found[1].replace(",", " "), file, line + text.count("\n", 0, found.start()), vocab_size)
 
 
 def _blocks(file: Path, ends: str) -> Iterator[tuple[int, str]]:

@@ -150,8 +150,17 @@ class Windows:
 
     def first(self, count: int) -> "Windows":
         """Return the first `count` of these windows: enough to compare models quickly."""
+        return self._some(np.arange(min(count, len(self))))
+
+    def spread(self, answers: int) -> "Windows":
+        """Return windows from all over the text with about so many answers to score; all, if there are no more."""
+        scored = int((self.lengths - self.skip).sum())
+        count = max(1, round(len(self) * answers / scored)) if scored > answers else len(self)
+        return self._some(np.arange(count) * len(self) // count)
+
+    def _some(self, indices: np.ndarray) -> "Windows":
         part = copy.copy(self)
-        part.starts, part.lengths, part.skip = self.starts[:count], self.lengths[:count], self.skip[:count]
+        part.starts, part.lengths, part.skip = self.starts[indices], self.lengths[indices], self.skip[indices]
         part.answers = int((part.lengths - part.skip).sum())
         return part
 

@@ -8,18 +8,17 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
-from filelock import FileLock, Timeout
 
-from helpers import paths
+from helpers import files, paths
 from helpers.device import pick_device, release_threads
-from helpers.files import fingerprint, known_sha256, write_text
+from helpers.files import Occupied, fingerprint, known_sha256, write_text
 from helpers.manifest import RoomError, open_room
 from helpers.train.checkpoint import BadCheckpoint
 from helpers.train.distributed import join_group, leave_group, world
@@ -30,13 +29,11 @@ from helpers.train.settings import TrainSettings
 from helpers.train.trainer import Diverged, Trainer
 from helpers.vocab.tokenizer import load_tokenizer
 
-PATIENCE = 10.0  # seconds that a run which is just ending has to leave its folder
 PREPARED = "--prepared"  # before the file of parameters: the room is ready
 TRIAL_WINDOWS = 256  # of the validation text, for a trial of seconds
-
-
-class Occupied(RuntimeError):
-    """Another run trains in the same folder."""
+# answers that a validation scores, of a longer text spread over it: their mean is known to about 0.01 nats, and no
+# run spends its time on being judged
+JUDGED = 150_000
 
 
 def _identity(settings: TrainSettings, tokens_manifest: dict[str, Any]) -> str:
@@ -50,8 +47,8 @@ def digests(pretrained_model: str) -> list[str]:
     What a name of the Hub stands for is not asked at each start: it has none.
     """
     folder, patterns = Path(pretrained_model), ("config.json", "*.safetensors", "*.bin")
-    files = [file for each in patterns for file in sorted(folder.glob(each))] if pretrained_model else []
-    return [known_sha256(file) for file in files]
+    found = [file for each in patterns for file in sorted(folder.glob(each))] if pretrained_model else []
+    return [known_sha256(file) for file in found]
 
 
 def prepare(settings: TrainSettings) -> None:
@@ -64,44 +61,39 @@ def prepare(settings: TrainSettings) -> None:
 def claim(folder: Path, identity: str, resume: bool) -> None:
     """Make a folder ready for a run: a model that cannot be resumed (without `resume`: any) moves to `…-previous/`.
 
-    What an attempt left that failed before it had any weights is deleted, so that it never takes a model's place there.
+    If the one in `…-previous/` can be resumed, the two change places. What an attempt left that failed before it had
+    any weights is deleted, so that it never takes a model's place there.
 
     Raises Occupied if a run is at work there.
     """
-    file = folder / "identity.txt"
+    previous, waiting = (folder.with_name(f"{folder.name}-{name}") for name in ("previous", "waiting"))
+
+    def can_be_resumed(place: Path) -> bool:
+        file = place / "identity.txt"
+        return resume and file.is_file() and file.read_text("utf-8") == identity
+
     with occupied(folder):
-        same = file.is_file() and file.read_text("utf-8") == identity
-        if folder.exists() and not (resume and same):
-            if next(folder.rglob("*.safetensors"), None) is None:
+        if waiting.exists():  # killed while two models changed places
+            waiting.rename(previous if folder.exists() else folder)
+        if not can_be_resumed(folder):
+            if can_be_resumed(previous):
+                previous.rename(waiting)
+                print(f"the model in {previous.name}/ has these settings: its run goes on")
+            if folder.exists() and next(folder.rglob("*.safetensors"), None) is None:
                 shutil.rmtree(folder)
-            else:
-                previous = folder.with_name(f"{folder.name}-previous")
+            elif folder.exists():
                 shutil.rmtree(previous, ignore_errors=True)
                 folder.rename(previous)
                 print(f"the model that was here is kept in {previous.name}/")
-        write_text(file, identity)
+            if waiting.exists():
+                waiting.rename(folder)
+        write_text(folder / "identity.txt", identity)
         (folder / "STOP").unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def occupied(folder: Path) -> Iterator[None]:
-    """Keep a folder for one run; the system releases it when the process ends, however it ends.
-
-    Raises Occupied if another run, in this process or in another one, keeps it for longer than PATIENCE.
-    """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
-    try:
-        lock.acquire(timeout=PATIENCE)
-    except Timeout:
-        raise Occupied(
-            f"another program, or another notebook, trains in {folder}: two would spoil each other's files. "
-            f"Wait until it has ended, or end it (`touch {folder / 'STOP'}` lets it save first)."
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
+def occupied(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Keep a folder for one training run, see `files.occupied`; raises Occupied."""
+    return files.occupied(folder, f"Wait until it has ended, or end it (`touch {folder / 'STOP'}` lets it save first).")
 
 
 def trial(settings: TrainSettings, seconds: float, folder: Path) -> dict[str, Any]:
@@ -126,7 +118,7 @@ def run_job(
         return Trainer(
             model_from_settings(settings, tokenizer, tokens["n_ctx"]),
             train,
-            val.first(TRIAL_WINDOWS) if trial_folder else val,
+            val.first(TRIAL_WINDOWS) if trial_folder else val.spread(JUDGED),
             settings,
             folder,
             tokenizer,
@@ -195,10 +187,16 @@ def _prepared(file: Path, room_is_ready: bool) -> TrainSettings:
     parameters = json.loads(file.read_text("utf-8"))
     if not isinstance(parameters, dict):
         raise ValueError("expected an object of notebook 04's parameters")
-    parameters["devices"] = int(os.environ.get("WORLD_SIZE", 1))
+    processes = int(os.environ.get("WORLD_SIZE", 1))
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)):
         parameters["resume"] = True  # started again after a failure: continue from what was saved
     settings = TrainSettings.from_parameters(parameters)
+    if settings.devices not in (1, processes):
+        raise ValueError(
+            f"devices is {settings.devices}, but {processes} process(es) were started. Start so many with "
+            "torchrun --nproc-per-node, or set devices to 1 for as many as there are"
+        )
+    settings = dataclasses.replace(settings, devices=processes)
     # 2. the process group, and the room, made ready by its first process
     if "WORLD_SIZE" in os.environ:  # torchrun started us
         join_group(pick_device(settings.device))
@@ -217,16 +215,16 @@ def main() -> None:
     Ends with 0, with 143 or 130 after SIGTERM or Ctrl-C, else with 1 and a reason.
     """
     # 1. the settings, and the room; where `launch` has prepared it, a STOP in it is meant for this run
-    ready, files = sys.argv[1:2] == [PREPARED], sys.argv[1:]
+    ready, given = sys.argv[1:2] == [PREPARED], sys.argv[1:]
     if ready:
-        files = files[1:]
-    if len(files) != 1:
+        given = given[1:]
+    if len(given) != 1:
         sys.exit("usage: python -m helpers.train PARAMETERS.json  (notebook 04 writes runs/NAME/model/parameters.json)")
     signals = StopSignals()
     try:
-        settings = _prepared(Path(files[0]), ready)
+        settings = _prepared(Path(given[0]), ready)
     except (RoomError, Occupied, ValueError, TypeError, OSError) as error:
-        sys.exit(f"{files[0]}: {error}")
+        sys.exit(f"{given[0]}: {error}")
     first = world()[0] == 0
     # 2. the run; if torchrun is killed, nothing else would end this process: it saves and ends by itself. When a shell
     # goes, what it started with nohup stays

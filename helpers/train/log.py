@@ -33,10 +33,13 @@ def find_tracker(name: str) -> ModuleType | None:
     """Return the module of this name, None for ""; raises ValueError if it is not there or is no tracker."""
     if not name:
         return None
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ValueError(f"tracker is '{name}': give the name of a module, like wandb or swanlab")
     try:
         module = importlib.import_module(name)
-    except ModuleNotFoundError:
-        raise ValueError(f"tracker is '{name}', which is not installed: pip install {name}") from None
+    except ImportError as error:
+        lacks = f"which cannot be imported ({error})" if getattr(error, "name", None) != name else "which is not there"
+        raise ValueError(f"tracker is '{name}', {lacks}: pip install {name.partition('.')[0]}") from None
     if not all(callable(getattr(module, function, None)) for function in ("init", "log", "finish")):
         raise ValueError(f"tracker is '{name}', which has no init, log and finish as wandb and swanlab have them")
     return module

@@ -11,7 +11,8 @@ from helpers.manifest import open_room
 from helpers.tokens.windows import TokenStream, Windows
 from helpers.train import throughput
 from helpers.train.fused import speed_up
-from helpers.train.model import model_from_settings, training_memory
+from helpers.train.log import find_tracker
+from helpers.train.model import config_from_settings, model_from_settings, training_memory
 from helpers.train.settings import TrainSettings
 from helpers.vocab.tokenizer import load_pretrained, load_tokenizer
 
@@ -43,11 +44,14 @@ def require_its_tokenizer(settings: TrainSettings) -> None:
 def plan(settings: TrainSettings) -> dict[str, int]:
     """Return windows, updates and tokens of a run, before anything is trained.
 
-    With a time budget total_steps and tokens are 0. Raises ValueError for a warm-up that is longer than the run, and
-    see `require_its_tokenizer`.
+    With a time budget total_steps and tokens are 0. Raises ValueError for what would fail once the room is prepared,
+    and a model that is there has made way: a shape, device or tracker that cannot be, a warm-up as long as the run.
     """
     require_its_tokenizer(settings)
     tokens = open_room(settings.run, "tokenize")["result"]
+    config_from_settings(settings, load_tokenizer(paths.room(settings.run, "vocab")), tokens["n_ctx"])
+    pick_precision(settings.precision, pick_device(settings.device))
+    find_tracker(settings.tracker)
     per_update = settings.batch_size * settings.gradient_accumulation * settings.devices
     steps_per_epoch = math.ceil(tokens["windows"] / per_update)
     total_steps = 0 if settings.max_minutes else steps_per_epoch * settings.epochs
@@ -55,7 +59,7 @@ def plan(settings: TrainSettings) -> dict[str, int]:
         raise ValueError(
             f"warmup_steps is {settings.warmup_steps}, but the whole run has {total_steps} updates "
             f"({tokens['windows']} windows, {per_update} an update, {settings.epochs} epochs): "
-            "the learning rate would never reach lr. Lower warmup_steps, or train more epochs."
+            "the learning rate would reach lr only at the end. Lower warmup_steps, or train more epochs."
         )
     return {
         "windows": tokens["windows"],
@@ -127,8 +131,9 @@ def _dead_tokens(train: Windows, vocab_size: int) -> float:
 
 def _ignored(settings: TrainSettings) -> list[str]:
     """Return a concern about what was given of a shape although a pretrained model brings its own."""
-    names = [name for name in ("n_embd", "n_layer", "n_head", "n_kv_head") if getattr(settings, name)]
-    names += ["dropout"] if settings.dropout >= 0 else []
+    shape = ("architecture", "n_embd", "n_layer", "n_head", "n_kv_head", "n_experts", "experts_per_token", "dropout")
+    default = TrainSettings()
+    names = [name for name in (*shape, "aux_loss_coef") if getattr(settings, name) != getattr(default, name)]
     if not (settings.pretrained_model and names):
         return []
     return [f"{', '.join(names)}: given, but a pretrained model keeps its own."]

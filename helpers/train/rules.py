@@ -93,8 +93,9 @@ def choose(
     # 1. the built-in corpus
     if text.built_in:
         numbers, windows = FIXED | _head_and_rate(settings, FIXED), FIXED["batch_size"] * FIXED["gradient_accumulation"]
-        if device == "cuda":
-            numbers |= dict(batch_size=windows, gradient_accumulation=1)
+        windows = max(1, windows // settings.devices)  # of each process
+        batch = windows if device == "cuda" else min(windows, FIXED["batch_size"])
+        numbers |= dict(batch_size=batch, gradient_accumulation=windows // batch)
         # what is given of the two has as many windows per update, in other batches
         if settings.batch_size:
             numbers["gradient_accumulation"] = max(1, windows // settings.batch_size)
@@ -106,8 +107,12 @@ def choose(
         )
         least = _least_epochs(settings, text, batch * accumulated * settings.devices)
         numbers["epochs"] = max(numbers["epochs"], least)
-        reasons = [f"the built-in corpus has fixed numbers: {_list(numbers, undecided)}"]
-        if "epochs" in undecided and least > FIXED["epochs"]:
+        by_clock = settings.max_minutes > 0
+        named = [name for name in undecided if not (by_clock and name == "epochs")]
+        reasons = [f"the built-in corpus has fixed numbers: {_list(numbers, named)}"] if named else []
+        if by_clock:
+            reasons.append(f"max_minutes {settings.max_minutes:g}: the time decides how long, not the epochs")
+        if "epochs" in named and least > FIXED["epochs"]:
             reasons.append(f"epochs {least} instead of {FIXED['epochs']}: fewer would end within the warm-up")
         return Choice(replace(settings, **{name: numbers[name] for name in undecided}), reasons)
     # 2. numbers that do not depend on the time

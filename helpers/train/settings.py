@@ -4,19 +4,24 @@ A 0 that means "by rule" is replaced by a number in `train.rules` before anythin
 CONTRIBUTING.md. Knows no model, no data and no torch.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
 from helpers.wording import did_you_mean
 
 
-def _setting(default: Any, *, least: int | None = None, affects: str = "result") -> Any:
-    """Return a field; `least` is its smallest value.
+def _setting(
+    default: Any, *, least: float = -math.inf, most: float = math.inf, below: float = math.inf,
+    words: tuple[str, ...] = (), affects: str = "result",
+) -> Any:  # fmt: skip
+    """Return a field; `least` and `most` are its smallest and largest value, or it is less than `below`.
 
-    `affects` says what changes with it: the result, the speed, the watching, or only the end: when the run stops.
+    `words` are all that a text may be. `affects` says what changes with it: the result, the speed, the watching, or
+    only the end: when the run stops.
     """
-    metadata = {"least": least, "affects": affects}
+    metadata = {"least": least, "most": most, "below": below, "words": words, "affects": affects}
     return (
         field(default_factory=default.copy, metadata=metadata)
         if isinstance(default, list)
@@ -28,19 +33,22 @@ def _setting(default: Any, *, least: int | None = None, affects: str = "result")
 class TrainSettings:
     """Notebook 04's parameters, by the same names and with the same defaults.
 
-    Raises ValueError for a number out of its range; the rest is checked where it is used (`plan.plan`, `make_config`).
+    Raises ValueError for a value of another type, a number out of its range and an unknown word; what depends on the
+    run or on other settings is checked in `plan.plan`.
     """
 
     run: str = _setting("sample", affects="watching")  # name of the run: all files are in runs/<run>/
     # the model
-    architecture: str = _setting("llama")  # llama, gpt2 or moe (llama with a mixture of experts)
+    # llama, gpt2 or moe (llama with a mixture of experts)
+    architecture: str = _setting("llama", words=("llama", "gpt2", "moe"))
     n_embd: int = _setting(0, least=0)  # width; 0: by rule
     n_layer: int = _setting(0, least=0)  # blocks; 0: by rule
     n_head: int = _setting(0, least=0)  # attention heads per block; 0: by rule
-    n_kv_head: int = _setting(0)  # heads for keys and values, shared by the others (llama, moe); 0 means n_head
-    n_experts: int = _setting(4)  # experts per block (moe)
-    experts_per_token: int = _setting(1)  # experts that see each token (moe)
-    aux_loss_coef: float = _setting(5e-4)  # weight of the loss that keeps the experts' work even (moe)
+    # heads for keys and values, shared by the others (llama, moe); 0 means n_head
+    n_kv_head: int = _setting(0, least=0)
+    n_experts: int = _setting(4, least=1)  # experts per block (moe)
+    experts_per_token: int = _setting(1, least=1)  # experts that see each token (moe)
+    aux_loss_coef: float = _setting(5e-4, least=0)  # weight of the loss that keeps the experts' work even (moe)
     dropout: float = _setting(-1.0)  # fraction of activations switched off while training; -1: by rule
     pretrained_model: str = _setting("")  # train this model further: a folder or a Hub name; "" means fresh weights
     # how long, and how much per update
@@ -51,45 +59,49 @@ class TrainSettings:
     batch_size: int = _setting(0, least=0)  # windows per forward pass and process; 0: by rule
     gradient_accumulation: int = _setting(0, least=0)  # forward passes per update; 0: by rule
     # the optimizer
-    optimizer: str = _setting("muon")  # adamw, or muon for the matrices and adamw for the rest
+    optimizer: str = _setting("muon", words=("adamw", "muon"))  # adamw, or muon for the matrices and adamw for the rest
     lr: float = _setting(0.0, least=0)  # learning rate at its peak; 0: by rule
-    momentum: float = _setting(0.8)  # Muon: decay of the running mean of gradients
-    beta2: float = _setting(0.95)  # AdamW: decay of the running mean of squared gradients
-    eps: float = _setting(1e-8)  # AdamW: added to the root of that mean
-    warmup_steps: int = _setting(20)  # updates in which the rate climbs from 0 to lr
-    schedule: str = _setting("linear")  # how it falls after that: linear, cosine, wsd (flat, then down) or constant
-    final_lr_fraction: float = _setting(0.0)  # where it ends, as a fraction of lr
-    weight_decay: float = _setting(0.01)  # pull of matrices and tables towards 0
-    max_grad_norm: float = _setting(1.0)  # a longer gradient is shortened to this; 0 means no limit
+    momentum: float = _setting(0.8, least=0, below=1)  # Muon: decay of the running mean of gradients
+    beta2: float = _setting(0.95, least=0, below=1)  # AdamW: decay of the running mean of squared gradients
+    eps: float = _setting(1e-8, least=0)  # AdamW: added to the root of that mean
+    warmup_steps: int = _setting(20, least=0)  # updates in which the rate climbs from 0 to lr
+    # how it falls after that: linear, cosine, wsd (flat, then down) or constant
+    schedule: str = _setting("linear", words=("linear", "cosine", "wsd", "constant"))
+    final_lr_fraction: float = _setting(0.0, least=0, most=1)  # where it ends, as a fraction of lr
+    weight_decay: float = _setting(0.01, least=0)  # pull of matrices and tables towards 0
+    max_grad_norm: float = _setting(1.0, least=0)  # a longer gradient is shortened to this; 0 means no limit
     # the machine
-    precision: str = _setting("auto")  # auto, fp32, bf16 or fp16
+    precision: str = _setting("auto", words=("auto", "fp32", "bf16", "fp16"))  # auto, fp32, bf16 or fp16
     compile: bool = _setting(False, affects="speed")  # let torch compile the model's body
     device: str = _setting("auto", affects="speed")  # auto, cpu, cuda or mps
-    devices: int = _setting(1, least=1, affects="speed")  # processes that train together
-    parallel: str = _setting("auto", affects="speed")  # each holds the whole model (ddp) or a part of it (fsdp)
-    restarts: int = _setting(1, affects="watching")  # times that all are started again after one has failed
+    devices: int = _setting(1, least=1, affects="speed")  # processes that train together, each with its windows
+    # each holds the whole model (ddp) or a part of it (fsdp)
+    parallel: str = _setting("auto", words=("auto", "ddp", "fsdp"), affects="speed")
+    restarts: int = _setting(1, least=0, affects="watching")  # times that all are started again after one has failed
     # what is written; steps are updates
     log_step: int = _setting(10, least=1, affects="watching")  # steps between two rows of the log
-    eval_step: int = _setting(200, affects="watching")  # steps between two validations; 0: at the end of an epoch
-    sample_step: int = _setting(100, affects="watching")  # steps between two samples; 0: at the end of the run
-    checkpoint_step: int = _setting(0, affects="watching")  # steps between two checkpoints; 0: one per epoch
+    # steps between two validations; 0: at the end of an epoch
+    eval_step: int = _setting(200, least=0, affects="watching")
+    sample_step: int = _setting(100, least=0, affects="watching")  # steps between two samples; 0: at the end of the run
+    checkpoint_step: int = _setting(0, least=0, affects="watching")  # steps between two checkpoints; 0: one per epoch
     tracker: str = _setting("", affects="watching")  # a module that gets the curves too: wandb, swanlab, …
     resume: bool = _setting(True, affects="watching")  # continue an interrupted run of the same settings
-    seed: int = _setting(0)  # first weights, order of the windows, dropout
+    seed: int = _setting(0, least=0)  # first weights, order of the windows, dropout
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            least, value = each.metadata["least"], getattr(self, each.name)
-            if least is not None and value < least:
-                raise ValueError(f"{each.name} is {value}: it must be at least {least}")
-        if not (self.dropout == -1 or 0 <= self.dropout < 1):
+        # 1. what a range does not say
+        if _is_number(self.dropout) and not (self.dropout == -1 or 0 <= self.dropout < 1):
             raise ValueError(f"dropout is {self.dropout}: give a fraction from 0 to less than 1, or -1 for the rule's")
-        if any(not isinstance(rung, list | tuple) or len(rung) != 2 or not 0 < rung[0] < 1 for rung in self.rungs):
-            raise ValueError(
-                f"rungs is {self.rungs}: write pairs like [0.5, 3.2], a share of the run and bits per character"
-            )
-        if self.parallel not in ("auto", "ddp", "fsdp"):
-            raise ValueError(f"parallel is '{self.parallel}': choose auto, ddp or fsdp")
+        # 2. each for itself
+        for each in fields(self):
+            default = each.default if each.default_factory is MISSING else each.default_factory()
+            _check(each.name, getattr(self, each.name), default, **dict(each.metadata))
+        for rung in self.rungs:
+            pair = isinstance(rung, list | tuple) and len(rung) == 2 and all(map(_is_number, rung))
+            if not (pair and 0 < rung[0] < 1):
+                raise ValueError(
+                    f"rungs is {self.rungs}: write pairs like [0.5, 3.2], a share of the run and bits per character"
+                )
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, Any]) -> "TrainSettings":
@@ -109,7 +121,39 @@ class TrainSettings:
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that decide what is computed: a run may be resumed only where these are the same."""
-        return {name: value for name, value in asdict(self).items() if name in names_that_affect("result")}
+        decisive = {name: value for name, value in asdict(self).items() if name in names_that_affect("result")}
+        # two processes with one pass each do what one does with two
+        return decisive | {"gradient_accumulation": self.gradient_accumulation * self.devices}
+
+
+def _check(
+    name: str, value: Any, default: Any, *, least: float, most: float, below: float, words: tuple[str, ...], **_: Any
+) -> None:
+    """Raise ValueError for what is no value of a field, see `_setting`."""
+    kind = type(default)
+    if not (_is_number(value) if kind is float else type(value) is kind):
+        raise ValueError(f"{name} is {value!r}: give {_KINDS[kind]}, like {default!r}")
+    if words and value not in words:
+        raise ValueError(f"{name} is '{value}'{did_you_mean(value, words)}")
+    if kind not in (int, float):
+        return
+    limits = {
+        "finite": abs(value) < math.inf,
+        f"at least {least}": value >= least,
+        f"at most {most}": value <= most,
+        f"less than {below}": value < below,
+    }
+    if broken := [limit for limit, kept in limits.items() if not kept]:
+        raise ValueError(f"{name} is {value}: it must be {broken[0]}")
+
+
+_KINDS = {
+    bool: "True or False", int: "a whole number", float: "a number", str: "a text in quotes", list: "a list"
+}  # fmt: skip
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def names_that_affect(what: str) -> set[str]:

@@ -63,8 +63,18 @@ class StepBudget:
     which is a function of that number, comes to its end when the time does.
     """
 
-    def __init__(self, epochs: int, max_minutes: float, windows: int, windows_per_update: int, val_tokens: int):
+    def __init__(
+        self,
+        epochs: int,
+        max_minutes: float,
+        windows: int,
+        windows_per_update: int,
+        val_tokens: int,
+        eval_step: int = 0,
+    ):
+        """val_tokens: of a validation, of which there is one after each `eval_step` updates (0: none), and one more."""
         self.epochs, self.limit = epochs, 60 * max_minutes  # seconds; 0 means that epochs decide
+        self.eval_step = eval_step
         self.by_clock = max_minutes > 0
         self.windows, self.windows_per_update, self.val_tokens = windows, windows_per_update, val_tokens
         self.update_seconds: deque[float] = deque(maxlen=PACE_UPDATES)
@@ -80,9 +90,19 @@ class StepBudget:
         if not progress.step:
             return FIRST_GUESS
         pace = statistics.median(self.update_seconds) if self.update_seconds else progress.updating / progress.step
-        # the last validation is part of the time; until one is measured: forward only, a third of the work
+        # validations are part of the time; until one is measured: forward only, a third of the work
         validating = progress.validating or self.val_tokens / 3 * progress.updating / progress.tokens
-        return progress.step + max(0, round((self.limit - progress.seconds - validating) / pace))
+        left = self.limit - progress.seconds - validating
+        return progress.step + max(0, round(self._updates_in(left, pace, validating, progress.step)))
+
+    def _updates_in(self, seconds: float, pace: float, validating: float, step: int) -> float:
+        """Return how many updates fit into so many seconds beside the validations on the way, begun after `step`."""
+        first = self.eval_step - step % self.eval_step if self.eval_step else math.inf  # updates to the next validation
+        if seconds <= first * pace:
+            return seconds / pace
+        # of each validation and the updates up to the next one; in the last cycle perhaps only a part of either
+        cycles, rest = divmod(seconds - first * pace, validating + self.eval_step * pace)
+        return first + cycles * self.eval_step + max(0.0, rest - validating) / pace
 
     def warmup(self, warmup_steps: int, total_steps: int) -> int:
         """Return the updates of warm-up; by the clock at most a fifth, because the total is not known in advance."""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from helpers.device import DTYPES, autocast, empty_cache, is_out_of_memory
+from helpers.device import DTYPES, autocast, empty_cache, is_out_of_memory, wait
 from helpers.parallel import cores
 from helpers.tokens.windows import Windows
 from helpers.train import optim
@@ -67,10 +67,11 @@ def measure(
         with autocast(precision, device):
             objective = loss_of(*batch).objective
         objective.backward()
-        objective.item()  # waits for a GPU
+        wait(device)
         between = time.perf_counter()
-        optim.clip_gradient(optimizers, list(model.parameters()), 1.0, scaler)  # returns a number, so it waits too
+        optim.clip_gradient(optimizers, list(model.parameters()), 1.0, scaler)
         optim.step(optimizers, scaler, finite=True)
+        wait(device)
         return UpdateTime((between - begin) / count, time.perf_counter() - between)
 
     def timed(count: int) -> UpdateTime:

@@ -141,8 +141,9 @@ class Trainer:
         self.order = epoch_order(self.train.lengths, settings.seed, self.progress.epoch)
         val_tokens = int(self.val.lengths.sum())
         self.budget = StepBudget(
-            settings.epochs, settings.max_minutes, len(self.train), self.windows_per_update, val_tokens
-        )
+            settings.epochs, settings.max_minutes, len(self.train), self.windows_per_update, val_tokens,
+            settings.eval_step,
+        )  # fmt: skip
         self.total_steps = self.budget.total_steps(self.progress)
         # 4. what is measured
         self.flops_per_token = model_sizes(self.model.config, self.train.n_ctx)["flops_per_token"]
@@ -217,7 +218,7 @@ class Trainer:
         progress.tokens += n_labels
         self.budget.update_seconds.append(seconds)
         if self.budget.by_clock:
-            self.total_steps = int(total.rank0_total_steps)
+            self.total_steps = max(int(total.rank0_total_steps), progress.step)
         self.stop_now = bool(total.stop_now)
         self.pause_over = bool(total.rank0_pause)
         self.stopped = bool(total.stop_file or total.stop_now)
@@ -369,15 +370,27 @@ class Trainer:
         progress.unjudged = ends or milestone or _every(settings.eval_step, progress.step)
         better = progress.unjudged and not self.stop_now and self.judge()
         sharded = self.size > 1 and self.parallel == "fsdp"
-        sample_due = not self.stop_now and (ends or _every(settings.sample_step, progress.step))
+        sample_due = not self.stop_now and (ends or self.stopped or _every(settings.sample_step, progress.step))
+        save_due = ends or self.stopped or milestone or better or _every(settings.checkpoint_step, progress.step)
+        if not (epoch_ends or sample_due or save_due):
+            return
+        if self.is_broken():
+            self.log.write("checkpoint_failed", step=progress.step, reason="a weight is NaN or infinite")
+            return
         if sample_due and self.rank == 0 and not sharded:
             self.log.write("sample", step=progress.step, text=sample(self.model, self.tokenizer, self.device))
         # 3. the epoch's folder before the checkpoint: killed in between, the run passes here again
         if epoch_ends and not self.budget.by_clock:
             self.write_unless_full(lambda: self.export(f"epoch-{progress.epoch}"))
-        if ends or self.stopped or milestone or better or _every(settings.checkpoint_step, progress.step):
+        if save_due:
             self.write_unless_full(self.save)
             self.saved = time.perf_counter()
+
+    def is_broken(self) -> bool:
+        """Return whether a weight is NaN or infinite in any process: such a model takes no sound checkpoint's place."""
+        own = [p.to_local() if hasattr(p, "to_local") else p for p in self.parameters]  # of fsdp, its own part
+        broken = sum(not bool(torch.isfinite(p).all()) for p in own)
+        return distributed.sum_over_ranks([broken], self.device)[0] > 0
 
     def judge(self) -> bool:
         """Validate, and end the run if it should end early; return whether this is its best state so far."""
@@ -408,12 +421,12 @@ class Trainer:
         self.in_epoch = RunningMeans()
 
     def score(self) -> dict[str, float]:
-        """Return loss, bits per character and accuracy on the whole validation text."""
+        """Return loss, bits per character and accuracy on the validation windows."""
         scores = evaluate(self.local_loss, self.val, self.micro_batch, self.precision, self.device)
         return scores | {"bits_per_char": scores["loss"] * self.bits_per_char["val"]}
 
     def validate(self) -> dict[str, float]:
-        """Score the whole validation text and log the result."""
+        """Score the validation windows and log the result."""
         begin, progress = time.perf_counter(), self.progress
         scores = self.score()
         progress.validating = time.perf_counter() - begin
@@ -474,6 +487,12 @@ class Trainer:
         }
         if not self.stop_now:
             scores = self.return_to_best(self.validation or self.validate())
+            if self.is_broken():
+                self.end("weights not finite")
+                raise Diverged(
+                    "a weight is NaN or infinite, so there is no model to keep. Lower lr "
+                    f"({self.settings.lr}), or raise warmup_steps; the last checkpoint before is kept."
+                )
             figures |= {"val_loss": scores["loss"], "val_bits_per_char": scores["bits_per_char"]}
             figures["accuracy"] = scores["accuracy"]
             self.export("final_model")

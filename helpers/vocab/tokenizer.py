@@ -21,7 +21,6 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils import cached_file
 
 from helpers.manifest import RoomError
-from helpers.wording import run_again
 
 KINDS = ("words", "characters", "bpe", "bytes")
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -246,7 +245,7 @@ def _load_original(name: str) -> PreTrainedTokenizerFast:
 def load_tokenizer(folder: Path | str) -> PreTrainedTokenizerFast:
     """Load the tokenizer of a folder (vocab/ or final_model/); raise RoomError if there is none."""
     if not (Path(folder) / "tokenizer.json").is_file():
-        raise RoomError(f"{folder} has no tokenizer.json: {run_again('vocab')}")
+        raise RoomError(f"{folder} has no tokenizer.json: notebook 02_vocab writes it, and 04_train beside a model")
     return PreTrainedTokenizerFast.from_pretrained(folder)
 
 

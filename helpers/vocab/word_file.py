@@ -87,7 +87,10 @@ def read_word_file(path: str, special_tokens: Mapping[str, str]) -> WordFile:
         else:
             words[word] = int(count or 0)
     if not words:
-        raise ValueError(f"vocab_file: {file.name} has no line with a word: one word a line is expected")
+        raise ValueError(
+            f"vocab_file: {file.name} has no line with a word: one word a line is expected, and behind a tab its count "
+            "(a space may stand nowhere in it)"
+        )
     moved = sum(index != number for number, index in enumerate(tokens.values()))
     missing = [name for name in special_tokens.values() if name not in tokens]
     return WordFile(file, str(encoding), [*tokens, *missing], len(tokens), words, nameless, refused, moved)

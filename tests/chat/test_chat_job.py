@@ -1,5 +1,6 @@
 """One fine-tuning run: it learns, it writes a room, and after a stop or a kill it goes on to the bit."""
 
+import math
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ from helpers import paths
 from helpers.chat import job
 from helpers.chat.job import ChatSettings
 from helpers.vocab import chat
+from helpers.vocab.tokenizer import build_bytes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SHORT = dict(run="t", epochs=2, batch_size=4, gradient_accumulation=1, lr=1e-2, device="cpu", precision="fp32")
@@ -51,7 +53,7 @@ def test_it_learns_to_answer_and_writes_a_plain_folder(chat_run, rank):
 def test_a_stopped_run_goes_on_to_the_bit(chat_run, rank):
     whole = fine_tune(lora_rank=rank)
     want = weights(chat_run)
-    fine_tune(lora_rank=rank, resume=False, max_minutes=0.0, seed=1)  # another run, which moves the first away
+    shutil.rmtree(paths.room(chat_run, "chat"))  # what is there, or in chat-previous/, would be taken up again
     tuning = job.prepare(ChatSettings(**SHORT, lora_rank=rank))
     tuning.trainer.stop = lambda: tuning.trainer.progress.step == 7
     assert tuning.run()["steps"] == 8  # asked in the middle of an update
@@ -82,7 +84,7 @@ job.prepare(job.ChatSettings(**{settings})).run()
 def test_a_killed_run_goes_on_to_the_bit_also_past_a_bad_checkpoint(chat_run, damage):
     fine_tune()
     want = weights(chat_run)
-    fine_tune(seed=1)
+    shutil.rmtree(paths.room(chat_run, "chat"))
     code = KILLED.replace("{settings}", repr(SHORT))
     died = subprocess.run([sys.executable, "-c", code], env=os.environ, timeout=120)
     assert died.returncode == -signal.SIGKILL
@@ -132,6 +134,17 @@ def test_conversations_that_fit_into_no_window_are_not_passed_over_in_silence(ch
     assert not paths.room(chat_run, "chat").exists()
 
 
+def test_exchanges_that_no_window_holds_are_counted(chat_run):
+    _, tok, _ = job.load_start(chat_run)
+    lessons = job.load_lessons(chat_run, 0, 0)
+    exchanges = [talk[at : at + 2] for talk in (*lessons.train, *lessons.val) for at in range(0, len(talk), 2)]
+    sizes = [len(chat.encode_messages(tok, exchange).ids) for exchange in exchanges]
+    longest = sorted(sizes)[len(sizes) // 2]
+    tuning = job.prepare(ChatSettings(**(SHORT | {"n_ctx": longest - 1, "epochs": 1})), lessons)
+    assert 0 < tuning.exchanges_left_out == sum(size > longest for size in sizes)
+    assert tuning.run()["exchanges_left_out"] == tuning.exchanges_left_out
+
+
 def test_the_rule_for_epochs(chat_run):
     settings = ChatSettings(batch_size=4, gradient_accumulation=2)
     for windows, epochs in ((80, 3), (8 * 60, 2), (8 * 100, 1), (10**6, 1)):
@@ -148,5 +161,10 @@ def test_a_number_below_its_range_is_refused(name):
 
 def test_plain_text_is_judged_as_in_room_04(chat_run):
     model, tok, _ = job.load_start(chat_run)
-    bits = job.plain_bits(chat_run, model, tok.pad_token_id)
+    bits = job.plain_bits(chat_run, model, tok)
     assert 8 < bits < 12  # a random model over some thousand characters: log2 of their number
+
+
+def test_plain_text_is_not_judged_by_a_model_that_reads_other_tokens(chat_run):
+    model, _, _ = job.load_start(chat_run)
+    assert math.isnan(job.plain_bits(chat_run, model, build_bytes()))

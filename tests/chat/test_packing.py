@@ -115,8 +115,10 @@ def test_a_long_conversation_becomes_pieces_of_whole_exchanges():
 
 def test_an_exchange_that_no_window_holds_is_left_out():
     long = [{"role": "user", "content": "浇水？" * 60}, {"role": "assistant", "content": "好。"}]
-    assert list(fitting(TOK, [long], N_CTX)) == []
-    kept = list(fitting(TOK, [[*TALKS[0][:2], *long, *TALKS[1][:2]]], N_CTX))
+    left_out = []
+    assert list(fitting(TOK, [long], N_CTX, left_out)) == [] and left_out == [long]
+    kept = list(fitting(TOK, [[*TALKS[0][:2], *long, *TALKS[1][:2]]], N_CTX, left_out))
+    assert left_out == [long, long]
     assert kept == [chat.encode_messages(TOK, TALKS[0][:2]), chat.encode_messages(TOK, TALKS[1][:2])]
 
 

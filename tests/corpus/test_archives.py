@@ -15,8 +15,8 @@ from corpora import SENTENCE, everything, make_tar, names, zst
 from helpers.corpus import archives, encodings, formats
 from helpers.corpus.encodings import BadFile
 from helpers.corpus.find import find_inputs
-from helpers.corpus.formats import ReadOptions
 from helpers.corpus.inputs import NoDocuments
+from helpers.corpus.records import ReadOptions
 from helpers.corpus.report import FileReport
 
 
@@ -57,11 +57,21 @@ def test_a_bomb_is_stopped(tmp_path, monkeypatch, pack):
     assert peak < 2**24 if suffix == ".gz" else peak < 2**26
 
 
+def test_a_zst_with_the_largest_window(tmp_path):
+    """As `zstd --long=31` writes it: one block as it is, behind a header that asks for a window of 2 GB."""
+    pytest.importorskip("zstandard")
+    text = SENTENCE.encode()
+    window, last_block = bytes([21 << 3]), (len(text) << 3 | 1).to_bytes(3, "little")
+    (tmp_path / "a.txt.zst").write_bytes(b"\x28\xb5\x2f\xfd\x00" + window + last_block + text)
+    assert everything(tmp_path / "a.txt.zst")[0] == [SENTENCE]
+
+
 def test_jsonl_and_csv_packed(tmp_path):
     (tmp_path / "a.jsonl.zst").write_bytes(zst('{"text": "一"}\n'.encode()))
     (tmp_path / "b.CSV.GZ").write_bytes(gzip.compress("text\n二\n".encode("gb18030")))
     (tmp_path / "c.json.gz").write_bytes(gzip.compress('["三"]'.encode()))
-    assert everything(tmp_path)[0] == ["一", "二", "三"]
+    (tmp_path / "d.ndjson.gz").write_bytes(gzip.compress('{"text": "四"}\n'.encode()))
+    assert everything(tmp_path)[0] == ["一", "二", "三", "四"]
 
 
 MEMBERS = [
@@ -144,6 +154,18 @@ def test_names_in_a_tar_may_be_gbk(tmp_path):
         info.size = 3
         archive.addfile(info, io.BytesIO("一".encode()))
     assert names(tmp_path / "a.tar") == ["a.tar/绿萝的书.txt"]
+
+
+def test_a_name_with_half_a_character_at_its_end(tmp_path):
+    """It fits GBK as far as it goes, but is no text in it."""
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("a.txt", "一")
+        archive.writestr("caf@", "二")
+    data = (tmp_path / "a.zip").read_bytes()
+    (tmp_path / "a.zip").write_bytes(data.replace(b"caf@", "café".encode("cp437")))
+    inputs, left_out = find_inputs(str(tmp_path))
+    assert [item.member for item in inputs] == ["a.txt"]
+    assert left_out == {"(none)": 1}
 
 
 def test_encrypted_members_are_left_out(tmp_path):

@@ -8,7 +8,7 @@ import zipfile
 import pytest
 from corpora import PROSE, SENTENCE, all_texts, build, bytes_of, jsonl
 
-from helpers import parallel, paths
+from helpers import files, parallel, paths
 from helpers.corpus import archives, built_in
 from helpers.corpus.build import build_corpus
 from helpers.corpus.shards import read_texts
@@ -188,6 +188,16 @@ def test_what_is_refused_leaves_the_corpus_that_is_there(raw, wrong, monkeypatch
     with pytest.raises((ValueError, parallel.ClusterError)):
         build_corpus("test", str(raw), **wrong)
     assert [file.read_bytes() for file in report.outputs] == before
+
+
+def test_two_programs_never_build_one_corpus(raw, monkeypatch):
+    """JupyterLab beside `make run`: the second would clear the room under the first one's hands."""
+    (raw / "a.txt").write_text("一\n\n二\n\n三", "utf-8")
+    report = build(raw)
+    monkeypatch.setattr(files, "PATIENCE", 0.1)
+    with files.occupied(paths.room("test", "corpus")), pytest.raises(files.Occupied, match="another notebook"):
+        build(raw)
+    assert all(file.exists() for file in report.outputs)
 
 
 def test_an_archive_that_may_not_be_opened_is_one_bad_file(raw, monkeypatch):

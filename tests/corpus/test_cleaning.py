@@ -27,6 +27,7 @@ DIRTY = st.lists(
             "<p>",
         ]
         + ["</p>", "<b>", "</b>", "<br/>", "<!--", "-->", "<div class='x'>", "</div>", "&#60;", "<script>", "</script>"]
+        + ["<td nowrap", "<input>", "</input>", "<title>", "</title>", "<!doctype html>"]
     ),
     max_size=30,
 ).map("".join)
@@ -48,6 +49,14 @@ DIRTY = st.lists(
         ("一\u2028二\x85三\r四\r\n五", "一\n二\n三\n四\n五", "line ends"),
         ("<p>一</p><p>二</p>", "一\n二", "HTML tags"),
         ('<a href="/x">链接</a>', "链接", "HTML tags"),
+        ("一<hr noshade>二<td nowrap width=9>三</td>", "一\n二\n三", "HTML tags"),
+        ('<iframe src="/x" frameborder=0 allowfullscreen></iframe>绿萝', "绿萝", "HTML tags"),
+        ('<label for=x>名</label><INPUT name="x" disabled /><button>好</button><s>旧</s>', "名好旧", "HTML tags"),
+        (
+            '<!DOCTYPE html><html><head><title>绿萝</title><link rel="x"></head><main>浇水</main></html>',
+            "绿萝\n\n浇水",
+            "HTML tags",
+        ),
         ("绿萝&nbsp;&amp;&#32;吊兰", "绿萝 & 吊兰", "HTML entities"),
         ("<!-- 广告 -->绿萝", "绿萝", "HTML comments and scripts"),
         ("<script>if (a<b) {}</script>绿萝", "绿萝", "HTML comments and scripts"),
@@ -68,6 +77,8 @@ def test_a_rule_cleans_and_counts(dirt, clean, rule):
     "text",
     [
         "若a<b>c且x<y，则A & B。",
+        "若a<b and c>d，x<s>t，则<p nowraps>和<a href>。",
+        "cat <input> | grep <title>，见 <main>",
         "p < 0.05 且 n > 3",
         "模板用 <think> 和 <tool_call>，还有 <|im_start|>",
         "git clone <path>",
@@ -119,6 +130,10 @@ def test_hostile_text_takes_no_time():
         "<p " * 20_000,
         "&" * 50_000,
         "<a b=" * 9_999,
+        "<p" + " nowrap" * 20_000,
+        "<td nowrap " * 10_000,
+        "<input>" * 20_000,
+        "<!doctype " * 10_000,
     ]:
         cleaning.clean(text)
 

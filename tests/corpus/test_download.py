@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.corpus import archives, download, encodings, formats
+from helpers.corpus import archives, download, encodings, formats, records
 from helpers.corpus.download import Corpus, FetchError
 from helpers.corpus.find import find_inputs
 from helpers.corpus.report import FileReport
@@ -204,7 +204,7 @@ def test_a_file_is_fetched_once_and_recorded(server, tmp_path):
     path.write_bytes(TEXT[:10])  # no longer what was fetched
     assert download.fetch(url, tmp_path).read_bytes() == TEXT
     (item,), _ = find_inputs(str(path))
-    assert len(list(formats.read(item, formats.ReadOptions(), FileReport("")))) == 3000
+    assert len(list(formats.read(item, records.ReadOptions(), FileReport("")))) == 3000
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_a_bomb_is_fetched_but_not_unpacked(server, tmp_path, monkeypatch):
     path = download.fetch(f"{server.url}/bomb/a.txt.gz", tmp_path)
     (item,), _ = find_inputs(str(path))
     with pytest.raises(encodings.BadFile, match="bomb"):
-        list(formats.read(item, formats.ReadOptions(), FileReport("")))
+        list(formats.read(item, records.ReadOptions(), FileReport("")))
 
 
 def test_nobody_there(tmp_path, monkeypatch):
@@ -335,8 +335,8 @@ def hub(monkeypatch):
                     raise stand_in.fault
                 yield row
 
-    def load_dataset(name, **settings):
-        stand_in.asked.append((name, settings))
+    def load_dataset(name, config, **settings):
+        stand_in.asked.append((name, config, settings))
         if settings["split"] == "nowhere":
             raise ValueError("Bad split: nowhere. Available splits: ['train']")
         return Rows({"text": f"第{n}句\ud83d", "n": n, "tags": ["一"], "photo": b"x", "when": time} for n in range(9))
@@ -347,10 +347,11 @@ def hub(monkeypatch):
     return stand_in
 
 
-def test_a_data_set_of_the_hub_becomes_json_lines(hub, tmp_path, monkeypatch):
+def test_a_data_set_of_the_hub_becomes_json_lines(hub, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(download, "MAX_ROWS", 5)
     path = download.fetch("hf:owner/name:test", tmp_path)
-    assert hub.asked == [("owner/name", {"split": "test", "streaming": True})]  # and no trust_remote_code
+    assert hub.asked == [("owner/name", None, {"split": "test", "streaming": True})]  # and no trust_remote_code
+    assert "has more rows: the first 5 are taken" in capsys.readouterr().out
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     assert rows == [{"text": f"第{n}句\ud83d", "n": n, "tags": ["一"]} for n in range(5)]
     assert download.fetch("hf:owner/name:test", tmp_path) == path
@@ -361,10 +362,16 @@ def test_a_data_set_of_the_hub_becomes_json_lines(hub, tmp_path, monkeypatch):
     assert (file["rows"], file["columns_left_out"]) == (5, ["photo", "when"])
     monkeypatch.setattr(download, "MAX_ROWS", 9)
     download.fetch("hf:owner/name:test", tmp_path)
-    assert len(path.read_bytes().splitlines()) == 9
+    assert len(path.read_bytes().splitlines()) == 9 and not capsys.readouterr().out
 
 
-@pytest.mark.parametrize("source", ["hf:", "hf:json", "hf:a/b/c", "hf:../x", "hf:a/b:c:d", "hf:owner/name:nowhere"])
+def test_a_data_set_may_have_configurations(hub, tmp_path):
+    path = download.fetch("hf:owner/name/20231101.zh:test", tmp_path)
+    assert hub.asked == [("owner/name", "20231101.zh", {"split": "test", "streaming": True})]
+    assert path.name == "owner--name--20231101.zh.test.jsonl"
+
+
+@pytest.mark.parametrize("source", ["hf:", "hf:json", "hf:a/b/c/d", "hf:../x", "hf:a/b:c:d", "hf:owner/name:nowhere"])
 def test_data_sets_that_are_not_there(hub, tmp_path, source):
     with pytest.raises(FetchError, match=source.replace(".", r"\.")):
         download.fetch(source, tmp_path)

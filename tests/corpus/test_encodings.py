@@ -2,6 +2,7 @@
 
 import codecs
 import io
+import tracemalloc
 
 import pytest
 from hypothesis import example, given, settings
@@ -202,12 +203,67 @@ def test_any_bytes_are_refused_or_read_to_the_last(mark, pieces, damage, size):
         return
     parts = encoding.sections or ((encoding.bom, 1, encoding.name),)
     ends = [at for at, _, _ in parts[1:]] + [len(data) - encoding.truncated]
-    expected = [data[at:end].decode(name) for (at, _, name), end in zip(parts, ends, strict=True)]
+    expected = [encodings.decode(data[at:end], name) for (at, _, name), end in zip(parts, ends, strict=True)]
     # damage may make another mark of the first bytes: FF FE 00 00 is that of UTF-32
     all_marks = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
     assert parts[0][0] == encoding.bom in {0, *(len(each) for each in all_marks if data.startswith(each))}
-    assert encoding.truncated < 4
+    assert encoding.truncated < 6  # five bytes of a pair of CESU-8
     assert read(data) == "".join(expected)
+
+
+def read_in_blocks(data: bytes, size: int) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encodings, "BLOCK_BYTES", size)
+        return read(data)
+
+
+@given(st.lists(st.text("绿萝的，05 \n", max_size=4), max_size=12), st.integers(1, 9))
+@example(["土干了", ""], 4)
+@example(["", "5\n"], 3)
+def test_the_euro_of_windows_comes_back(texts, size):
+    """In its GBK, which is cp936, it is the single byte 0x80."""
+    data = b"\x80".join(text.encode("gb18030") for text in [PROSE, *texts])
+    assert read_in_blocks(data, size) == "€".join([PROSE, *texts])
+
+
+def test_half_a_character_after_a_euro_costs_no_other_character():
+    data = PROSE.encode("gb18030") + b"\x801" + "萝".encode("gb18030")[:1]
+    assert read(data) == PROSE + "€1"
+    assert f"byte {len(data) - 1:,}" in find(data).notes()[0]
+
+
+@given(st.text("绿萝，a \n😀𠮷\u0800\ud7ff", max_size=12), st.integers(1, 9))
+def test_cesu8_comes_back(text, size):
+    """As Java and Oracle write UTF-8: emoji are two halves of three bytes each."""
+    units = memoryview(text.encode("utf-16-le")).cast("H")
+    data = "".join(map(chr, units)).encode("utf-8", "surrogatepass")
+    assert read_in_blocks(data, size) == text
+    assert find(data).name == "utf-8"
+
+
+def test_half_a_pair_of_cesu8_is_damage_or_the_cut_end():
+    high = b"\xed\xa0\xbd"
+    assert read(PROSE.encode() + high + b"\xed\xb8") == PROSE
+    assert "is cut in the middle" in find(PROSE.encode() + high).notes()[0]
+    with pytest.raises(BadFile, match=f"byte {len(PROSE.encode()):,} .*hex ed a0. is not utf-8"):
+        find(PROSE.encode() + high + "。\n".encode())
+
+
+def test_damage_in_a_first_line_of_gbk_is_named_there():
+    for title in ("绿萝养护", "我的绿萝"):
+        data = title.encode("gb18030") + b"\xff\xff\n" + PROSE.encode("gb18030")
+        with pytest.raises(BadFile, match=r"byte 8 \(line 1, hex ff ff\) is not gb18030"):
+            find(data)
+
+
+def test_memory_does_not_grow_with_the_longest_line(monkeypatch):
+    monkeypatch.setattr(encodings, "BLOCK_BYTES", 2**16)
+    data = (PROSE.replace("\n", "") * 5000).encode("gb18030")
+    tracemalloc.start()
+    assert find(data).name == "gb18030"
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < len(data) / 4
 
 
 def test_a_part_that_fits_nothing_is_refused():

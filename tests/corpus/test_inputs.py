@@ -5,8 +5,8 @@ import pickle
 import pytest
 
 from helpers.corpus.find import find_inputs
-from helpers.corpus.formats import ReadOptions
 from helpers.corpus.inputs import EXTENSIONS, Input, is_ignored, kind_of
+from helpers.corpus.records import ReadOptions
 
 
 def test_an_input_travels_to_another_process(tmp_path):
@@ -22,6 +22,8 @@ def test_an_input_travels_to_another_process(tmp_path):
         ("书.TXT", (".txt", "")),
         ("a.jsonl.gz", (".jsonl", ".gz")),
         ("a.b.CSV.ZST", (".csv", ".zst")),
+        ("a.NDJSON", (".jsonl", "")),
+        ("a.jsonlines.gz", (".jsonl", ".gz")),
         ("a.tar.gz", (".tar.gz", "")),
         ("a.TGZ", (".tgz", "")),
         ("a.pdf.gz", (".pdf.gz", "")),
@@ -31,7 +33,7 @@ def test_an_input_travels_to_another_process(tmp_path):
 )
 def test_kinds(name, kind):
     assert kind_of(name) == kind
-    assert (kind[0] + kind[1] in EXTENSIONS) == (kind[0] not in (".pdf", ".pdf.gz", ""))
+    assert name.lower().endswith(EXTENSIONS) == (kind[0] not in (".pdf", ".pdf.gz", ""))
 
 
 @pytest.mark.parametrize(

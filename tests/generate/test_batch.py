@@ -1,16 +1,21 @@
 """A batch of rows: each is as if alone, whatever joins, leaves, or slides beside it."""
 
+import copy
+from itertools import pairwise
+
+import models
 import pytest
 import torch
 from models import N_CTX, naive_logits
 
-from helpers.generate import generate
+from helpers.generate import generate, sampling
 from helpers.generate.batch import DecodeBatch, Row, active_filters, prompt_ids, window_start
 from helpers.generate.settings import Settings, TokenLogprob
 from helpers.vocab.tokenizer import encode
 
 PROMPTS = ["绿萝怎么浇水？", "", "龟背竹喜欢散射光，冬天", "水"]
 SAMPLED = Settings(max_new_tokens=30, temperature=0.9, top_k=40, top_p=0.95, repetition_penalty=1.2, seed=3)
+NO_END = {models.TOK.eos_token_id: -100}  # the same in every vocabulary of the course
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -71,18 +76,67 @@ def test_only_who_asks_is_told_and_as_much_as_asked(net, tok):
     assert counts == [[], *([n] * len(row.new) for n, row in zip((0, 2, size), rows[1:], strict=True))]
 
 
-@pytest.mark.parametrize("length", [N_CTX - 2, 2 * N_CTX])
-def test_no_ngram_comes_twice(net, tok, length):
-    """Within what the model sees; beyond the window it has forgotten."""
-    settings = Settings(max_new_tokens=length, temperature=0.3, seed=1, no_repeat_ngram=2)
-    row = Row(prompt_ids(tok, "水"), settings)
+@pytest.mark.parametrize("prompt", ["水", "浇水" * 2 * N_CTX], ids=["short", "long"])
+def test_no_ngram_comes_twice(net, tok, prompt):
+    """In all of the text, also where the window has slid over what the model no longer sees."""
+    ids = prompt_ids(tok, prompt)
+    row = Row(ids, Settings(max_new_tokens=4 * N_CTX, temperature=0.3, seed=1, no_repeat_ngram=2, logit_bias=NO_END))
     batch = DecodeBatch(net, tok)
+    batch.add([row, Row(prompt_ids(tok, "土"), Settings(max_new_tokens=9, seed=2, no_repeat_ngram=3))])
+    while batch.rows:
+        batch.step()
+    pairs = list(pairwise(row.ids))
+    assert len(row.new) == 4 * N_CTX
+    for at, pair in enumerate(pairs[len(ids) - 1 :], len(ids) - 1):
+        assert pair not in pairs[:at]
+
+
+def test_penalties_of_what_was_written_outlast_the_window(net, tok):
+    """A penalty that forbids: each token once, until none is left that has not come; the prompt does not count."""
+    length = 4 * N_CTX
+    for name in ("presence_penalty", "frequency_penalty"):
+        settings = Settings(max_new_tokens=length, temperature=0.0, logit_bias=NO_END, **{name: 100.0})
+        tokens = generate.generate(net, tok, PROMPTS[0], settings)[0].tokens
+        assert len(tokens) == length == len(set(tokens))
+        assert set(tokens) & set(prompt_ids(tok, PROMPTS[0]))
+
+
+def test_the_repetition_penalty_forgets_what_the_model_no_longer_sees(small, tok):
+    """As it is documented: in a long text every common token would be penalized at last."""
+    settings = Settings(max_new_tokens=3 * N_CTX, temperature=0.0, logit_bias=NO_END, repetition_penalty=100.0)
+    row = Row(prompt_ids(tok, PROMPTS[0]), settings)
+    batch = DecodeBatch(small, tok)
     batch.add([row])
     while batch.rows:
-        seen = batch.ids[0].tolist()
+        logits = batch.logits.index_add(1, torch.tensor([tok.eos_token_id]), torch.tensor([[-100.0]]))
+        wanted = sampling.repetition_penalty(logits, batch.ids, 100.0).argmax().item()
         batch.step()
-        if not row.finished:
-            assert (seen[-1], row.ids[-1]) not in zip(seen, seen[1:], strict=False)
+        assert row.ids[-1] == wanted
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_a_model_whose_training_diverged_writes_nothing(net, tok, greedy):
+    """The likeliest of logits that are all NaN would be the first one, which ends the text."""
+    broken = copy.deepcopy(net)
+    broken.get_output_embeddings().weight.fill_(float("nan"))
+    for more in ({}, {"top_k": 3, "presence_penalty": 1.0}):
+        with pytest.raises(
+            ValueError, match="NaN or infinite.*diverged. Train it again with a smaller lr, in notebook 04"
+        ):
+            settings = Settings(max_new_tokens=5, temperature=0.0 if greedy else 1.0, seed=0, **more)
+            generate.generate(broken, tok, "水", settings, samples=2)
+
+
+def test_filters_that_shape_the_distribution_do_not_change_a_greedy_text(net, tok):
+    """Alone they are left out, beside a row that is drawn they are not: typical_p would remove the likeliest token."""
+    greedy = Settings(max_new_tokens=12, temperature=0.0, top_k=3, typical_p=0.1, min_p=0.5, repetition_penalty=1.3)
+    plain = Settings(max_new_tokens=12, temperature=0.0, repetition_penalty=1.3)
+    alone, row = generate.generate(net, tok, "水", greedy)[0], Row(prompt_ids(tok, "水"), greedy)
+    batch = DecodeBatch(net, tok)
+    batch.add([row, Row(prompt_ids(tok, "水"), Settings(max_new_tokens=12, seed=1))])
+    while batch.rows:
+        batch.step()
+    assert row.new == alone.tokens == generate.generate(net, tok, "水", plain)[0].tokens
 
 
 class Only:

@@ -1,5 +1,7 @@
 """Beam search against transformers' own, and against all texts there are."""
 
+import copy
+
 import pytest
 import torch
 from transformers import (
@@ -137,6 +139,23 @@ def test_beyond_the_window_the_model_sees_what_generate_shows_it(net, length):
         total += float(logits.log_softmax(-1)[token])
         ids.append(token)
     assert found.score == pytest.approx(total, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "no_repeat_ngram"])
+def test_one_beam_looks_back_as_far_as_greedy_decoding(net, name):
+    """Also when the window has slid over what was written first."""
+    settings = Settings(max_new_tokens=3 * N_CTX, temperature=0, logit_bias={EOS: -100}, **{name: 2})
+    greedy = generate.generate(net, TOK, "绿萝怎么", settings)[0]
+    (found,) = beam.search(net, TOK, "绿萝怎么", settings, beams=1)
+    assert found.tokens == greedy.tokens and len(greedy.tokens) == 3 * N_CTX
+
+
+def test_a_model_whose_training_diverged_has_no_beams(net):
+    broken = copy.deepcopy(net)
+    with torch.no_grad():
+        broken.get_output_embeddings().weight.fill_(float("nan"))
+    with pytest.raises(ValueError, match="smaller lr, in notebook 04"):
+        beam.search(broken, TOK, "绿萝", Settings(max_new_tokens=3))
 
 
 def test_a_sliding_window_bounds_what_a_beam_sees():

@@ -47,8 +47,11 @@ def test_a_character_appears_with_its_last_byte(tok):
 
 @pytest.mark.parametrize(
     ("text", "ended"),
-    [("看土。浇", "看土。"), ("看土。", None), ("\n\n看土\n浇", "\n\n看土\n"), ("“看土！？”浇", "“看土！？”")],
-)
+    [("看土。浇", "看土。"), ("看土。", None), ("\n\n看土\n浇", "\n\n看土\n"), ("“看土！？”浇", "“看土！？”"),
+     ("看……看土。浇", "看……看土。"), ("……看土。浇", "……看土。"), ("看土……\n浇", "看土……\n"), ("看土……", None),
+     ("看土……？浇", "看土……？"), ("？？看土。浇", "？？看土。"), ('"看土！"浇', '"看土！"'), ("'看土？'浇", "'看土？'"),
+     ("。\n看土。浇", "。\n看土。"), ('看土。"浇', "看土。"), ('看"土。"浇', '看"土。"')],
+)  # fmt: skip
 def test_a_sentence_ends_with_the_character_after_it(tok, text, ended):
     """Only the next character shows that no closing quote follows."""
     written = Detokenizer(tok, sentence=True).extend(encode(tok, text))

@@ -67,6 +67,24 @@ def test_what_was_written_before_a_stop_counts(small, tok, written):
     assert talk.messages == ([user("土？"), assistant(text)] if written else [])
 
 
+def test_an_answer_that_fails_is_as_if_the_question_had_not_been_asked(small, tok, monkeypatch):
+    """Unless something was written: that is part of the conversation, as after a stop."""
+    talk = Dialogue(small, tok)
+    first = "".join(talk.ask("土？", SETTINGS))
+    with pytest.raises(ValueError, match="there is no token 9999"):
+        list(talk.ask("水？", Settings(logit_bias={9999: 1})))
+    assert talk.messages == [user("土？"), assistant(first)]
+
+    def failing(*arguments):
+        yield "看"
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(generate, "stream", failing)
+    with pytest.raises(RuntimeError):
+        list(talk.ask("水？", SETTINGS))
+    assert talk.messages[2:] == [user("水？"), assistant("看")]
+
+
 def test_a_model_that_cannot_converse_says_what_to_do(small, tok):
     with pytest.raises(chat.ChatError, match="no chat template.*python -m helpers.run chat --run NAME"):
         Dialogue(small, models.plants_tokenizer())

@@ -6,7 +6,7 @@ import pytest
 from models import PLANTS
 
 from helpers.generate import generate
-from helpers.generate.diversity import grid
+from helpers.generate.diversity import distinct, grid
 from helpers.generate.memorization import Index
 from helpers.generate.settings import Settings
 
@@ -36,3 +36,10 @@ def test_a_grid_without_an_index_or_with_empty_texts(small, tok):
     assert (cell.diversity, cell.repetition, cell.longest, cell.share) == (1, 0, None, None)
     with pytest.raises(ValueError, match="no prompt"):
         grid(small, tok, [], [1.0], [1.0])
+
+
+@pytest.mark.parametrize("n", [0, -1])
+def test_ngrams_have_a_character(small, tok, n):
+    for measure in (lambda: grid(small, tok, ["水"], [], [], n=n), lambda: distinct(["水土"], n)):
+        with pytest.raises(ValueError, match=f"n is {n}: an n-gram has 1 character or more"):
+            measure()

@@ -49,8 +49,7 @@ def test_it_sees_what_the_plainest_loop_sees(net, tok):
              "typical_p"]  # fmt: skip
     for token, step in zip(sample.tokens, steps, strict=True):
         window = ids[window_start(len(ids), N_CTX) :]
-        own = torch.tensor([written[-(len(window)) :]], dtype=torch.long)
-        seen = torch.tensor([window])
+        own, whole, seen = torch.tensor([written], dtype=torch.long), torch.tensor([ids]), torch.tensor([window])
         logits = net(input_ids=seen, use_cache=False).logits[:, -1]
         logits = logits.masked_fill(banned(net, tok), -torch.inf)
         p = logits.softmax(-1)[0]
@@ -60,7 +59,7 @@ def test_it_sees_what_the_plainest_loop_sees(net, tok):
         after = [
             sampling.repetition_penalty(logits, seen, 1.2),
             lambda x, own=own: sampling.presence_and_frequency(x, own, 0.3, 0.2),
-            lambda x, seen=seen: sampling.no_repeat_ngram(x, seen, 3),
+            lambda x, whole=whole: sampling.no_repeat_ngram(x, whole, 3),
             lambda x: sampling.temperature(x, 0.9),
             lambda x: sampling.top_k(x, 60),
             lambda x: sampling.top_p(x, 0.95),
@@ -129,6 +128,14 @@ def test_a_token_that_another_filter_would_have_removed_has_no_chance_after_it(s
         (filter,) = step.filters
         assert filter.name == "temperature" and filter.chosen == step.drawn_with == float(step.rank == 1)
     assert {step.drawn_with for step in steps} == {0.0, 1.0}
+
+
+@pytest.mark.parametrize(("temperature", "name"), [(1.0, "top_p"), (2.0, "top_p"), (0.0, "temperature")])
+def test_what_makes_a_text_greedy_is_named(small, tok, temperature, name):
+    settings = Settings(max_new_tokens=4, temperature=temperature, top_p=0)
+    tokens = generate.generate(small, tok, "水", settings)[0].tokens
+    for step in explain.explain(small, tok, "水", tokens, settings):
+        assert [filter.name for filter in step.filters] == [name] and step.drawn_with == 1
 
 
 def test_json_says_the_same(small, tok):

@@ -304,6 +304,15 @@ def test_penalties_count_what_was_written_not_the_prompt(net, tok):
     )
 
 
+def test_a_stream_of_a_sample_is_that_sample(small, tok):
+    settings = Settings(max_new_tokens=9, seed=3)
+    for number, sample in enumerate(generate.generate(small, tok, "水", settings, samples=3)):
+        chunks = list(generate.stream_chunks(small, tok, "水", settings, sample=number))
+        assert "水" + "".join(chunk.text for chunk in chunks) == sample.text
+        assert {chunk.sample for chunk in chunks} == {number}
+        assert "水" + "".join(generate.stream(small, tok, "水", settings, sample=number)) == sample.text
+
+
 def test_stream_stops_when_asked(net, tok):
     stop, seen = threading.Event(), 0
     for _ in generate.stream(net, tok, "", Settings(max_new_tokens=1000, seed=0), stop):
@@ -347,6 +356,16 @@ def test_impossible_wishes_are_refused_in_words(net, tok):
 
 
 # ---- loading ----
+
+
+def test_names_that_nothing_has_are_refused_in_words():
+    with pytest.raises(ValueError, match="a run has no model 'chatt'; did you mean 'chat'"):
+        generate.load("mine", "chatt")
+    with pytest.raises(ValueError, match="a run has no model 'x'; there is: base, chat, reward"):
+        generate.load("mine", "x")
+    for name in ("runs/mine/model/final_model", "runs\\mine"):
+        with pytest.raises(ValueError, match=r"is no name of a run: to load a model from a folder, give Path\('runs"):
+            generate.load(name)
 
 
 def test_load_checks_the_room(net, tok, tmp_path, monkeypatch):

@@ -22,6 +22,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from helpers.chat import lora
 from helpers.generate import inference
 
 N_CTX = 80
@@ -228,6 +229,17 @@ def test_a_model_that_learns_is_read_as_it_is_now():
     torch.testing.assert_close(after[0], reference(net, [1, 2]), atol=1e-4, rtol=1e-4)
     net.requires_grad_(False)
     assert inference.of(net) is inference.of(net)
+    net.load_state_dict({name: 1.5 * weight for name, weight in net.state_dict().items()})
+    other = read(inference.of(net), inference.of(net).cache(), [[1, 2]])
+    assert not torch.allclose(after, other)
+    torch.testing.assert_close(other[0], reference(net, [1, 2]), atol=1e-4, rtol=1e-4)
+
+
+def test_adapters_that_are_not_merged_are_refused():
+    net = build("llama")
+    lora.add_lora(net, 2, seed=0)
+    with pytest.raises(ValueError, match="LoRA adapters: load its final_model"):
+        inference.of(net.eval())
 
 
 def test_a_decoder_does_not_keep_its_model_alive():

@@ -81,15 +81,33 @@ def test_an_index_of_nothing_and_a_text_of_nothing():
         Index(["春"]).copied("春", shortest=0)
 
 
+@pytest.mark.parametrize(
+    ("limit", "held"),
+    [(0, []), (1, []), (2, ["a"]), (5, ["a"]), (6, ["a𠮷"]), (7, ["a𠮷"]), (9, ["a𠮷"]), (10, ["a𠮷", "春"]),
+     (12, ["a𠮷", "春"]), (15, ["a𠮷", "春眠é"]), (17, ["a𠮷", "春眠é"]), (18, ["a𠮷", "春眠é不"])],
+)  # fmt: skip
+def test_a_text_that_is_too_long_is_cut_between_two_characters(limit, held):
+    """They have 5 and 11 bytes, and a border each."""
+    index = Index(["a𠮷", "春眠é不"], limit)
+    assert [index.document(i) for i in range(index.documents)] == held and index.whole == (limit == 18)
+    assert all(index.copied(text).longest == len(text) for text in held)
+
+
+def test_one_book_that_is_too_long_is_no_empty_index():
+    index = Index(["春眠不觉晓" * 100, "绿萝"], limit=100)
+    assert (index.documents, index.characters, index.whole) == (1, 33, False)
+    assert index.copied("晓春眠").longest == 3 and index.copied("绿萝").longest == 0
+
+
 def test_memory_is_bounded_by_the_limit_and_that_is_said():
-    """The texts after the first that has no room are not even read."""
+    """The texts after the one that crosses the limit are not even read."""
 
     def endless():
         while True:
             yield "春眠不觉晓"  # 15 bytes and a border
 
     index = Index(endless(), limit=100)
-    assert (index.documents, index.characters, index.whole) == (6, 30, False)
+    assert (index.documents, index.characters, index.whole) == (7, 31, False)
 
 
 def test_the_index_of_a_run_reads_its_training_documents_and_no_others(tmp_path, monkeypatch):

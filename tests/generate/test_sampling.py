@@ -266,6 +266,14 @@ def test_presence_counts_only_what_the_row_wrote():
     assert sampling.filtered(tensor, ids, presence_penalty=1.0).tolist() == [[-1, -1, -1, 0]]
 
 
+def test_each_filter_that_looks_back_reads_its_own_ids():
+    """The n-grams are of the whole text, the repetition penalty is for what the model sees."""
+    ids, written, seen = torch.tensor([[0, 1, 2, 0]]), torch.tensor([[2, 0]]), torch.tensor([[-1, -1, -1, 0]])
+    active = dict(repetition_penalty=2.0, presence_penalty=1.0, no_repeat_ngram=2)
+    after = sampling.filtered(torch.ones(1, 4), ids, written, seen, **active)
+    assert after.tolist() == [[-0.5, -math.inf, 0, 1]]
+
+
 def test_an_unknown_setting_is_refused():
     with pytest.raises(TypeError, match="no filter has the name top_z: see sampling.FILTERS"):
         sampling.filtered(torch.zeros(1, 3), torch.zeros((1, 1), dtype=torch.long), top_k=1, top_z=2)
@@ -350,6 +358,11 @@ def test_broken_logits_are_refused():
     for broken in (math.nan, -math.inf):
         with pytest.raises(ValueError, match="NaN"):
             sampling.choose(torch.full((1, 3), broken), noise_for(torch.zeros(1, 3)))
+        with pytest.raises(ValueError, match="NaN"):
+            sampling.likeliest(torch.tensor([[1.0, 2.0], [broken, broken]]))
+    with pytest.raises(ValueError, match="NaN"):
+        sampling.likeliest(torch.tensor([[1.0, math.nan]]))
+    assert sampling.likeliest(torch.tensor([[1.0, -math.inf, 1.0], [0.0, 2.0, 2.0]])).tolist() == [0, 1]
 
 
 # ---- noise made on a GPU ----

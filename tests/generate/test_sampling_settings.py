@@ -28,6 +28,10 @@ def test_a_range_in_words(name, words):
     assert str(RANGES[name]) == words
 
 
+def test_every_setting_says_what_it_does_in_a_line():
+    assert all(0 < len(values.meaning) < 80 and values.meaning[-1] != "." for values in RANGES.values())
+
+
 def test_every_filter_has_a_range_and_every_range_a_filter():
     """And the name of the setting is the name of the filter."""
     assert RANGES.keys() == sampling.FILTERS.keys() | sampling.LOOKING_BACK

@@ -35,6 +35,15 @@ def test_one_pass_over_branches_equals_plain_passes(architecture):
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_padded_places_may_lie_beyond_the_window(architecture):
+    """Each text fits into 128 positions; the longest opening with the longest ending would not."""
+    model = tiny_model(TOK, architecture).double().eval()
+    branches = [([1] + [20, 21, 22] * 33, [[30, 31]]), ([1, 24], [[40, 41, 42] * 20])]
+    alone = [naive(model, opening, ending) for opening, endings in branches for ending in endings]
+    torch.testing.assert_close(policy.score(model, branches).log_p, torch.cat(alone), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
 def test_the_gradient_flows_through_the_opening_too(architecture):
     weights = torch.arange(1.0, 7.0, dtype=torch.float64)
     gradients = []

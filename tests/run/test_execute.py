@@ -5,7 +5,7 @@ import sys
 import nbformat
 import pytest
 
-from helpers import paths
+from helpers import files, paths
 from helpers.paths import executed_copy
 from helpers.run.__main__ import main
 
@@ -43,6 +43,22 @@ def test_a_failing_cell_is_reported_in_four_lines(house, capsys):
 def test_a_kernel_that_dies_is_reported_too(house, capsys):
     assert main(["serve", "--run", "r"]) == 1
     assert "the kernel died" in capsys.readouterr().err
+
+
+def test_two_commands_never_work_on_one_run(house, capsys, monkeypatch):
+    monkeypatch.setattr(files, "PATIENCE", 0.1)
+    with files.occupied(paths.run_dir("r")):
+        assert main(["corpus", "--run", "r"]) == 2
+    assert "another program, or another notebook, is at work in" in capsys.readouterr().err
+    assert not paths.run_dir("r").exists()
+
+
+@pytest.mark.slow
+def test_braces_in_a_path_are_no_parameters(house, tmp_path, monkeypatch):
+    monkeypatch.setenv("RUNS_DIR", str(tmp_path / "runs{x}"))
+    write_cell("generate", "print(1)")
+    assert main(["generate", "--run", "r"]) == 0
+    assert executed("generate").cells[-1].outputs[0].text.strip() == "1"
 
 
 @pytest.mark.slow

@@ -33,6 +33,7 @@ def test_a_sweep_file_is_names_with_lists(file):
         ("- lr", "expected lines like"),
         ("", "expected lines like"),
         ("lr: [", "not readable YAML"),
+        ("lr: [1]\nlr: [2]", "'lr' stands twice"),
     ],
 )
 def test_what_is_no_sweep_is_refused(file, text, words):

@@ -55,6 +55,17 @@ def test_what_looks_like_a_comment_in_a_string_is_none(file):
     assert read_model_config(file) == WANTED
 
 
+def test_one_of_two_lengths_is_enough(file):
+    file.write_text(json.dumps(BOOK | {"n_positions": None}), "utf-8")
+    assert read_model_config(file) == WANTED
+
+
+def test_a_name_that_stands_twice_is_refused(file):
+    file.write_text(json.dumps(BOOK).replace("{", '{"n_layer": 3, ', 1), "utf-8")
+    with pytest.raises(ValueError, match="'n_layer' stands twice"):
+        read_model_config(file)
+
+
 def test_the_model_is_the_one_that_the_file_describes(file):
     """Whatever the library writes about a GPT-2 is read, and the model made of it has the same weights and dropout."""
     tok = tokenizer.build_bytes()
@@ -85,6 +96,7 @@ def test_the_model_is_the_one_that_the_file_describes(file):
         ({"n_inner": 100}, "n_inner is 100"),
         ({"n_positions": 32}, "n_ctx is 64 and n_positions 32"),
         ({"resid_pdrop": 0.2}, "resid_pdrop 0.2, embd_pdrop 0.1"),
+        (dict.fromkeys(["resid_pdrop", "embd_pdrop", "attn_pdrop"], 7), "resid_pdrop is 7: expected a number"),
         ({"n_layer": "12"}, "n_layer is '12'"),
         ({"n_head": None}, "n_head is missing"),
         (dict.fromkeys(["resid_pdrop", "embd_pdrop", "attn_pdrop"]), "_pdrop is None: expected a number"),

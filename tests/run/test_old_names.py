@@ -20,6 +20,7 @@ def test_each_new_name_is_a_parameter_and_no_old_one_is():
     [
         ("learning_rate", "learning_rate is called lr here"),
         ("hidden_size", "hidden_size is called n_embd here"),
+        ("min_lr", "give final_lr_fraction, which is min_lr / lr"),  # a rate there, a fraction here
         ("output_dir", "name it with --run"),
         ("learnin", "did you mean"),
     ],

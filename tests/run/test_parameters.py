@@ -92,6 +92,9 @@ def test_an_unknown_name_or_a_wrong_type_is_refused(house, settings, words):
         ("train: 3", "expected lines like"),
         ("- train", "one section per stage"),
         ("train: {", "not readable YAML"),
+        ("train:\n  epochs: 2\ntrain:\n  lr: 0.1", "'train' stands twice"),
+        ("train:\n  epochs: 2\n  epochs: 3", "'epochs' stands twice"),
+        ("? [train, vocab]\n: 3", "not readable YAML"),
     ],
 )
 def test_a_preset_is_checked_whole_before_anything_runs(house, text, words):
@@ -136,11 +139,12 @@ def test_what_is_refused_leaves_no_trace(house, capsys):
     assert main(["--run", "r", "--corpus", ""]) == 2
     assert main(["refresh", "--corpus", "c.txt"]) == 2
     assert main(["refresh", "--run", "r"]) == 2
+    assert main(["corpus", "verify", "--run", "r"]) == 2
     errors = capsys.readouterr().err
     assert "verify takes no -p" in errors and "refresh takes no --corpus" in errors
     assert "refresh takes no --run" in errors
     assert "verify takes no --halving" in errors and "the name of the corpus is empty" in errors
-    assert errors.count("nothing was run") == 8 and "there is no run 'r'" in errors
+    assert errors.count("nothing was run") == 9 and "verify stands alone" in errors and "there is no run 'r'" in errors
     assert not paths.runs_dir().exists()
 
 

@@ -100,8 +100,8 @@ def test_rooms_are_shared_as_far_as_parameters_agree_and_all_is_skipped_the_seco
     out = capsys.readouterr().out
     assert out.count("unchanged since it finished") == 10
     assert "lr            explains 100% of the variance: 0.2 2.292, 0.1 2.392" in out
-    # one value more: two runs more, on the rooms that there are
-    assert main(write_grid("size: [40, 50]\nlr: [0.1, 0.2, 0.3]")) == 0
+    # one value more, before the others: two runs more, on the rooms that there are
+    assert main(write_grid("size: [40, 50]\nlr: [0.3, 0.1, 0.2]")) == 0
     out = capsys.readouterr().out
     assert out.count("unchanged since it finished") == 10 and len(table()) == 6
     page = (paths.run_dir("s") / "sweep.html").read_text("utf-8")
@@ -187,8 +187,8 @@ def test_the_gpus_are_counted_by_torch_where_nobody_has_named_them(monkeypatch):
     ("grid", "more", "words"),
     [
         ("lr: [0.1]", ["-p", "sise", "3"], "did you mean 'size'"),
-        ("learning: [0.1]", [], "-p learning: no notebook that is to run has it"),
-        ("lr: [fast]", [], "lr is 'fast', str"),
+        ("learning: [0.1]", [], "--sweep learning: no notebook that is to run has it"),
+        ("lr: [fast]", [], "--sweep lr: lr is 'fast', str"),
         ("lr: 0.1", [], "needs a list"),
     ],
 )

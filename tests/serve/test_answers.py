@@ -6,7 +6,7 @@ import pytest
 
 from helpers.generate.settings import Sample, TokenLogprob
 from helpers.serve import schema
-from helpers.serve.answers import ChatWriter, CompletionWriter
+from helpers.serve.answers import ChatCompletion, ChatWriter, CompletionWriter
 from helpers.serve.limits import DEFAULT_LIMITS
 
 MODELS = schema.request_models(DEFAULT_LIMITS)
@@ -27,8 +27,24 @@ def test_minus_infinity_is_a_number_in_json():
     assert told["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize(
+    "own, told",
+    [
+        (("b", -7.0), {"\ufffd": -0.5, "c": -3.0, "b": -7.0}),
+        (("\ufffd", -2.0), {"\ufffd": -2.0, "c": -3.0}),  # the value of the token that was written
+    ],
+)
+def test_of_bytes_that_share_one_name_the_likeliest_is_told(own, told):
+    wanted = schema.read(MODELS.completion, b'{"prompt": "a", "logprobs": 3}')
+    token = TokenLogprob(1, *own, 9, (("\ufffd", -0.5), ("\ufffd", -2.0), ("c", -3.0)))
+    answer = json.loads(CompletionWriter("m", wanted, 1).whole([[Sample("ab", True, [1], "end", (token,))]]))
+    assert list(answer["choices"][0]["logprobs"]["top_logprobs"][0].items()) == list(told.items())
+
+
 def test_a_chat_answer_tells_each_token_and_its_rivals():
-    told = json.loads(chat_writer(logprobs=True, top_logprobs=2).whole([[SAMPLE]]))
+    answer = chat_writer(logprobs=True, top_logprobs=2).whole([[SAMPLE]])
+    assert ChatCompletion.model_validate_json(answer, strict=True)  # as /openapi.json has it
+    told = json.loads(answer)
     assert told["choices"] == [
         {
             "index": 0,

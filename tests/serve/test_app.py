@@ -1,17 +1,19 @@
 """The routes: what they answer, what they refuse and in which words, streams, and that the event loop stays free."""
 
 import asyncio
+import gc
 import json
 import re
 import threading
+import time
 from importlib import resources
 from pathlib import Path
 
 import pytest
-from service import JSON, FakeEngine, events_of, fetch, post, serving, tasks, tiny_engine, until
+from service import JSON, FakeEngine, chat_tokenizer, events_of, fetch, post, serving, tasks, tiny_engine, until
 
 from helpers.generate.batch import prompt_ids
-from helpers.generate.settings import RANGES, Settings
+from helpers.generate.settings import RANGES, Chunk, Sample, Settings, TokenLogprob
 from helpers.generate.surprisal import LEVELS
 from helpers.serve.app import GUARD, PAGE, STATE, fill_page, make_app
 from helpers.serve.limits import Limits
@@ -75,6 +77,10 @@ def test_an_engine_that_does_not_run():
     assert fetch("GET", "/readyz", engine=engine)[0] == 503
     assert post({"context": "x"}, engine=engine)[0] == 503
     assert fetch("GET", "/healthz", engine=engine)[0] == 200
+
+
+def test_a_full_queue_is_no_reason_to_leave_the_rotation():
+    assert fetch("GET", "/readyz", engine=FakeEngine(room=0))[0] == 200
 
 
 def test_the_page_asks_nobody_else():
@@ -243,6 +249,49 @@ def test_the_event_loop_is_free_while_text_is_made():
             return await asyncio.gather(*slow)
 
     assert [len(texts) for texts in asyncio.run(scene())] == [5, 5, 5]
+
+
+class Huge(FakeEngine):
+    """Answers at once, with all that a conversation may ask for: ten answers, 500 tokens each, 20 rivals per token."""
+
+    def release(self):
+        rivals = tuple((letter, -1.25) for letter in "绿萝怎么浇龟背竹散射光你好春天第份喜阴常")
+        token = TokenLogprob(5, "水", -1.25, 1, rivals)
+        for (_, _, samples), listener, future in zip(self.asked, self.listeners, self.futures, strict=True):
+            if listener:
+                for sample in range(samples):
+                    listener(Chunk(sample, "水" * 500, (token,) * 500, "length"))
+            future.set_result([Sample("水" * 500, False, [5] * 500, "length", (token,) * 500)] * samples)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_event_loop_is_free_while_a_huge_answer_is_put_into_words(stream):
+    """Written in the loop it stopped all others for more than a second."""
+    body = {"messages": [{"role": "user", "content": "绿萝"}], "n": 10, "max_tokens": 500, "stream": stream}
+    body |= {"logprobs": True, "top_logprobs": 20}
+
+    async def scene():
+        async with serving(Huge(tokenizer=chat_tokenizer())) as session:
+
+            async def ask():
+                async with session.post("/v1/chat/completions", json=body) as response:
+                    assert response.status == 200
+                    return await response.read()
+
+            asking, pauses = asyncio.create_task(ask()), []
+            while not asking.done():
+                since = time.perf_counter()
+                await asyncio.sleep(0.001)
+                pauses.append(time.perf_counter() - since)
+            assert (await asking).count(b'"top_logprobs"') == 5000
+            return max(pauses)
+
+    gc.collect()
+    gc.freeze()  # as `serve` does
+    try:
+        assert asyncio.run(scene()) < 0.8
+    finally:
+        gc.unfreeze()
 
 
 def test_a_client_that_leaves_takes_its_rows_along():

@@ -211,6 +211,12 @@ def test_every_key_reaches_the_engine():
         ),
         ({"messages": [user([{"type": "image_url", "text": "x"}])]}, openai.BadRequestError, "messages", "'text'"),
         ({"messages": [user("x") | {"a": 1}]}, openai.BadRequestError, "messages", "'messages.0.a' is not known"),
+        (
+            {"messages": [user([{"type": "text", "text": "x", "many": 1}])]},
+            openai.BadRequestError,
+            "messages",
+            "'messages.0.content.0.many' is not known",
+        ),
         ({"messages": [user("土" * 60)]}, openai.BadRequestError, "messages", "63 tokens, and 52 are free"),
         ({"max_tokens": 501}, openai.BadRequestError, "max_tokens", "less than or equal to 500"),
         ({"max_tokens": 0}, openai.BadRequestError, "max_tokens", "greater than or equal to 1"),

@@ -10,9 +10,9 @@ from models import PLANTS
 from service import wait_until
 
 from helpers.generate import generate, inference
-from helpers.generate.batch import prompt_ids
+from helpers.generate.batch import DecodeBatch, Row, prompt_ids
 from helpers.generate.settings import Settings
-from helpers.serve.engine import Engine, QueueFull
+from helpers.serve.engine import Engine, NotRunning, QueueFull
 from helpers.serve.limits import Limits
 
 ENDLESS = Settings(max_new_tokens=10**6, seed=0)
@@ -204,6 +204,64 @@ def test_a_failing_model_is_told_and_the_engine_goes_on(start, net, monkeypatch,
             with pytest.raises(RuntimeError, match="out of memory"):
                 future.result(20)
     assert engine.submit("绿萝", Settings(max_new_tokens=5)).result(20)[0].text.startswith("绿萝")
+
+
+def test_rows_that_cannot_leave_fail_the_batch_and_the_engine_goes_on(start, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("out of memory")
+
+    engine = start()
+    leaver, other = (engine.submit("水", ENDLESS) for _ in range(2))
+    wait_until(lambda: engine.rows == 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(DecodeBatch, "drop", fail)
+        leaver.cancel()
+        with pytest.raises(RuntimeError, match="out of memory"):
+            other.result(20)
+    assert engine.submit("绿萝", Settings(max_new_tokens=5)).result(20)
+
+
+def test_a_text_that_cannot_be_read_is_its_callers_alone(start, monkeypatch):
+    def result(row, *rest):
+        if row.settings.max_new_tokens == 3:
+            raise ValueError("no text")
+        return result_really(row, *rest)
+
+    result_really = Row.result
+    monkeypatch.setattr(Row, "result", result)
+    engine = start()
+    good = engine.submit("绿萝", Settings(max_new_tokens=20, seed=0))
+    with pytest.raises(ValueError, match="no text"):
+        engine.submit("水", Settings(max_new_tokens=3)).result(20)
+    assert good.result(20)
+
+
+@pytest.mark.parametrize("closing", [False, True])
+def test_an_engine_that_fails_for_good_leaves_nobody_waiting(start, net, monkeypatch, caplog, closing):
+    """As with a GPU that answers each call with the same error: no step works any more, and no new batch."""
+
+    def fail(*_):
+        raise RuntimeError(quoting)
+
+    quoting = "an error that quotes 水"
+    engine, heard = start(max_rows=1), []
+    engine.on_failure = lambda: heard.append(engine.alive)
+    running, waiting = (engine.submit("水", ENDLESS) for _ in range(2))
+    wait_until(lambda: engine.rows == 1)
+    if closing:
+        threading.Thread(target=engine.close).start()
+        wait_until(lambda: not engine.alive)
+    monkeypatch.setattr("helpers.serve.engine.DecodeBatch", fail)
+    monkeypatch.setattr(inference.of(net), "step", fail)
+    with pytest.raises(RuntimeError, match=quoting):
+        running.result(20)
+    with pytest.raises(NotRunning, match="start another one"):
+        waiting.result(20)
+    engine._thread.join(20)
+    assert heard == ([] if closing else [False])  # who closes it waits for its end, and needs no call
+    with pytest.raises(NotRunning, match="not running"):
+        engine.submit("水")
+    assert "the engine has failed: RuntimeError" in caplog.text and "水" not in caplog.text
 
 
 def test_close_finishes_what_is_here(start):

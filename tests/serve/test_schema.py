@@ -128,6 +128,7 @@ def test_the_models(client):
 def test_null_is_what_is_left_out(client):
     """OpenAI's API takes it, and programs send it for every setting that their user did not touch."""
     nothing = dict.fromkeys(["n", "stream", "temperature", "top_p", "presence_penalty", "echo", "stop", "logprobs"])
+    assert not list(ask(client, stream=True, stream_options={"include_usage": None}))[-1].usage
     wishes = {"model": "tiny", "prompt": PROMPT, "max_tokens": 5, "seed": 1}
     plain, given = (client.post("/completions", body=wishes | more, cast_to=object) for more in ({}, nothing))
     assert given["choices"] == plain["choices"]
@@ -167,7 +168,10 @@ def test_the_example_in_a_refusal_would_be_read(path):
         ({"logit_bias": {"好": 1}}, openai.BadRequestError, "logit_bias", "should match pattern"),
         ({"logit_bias": {"99999": 1}}, openai.BadRequestError, "logit_bias", "there is no token 99999"),
         ({"logit_bias": {str(i): 1 for i in range(301)}}, openai.BadRequestError, "logit_bias", "at most 300 items"),
+        ({"stop": [""]}, openai.BadRequestError, "stop", "'stop.0' is empty"),
         ({"extra_body": {"suffix": "。"}}, openai.BadRequestError, "suffix", "'suffix' is not known"),
+        ({"extra_body": {"one": 1}}, openai.BadRequestError, "one", "'one' is not known"),
+        ({"extra_body": {"many": 1}}, openai.BadRequestError, "many", "'many' is not known"),
         ({"extra_headers": {"Authorization": "Bearer no"}}, openai.AuthenticationError, None, "not the right one"),
     ],
 )
@@ -214,7 +218,7 @@ def test_every_key_reaches_the_engine():
     }
     assert post(body, "/v1/completions", engine=engine)[0] == 200
     assert engine.asked == [(" <eos>\n", Settings(max_new_tokens=3, stop=("。",), logit_bias={7: -1}, **chosen), 2)]
-    assert post({"prompt": ["a", "b"]}, "/v1/completions", engine=engine)[0] == 200
+    assert post({"prompt": ["a", "b"], "stop": []}, "/v1/completions", engine=engine)[0] == 200
     assert engine.asked[1:] == [(prompt, Settings(max_new_tokens=16), 1) for prompt in "ab"]
 
 

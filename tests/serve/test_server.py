@@ -8,14 +8,27 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 
 import aiohttp
 import pytest
 import torch
-from service import HEAD, FakeEngine, Wire, chat_tokenizer, events_of, make_run, until
+from service import (
+    HEAD,
+    FakeEngine,
+    Wire,
+    chat_tokenizer,
+    events_of,
+    make_run,
+    tiny_model,
+    tiny_tokenizer,
+    until,
+    wait_until,
+)
 
+from helpers.generate.batch import DecodeBatch
 from helpers.serve import server
-from helpers.serve.app import LISTENER, STATE, make_app
+from helpers.serve.app import ENGINE, LISTENER, STATE, make_app
 from helpers.serve.limits import Limits
 
 STREAM = {"prompt": "x", "n": 2, "stream": True}
@@ -154,6 +167,37 @@ def test_the_model_is_there_before_the_first_request(monkeypatch, capsys):
     assert gc.get_freeze_count() == 0
     said = capsys.readouterr().out
     assert "curl http://127.0.0.1:" in said and "the base model of run 'sample' answers at" in said
+
+
+def test_a_server_whose_engine_fails_for_good_ends(monkeypatch, capsys):
+    """At once, with exit code 1, and with an answer to all who wait: then something can replace it."""
+    engines, statuses, calling = [], [], []
+
+    def step(_):
+        wait_until(lambda: engines[0].waiting)
+        monkeypatch.setattr("helpers.serve.engine.DecodeBatch", None)
+        raise RuntimeError("each call fails")
+
+    async def call(address):
+        async with aiohttp.ClientSession(address) as session:
+            answers = [session.post("/generate", json={"context": "x"}) for _ in range(2)]
+            statuses.extend([answer.status for answer in await asyncio.gather(*answers)])
+
+    async def start_on(app, listening, host):
+        engines.append(app[ENGINE])
+        runner, address = await start_really(app, listening, host)
+        calling.append(threading.Thread(target=lambda: asyncio.run(call(address))))
+        calling[0].start()
+        return runner, address
+
+    start_really = server.start_on
+    monkeypatch.setattr(server, "start_on", start_on)
+    monkeypatch.setattr(server.generate, "load", lambda *_: (tiny_model(), tiny_tokenizer()))
+    monkeypatch.setattr(DecodeBatch, "step", step)
+    assert server.main(["--run", "any", "--room", "base", "--port", "0", "--max-rows", "1"]) == 1
+    calling[0].join()
+    assert sorted(statuses) == [500, 503]  # the one that was written, the one that waited
+    assert "another one can take its place" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,11 @@ import aiohttp
 import pytest
 from service import events_of, make_run, until
 
-from helpers.serve import server, workers
+from helpers.serve import engine, server, workers
+
+needs_shared_ports = pytest.mark.skipif(
+    not hasattr(socket, "SO_REUSEPORT"), reason="several processes need SO_REUSEPORT"
+)
 
 
 @pytest.mark.slow
@@ -30,9 +34,35 @@ def test_a_process_that_never_serves_ends_all(monkeypatch, capfd):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="several processes need SO_REUSEPORT")
+@needs_shared_ports
 def test_processes_share_a_port_replace_the_dead_and_end_in_order(monkeypatch, capfd):
     """Two servers under load: one is killed, then all are told to end. Nobody gets half an answer."""
+    made = supervise(monkeypatch, lambda made: two_processes(made, capfd))
+    assert "another one takes its place" in capfd.readouterr().err
+    assert len(made) == 3
+
+
+@pytest.mark.slow
+@needs_shared_ports
+def test_a_process_whose_engine_fails_for_good_is_replaced(monkeypatch, capfd):
+    monkeypatch.setattr(server, "serve", serve_until_the_first_token)
+    made = supervise(monkeypatch, lambda made: one_text(capfd))
+    assert sorted(process.exitcode for process in made) == [0, 0, 1]
+
+
+def serve_until_the_first_token(*arguments):
+    """Serve, in a process of its own, with an engine that fails for good when it is to write something."""
+
+    def step(_):
+        engine.DecodeBatch = None
+        raise RuntimeError("each call fails")
+
+    engine.DecodeBatch.step = step
+    return server.serve(*arguments)
+
+
+def supervise(monkeypatch, client):
+    """Run two servers while `client(made)` calls them, then end them; return the processes that were made."""
     monkeypatch.setenv(server.KEY, "a-key")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     made, clients = [], []
@@ -40,23 +70,23 @@ def test_processes_share_a_port_replace_the_dead_and_end_in_order(monkeypatch, c
 
     def call():
         try:
-            asyncio.run(two_processes(made, capfd))
+            asyncio.run(client(made))
             clients.append("satisfied")
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 
     kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    client = threading.Thread(target=call)
+    calling = threading.Thread(target=call)
     try:
-        client.start()
+        calling.start()
         assert server.main(["--run", make_run(), "--port", "0", "--processes", "2"]) == 0
     finally:
-        client.join()
+        calling.join()
         for number, handler in kept.items():
             signal.signal(number, handler)
     assert clients == ["satisfied"]
-    assert "another one takes its place" in capfd.readouterr().err
-    assert len(made) == 3 and not any(process.is_alive() for process in made)
+    assert not any(process.is_alive() for process in made)
+    return made
 
 
 def remember(start, made):
@@ -69,7 +99,8 @@ def remember(start, made):
     return start_and_remember
 
 
-async def two_processes(made, capfd):
+async def announced(capfd):
+    """Wait until two processes serve; return what is said then."""
     said = ""
 
     def told():
@@ -78,6 +109,19 @@ async def two_processes(made, capfd):
         return "in 2 processes" in said
 
     await until(told, 60)
+    return said
+
+
+async def one_text(capfd):
+    address = re.search(r"http://[\d.:]+", await announced(capfd))[0]
+    async with aiohttp.ClientSession(headers={"Authorization": "Bearer a-key"}) as session:
+        async with session.post(f"{address}/generate", json={"context": "绿萝"}) as response:
+            assert response.status == 500
+    await announced(capfd)  # again, with the new one
+
+
+async def two_processes(made, capfd):
+    said = await announced(capfd)
     assert "$CHINESE_GPT_API_KEY" in said and "a-key" not in said
     address = re.search(r"http://[\d.:]+", said)[0]
     answers, stopping = [], []

@@ -30,6 +30,7 @@ def test_the_words_of_a_figure_are_its_right_end():
 
 
 def test_numbers_are_short():
+    assert [curves.short(value) for value in (999.4, 999.6, -999.7, 999_700)] == ["999", "1k", "-1k", "1M"]
     assert [curves.short(value) for value in (0.00012, 3400, -12e6, 2.5e9)] == ["0.00012", "3.4k", "-12M", "2.5G"]
 
 
@@ -56,6 +57,15 @@ def test_curves_differ_in_more_than_their_colour_and_are_named_at_their_ends():
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("updates", "nats")
     with pytest.raises(ValueError, match="训练"):
         curves.curves_figure({"训练": []}, "updates", "nats", {})
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [((-1.0, -0.5), (-1.15, 0)), ((-1.0, 2.0), (-1.15, 2.3)), ((0.5, 1.0), (0, 1.15)), ((0.0, 0.0), (0, 1))],
+)
+def test_a_panel_stands_upright_with_zero_in_it(values, wanted):
+    (ax,) = curves.panels_figure([{"step": i, "x": x} for i, x in enumerate(values)], {"x": "x"}).axes
+    assert ax.get_ylim() == pytest.approx(wanted)
 
 
 def test_a_panel_for_each_field(shown):

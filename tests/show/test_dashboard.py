@@ -168,6 +168,15 @@ def test_a_stop_that_cannot_be_asked_is_said(shown, tmp_path):
     view = dashboard.Live(attached, None, {})
     view.button.click()
     assert not view.button.disabled and "cannot ask the run to stop" in view.line.value
+    view.button.click()
+    assert view.line.value.count("cannot ask the run to stop") == 1
+    # the folder is there again: what was said is no longer true
+    attached.metrics_path.parent.mkdir()
+    view.button.click()
+    assert view.button.disabled and "cannot ask" not in view.line.value
+    rows = rows_of(3)
+    view.update(rows, rows)
+    assert "3" in view.line.value and "cannot ask" not in view.line.value
     view.close([])
 
 

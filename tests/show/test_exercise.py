@@ -1,11 +1,13 @@
 """A guess against the answer: each kind of guess gets its word, and no guess that a reader may type raises."""
 
+import nbformat
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers import paths
 from helpers.show import notebook as show
 from helpers.show.exercise import verdict
 
@@ -16,7 +18,7 @@ LINES = [
     ((0, 1, "of 50 documents stay"), "Your guess: 0, too low. Answer: 1 of 50 documents stay."),
     ((1.0, 1, "of 50 documents stay"), "Your guess: 1, right. Answer: 1 of 50 documents stay."),
     (("1,000", 1000, "tokens"), "Your guess: 1,000, right. Answer: 1,000 tokens."),
-    (("many", 1000, "tokens"), "Your guess: many. Answer: 1,000 tokens."),
+    (("many", 1000, "tokens"), "Your guess: many, not right. Answer: 1,000 tokens."),
     ((12000, 12345, "updates", 0.1), "Your guess: 12,000, close enough. Answer: 12,345 updates."),
     ((11000, 12345, "updates", 0.1), "Your guess: 11,000, too low. Answer: 12,345 updates."),
     ((-9.5, -10.0, "bits", 0.1), "Your guess: -9.5, close enough. Answer: -10 bits."),
@@ -25,11 +27,11 @@ LINES = [
     ((3.0, np.float32(4.56789), "nats"), "Your guess: 3, too low. Answer: 4.568 nats."),
     ((2, torch.tensor(2.0), "bits"), "Your guess: 2, right. Answer: 2 bits."),
     ((" Words", "words", "have the fewest tokens"), "Your guess:  Words, right. Answer: words have the fewest tokens."),
-    (("bytes", "words", "win!"), "Your guess: bytes. Answer: words win!"),
-    ((False, True, ""), "Your guess: False. Answer: True."),
+    (("bytes", "words", "win!"), "Your guess: bytes, not right. Answer: words win!"),
+    ((False, True, ""), "Your guess: False, not right. Answer: True."),
     ((1, True, ""), "Your guess: 1, right. Answer: True."),
     ((["a", "b"], ("A", "b"), "in this order"), "Your guess: a, b, right. Answer: A, b in this order."),
-    (([1, 2], np.array([1, 3]), ""), "Your guess: 1, 2. Answer: 1, 3."),
+    (([1, 2], np.array([1, 3]), ""), "Your guess: 1, 2, not right. Answer: 1, 3."),
 ]
 
 
@@ -50,3 +52,17 @@ def test_no_guess_raises(guess, answer, close):
 @given(st.integers() | st.floats(allow_nan=False) | st.text() | st.booleans())
 def test_the_answer_itself_is_right(answer):
     assert verdict(answer, answer).endswith(", right")
+
+
+@pytest.mark.parametrize(
+    ("guess", "said"),
+    [("'rate 3e-3'", "right"), ("'+ rate 3e-3'", "right"), ("'Muon'", "not right"), ("2", "not right")],
+)
+def test_a_change_is_right_by_either_of_its_names(guess, said, capsys):
+    """The recipes are listed as `rate 3e-3` in the text, and as `+ rate 3e-3` in the table."""
+    cells = nbformat.read(paths.notebook("recipes"), 4).cells
+    (source,) = (cell.source for cell in cells if "show.predict(" in cell.source and "gains.get" in cell.source)
+    gains = {"+ rate 3e-3": 2.0, "+ Muon": 0.3}
+    exec(source.replace("None", guess, 1), {"gains": gains, "recipe_seconds": 12.0, "show": show})
+    out = capsys.readouterr().out
+    assert f", {said}. Answer: rate 3e-3 gains the most." in out and out.count("right") == 1

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from displays import Page, until
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from helpers.generate import generate
 from helpers.generate.settings import RANGES, Chunk, Settings, TokenLogprob
@@ -37,7 +39,8 @@ def play(shown, monkeypatch):
     monkeypatch.setattr(generate, "stream_chunks", lambda model, tokenizer, *rest: state.stream(*rest))
     model = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=64))
     names = lambda ids: [["甲", "<eos>", "<乙>", "丙"][i] for i in ids]  # noqa: E731
-    tokenizer = SimpleNamespace(convert_ids_to_tokens=names)
+    backend = SimpleNamespace(decode=lambda ids, skip_special_tokens: "".join(names([i for i in ids if i != 1])))
+    tokenizer = SimpleNamespace(convert_ids_to_tokens=names, backend_tokenizer=backend)
     state.panel = panel.Panel(model, tokenizer, "问 <b>\n")
     until(lambda: "丙" in state.panel.bars.value)
     return state
@@ -111,6 +114,23 @@ def test_sliders_redraw_the_bars_without_a_new_forward(play):
     assert play.forwards == 1
     play.panel.prompt.value = "别的"
     until(lambda: play.forwards == 2)
+
+
+def test_the_bars_of_a_byte_level_vocabulary_have_characters_as_names(shown, monkeypatch):
+    """Its raw tokens are bytes as letters: 绿 is written ç»¿, and a space is Ġ. A lone byte keeps its raw name."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(special_tokens=["</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+                                  show_progress=False)  # fmt: skip
+    backend.train_from_iterator(["绿萝 cat 绿萝 cat"] * 3, trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>")
+    raw = tokenizer.convert_tokens_to_ids(["ç»¿", "Ġcat", "ç", "</s>"])
+    logits = torch.full((1, len(tokenizer)), -20.0)
+    logits[0, raw] = torch.tensor([0.0, -1.0, -2.0, -3.0])
+    monkeypatch.setattr(generate, "next_logits", lambda *_: (torch.tensor([[0]]), logits))
+    play = panel.Panel(SimpleNamespace(config=SimpleNamespace(max_position_embeddings=64)), tokenizer, "问")
+    play.timer.cancel()
+    assert [name for name, _, _ in play.next_token()[:4]] == ["绿", " cat", "ç", "</s>"]
 
 
 def test_settings_are_those_of_the_sliders(play):

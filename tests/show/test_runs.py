@@ -24,6 +24,17 @@ def test_compare_names_what_differs(shown, tmp_path):
     ]
 
 
+def test_the_time_is_that_of_any_row_and_unknown_columns_are_left_out(shown):
+    """A short trial may log no step with its time, but its end has it; nobody measured its gradient."""
+    rows = [*rows_of(3), {"event": "end", "step": 3, "train_seconds": 70.0}]
+    show.compare({"a": rows, "b": rows_of(3)})
+    assert [line.split() for line in shown[1]["data"]["text/plain"].splitlines()] == [
+        ["run", "steps", "time", "training", "bits/char", "tokens/s"],
+        ["a", "3", "1", "min", "10", "s", "4.000", "5,000"],
+        ["b", "3", "–", "4.000", "5,000"],
+    ]
+
+
 @pytest.mark.filterwarnings("error")  # matplotlib warns of letters that its font lacks
 @pytest.mark.parametrize("name", ["我的模型", "a" * 99, "$x$ ^ _", ""])
 def test_any_name_of_a_run_can_be_compared(shown, name):

@@ -13,10 +13,12 @@ from helpers.generate.diversity import Cell
 from helpers.show import notebook as show
 from helpers.show.explain import ALPHAS
 
+EOS = 2
 
-def step(text: str, p: float, *filters: explain.Filter, others=()) -> explain.Step:
+
+def step(text: str, p: float, *filters: explain.Filter, others=(), token=7) -> explain.Step:
     bits = -math.log2(p)
-    return explain.Step(7, text, p, 3, bits, bits / len(text) if text else None, tuple(others), filters)
+    return explain.Step(token, text, p, 3, bits, bits / len(text) if text else None, tuple(others), filters)
 
 
 def took(name: str, removed: int, lost: float, chosen: float, *likeliest) -> explain.Filter:
@@ -48,8 +50,8 @@ def test_any_text_can_be_seen_through(shown, one, two):
 
 def test_each_character_has_the_colour_of_its_own_chance(shown):
     """Three characters that share a word's bits are each more likely than the word; three bytes are one character."""
-    steps = [step("好", 0.6), step("龟背竹", 0.001), step("", 0.5), step("", 0.5), step("🌱", 0.02), step("", 0.3)]
-    show.explained(steps, prompt="问\n")
+    steps = [step("好", 0.6), step("龟背竹", 0.001), step("", 0.5), step("", 0.5), step("🌱", 0.02)]
+    show.explained([*steps, step("", 0.3, token=EOS)], prompt="问\n", end=EOS)
     html = shown[0]["data"]["text/html"]
     grounds = re.findall(r'<span(?: style="background:rgba\([\d,]+,([\d.]+)\)[^"]*")? title="[^"]*">(.*?)</span>', html)
     # 0.001 ** (1/3) = 0.1, and 0.5 × 0.5 × 0.02 = 0.005
@@ -61,6 +63,17 @@ def test_each_character_has_the_colour_of_its_own_chance(shown):
     lines = shown[0]["data"]["text/plain"].splitlines()
     assert lines[0].split() == ["text", "probability", "rank", "bits", "likeliest"] and len(lines) == 7
     assert lines[1].split()[:2] == ["好", "60.0"]
+
+
+@pytest.mark.parametrize(
+    ("last", "signs"),
+    [([step("", 0.6)], "…"), ([step("", 0.6), step("", 0.7)], "…"), ([step("", 0.6), step("", 0.7, token=EOS)], "…■")],
+)
+def test_a_text_cut_inside_a_character_has_not_ended(shown, last, signs):
+    show.explained([step("好", 0.6), *last], end=EOS)
+    assert stripped(shown[0]["data"]["text/html"]).splitlines()[0] == f"好{signs}"
+    plain = [line.split()[0] for line in shown[0]["data"]["text/plain"].splitlines()[2:]]
+    assert plain == ["■" if each.token == EOS else "…" for each in last]
 
 
 def test_the_mouse_tells_what_the_filters_did(shown):

@@ -63,6 +63,14 @@ def test_removed_tokens_are_told_from_unlikely_ones(shown):
     assert "< 0.1 %" in words and "–" in words and "100.0 %" in words
 
 
+def test_what_is_no_number_is_a_dash_without_a_bar(shown):
+    nan = float("nan")
+    assert text.percent(nan) == "–" and text.blocks(nan) == ""
+    show.probabilities([("太阳", nan, nan), ("阴", 0.5, 0.25)])
+    _, first, second = (line.split("\t") for line in stripped(shown[0]["data"]["text/html"]).splitlines())
+    assert first == ["太阳", " –", " –"] and second == ["阴", "████████████ 50.0 %", "██████ 25.0 %"]
+
+
 def test_the_prompt_is_dimmed_only_where_it_is(shown):
     show.samples(["问\n答"], prompt="问\n")
     html = shown[0]["data"]["text/html"]

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from helpers import paths
+from helpers import files, paths
 from helpers.tokens import shards
 from helpers.tokens.shards import dtype_for, write_shards
 from helpers.tokens.windows import TokenStream
@@ -66,6 +66,18 @@ def test_another_tokenizer_in_the_same_folder_is_read(run, texts, write):
 def test_old_shards_are_removed(write):
     write(7)
     assert len(write(2).shards) == 2
+
+
+def test_what_is_refused_leaves_the_shards_that_are_there(run, write, monkeypatch):
+    write(2)
+    room = paths.room(run, "tokenize")
+    before = {file.name: file.read_bytes() for file in room.iterdir()}
+    monkeypatch.setattr(files, "PATIENCE", 0.1)
+    with pytest.raises(ValueError, match="workers is -1"):
+        write_shards(run, 3, workers=-1)
+    with files.occupied(room), pytest.raises(files.Occupied, match="another notebook"):
+        write_shards(run, 3)
+    assert {file.name: file.read_bytes() for file in room.iterdir()} == before
 
 
 @pytest.mark.parametrize("part_bytes", [1, 700, 2**22])

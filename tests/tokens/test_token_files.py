@@ -109,6 +109,21 @@ def test_a_document_of_its_start_alone_is_left_out(bring, form):
     check_documents(bring(**{name: alone * 3 + text.rstrip() + "\n" + alone * 3}), DISTINCT)
 
 
+def test_a_single_id_without_a_start_is_a_document(bring):
+    """The start that it gets has one token to predict."""
+    made = bring(train__json=json.dumps([*DISTINCT, [5]]))
+    check_documents(made, [*DISTINCT, [START, 5]])
+
+
+def test_what_is_refused_leaves_the_room_as_it_was(bring):
+    bring(a__txt=piece(DISTINCT))
+    before = written("train"), written("val")
+    with pytest.raises(ValueError, match="99"):
+        bring(b__json="[[2, 5, 99, 1]]")
+    assert (written("train"), written("val")) == before
+    assert not (paths.room("t", "tokenize") / "parts").exists()
+
+
 def test_copies_stay_on_one_side_of_the_split(bring):
     bring(train__json=json.dumps(DISTINCT * 3))
     train, val = ({tuple(ids) for ids in written(split)} for split in ("train", "val"))

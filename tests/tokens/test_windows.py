@@ -66,6 +66,19 @@ def test_windows_hold_every_answer(size, n_ctx, data):
     assert part.answers == sum(int((part[i][1] != IGNORE).sum()) for i in range(len(part)))
 
 
+@given(st.integers(2, 400), st.integers(1, 20), st.integers(1, 500))
+def test_windows_spread_over_a_text_stand_for_it(size, n_ctx, answers):
+    every = Windows(Counting(size), n_ctx, max(1, n_ctx // 2), pad_id=-7, once=True)
+    part = every.spread(answers)
+    assert 1 <= len(part) <= len(every) and part.answers == part.count_labels(np.arange(len(part)))
+    if answers >= size - 1:
+        assert part.starts.tolist() == every.starts.tolist() and part.answers == every.answers == size - 1
+    else:
+        assert abs(part.answers - answers) <= 2 * n_ctx
+        gaps = np.diff(part.starts, append=size)
+        assert gaps.min() > 0 and gaps.max() <= 2 * size / len(part) + n_ctx
+
+
 def test_a_run_without_shards_says_what_to_run(run):
     with pytest.raises(RoomError, match="run notebook 03_tokenize again, or: python -m helpers.run tokenize --run t"):
         TokenStream(run, "train", "uint16")

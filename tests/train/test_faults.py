@@ -626,7 +626,8 @@ LARGER = dict(architecture="llama", dropout=0.0, n_embd=256, n_layer=2, n_head=4
 def test_memory_that_is_really_out(tmp_path):
     """The kernel refuses: the whole batch of 250 windows needs more than there is, a half of it does not.
 
-    What each needs differs between machines, so it is measured first.
+    What each needs differs between machines, so it is measured first. What the refused attempt leaves in pieces can
+    keep the half from fitting too; then a quarter does.
     """
     # eps: AdamW's first step is the gradient's sign, which rounding decides where the gradient is nearly 0
     same = dict(batch_size=250, lr=1e-3, eps=1e-3, epochs=2, warmup_steps=0, checkpoint_step=0)
@@ -634,8 +635,8 @@ def test_memory_that_is_really_out(tmp_path):
     (whole,) = faults.run(fit_below_a_limit, str(tmp_path / "whole"), 0, same)
     (half,) = faults.run(fit_below_a_limit, str(tmp_path / "half"), 0, halves)
     assert half < whole
-    faults.run(fit_below_a_limit, str(tmp_path / "tight"), (half + whole) // 2, same)
-    assert [row["micro_batch"] for row in rows(tmp_path / "tight", "out_of_memory")] == [125]
+    faults.run(fit_below_a_limit, str(tmp_path / "tight"), (half + 2 * whole) // 3, same)
+    assert [row["micro_batch"] for row in rows(tmp_path / "tight", "out_of_memory")] in ([125], [63])
     assert relative(faults.weights(tmp_path / "tight"), faults.weights(tmp_path / "whole")) < 1e-6
 
 

@@ -13,7 +13,7 @@ import torch
 from models import settings, weights
 from transformers import AutoModelForCausalLM
 
-from helpers import paths
+from helpers import files, paths
 from helpers.train import job, plan, trainer
 from helpers.vocab.tokenizer import load_tokenizer
 
@@ -63,13 +63,15 @@ def test_a_stop_that_comes_while_processes_start_is_heeded(run, tmp_path):
     assert not stop.exists()
 
 
-def test_attempts_that_failed_before_they_had_weights_do_not_take_its_place(run):
+def test_attempts_that_failed_before_they_had_weights_do_not_take_its_place(run, monkeypatch):
     job.start(settings(run)).wait()
     before = weights(run)
-    for wrong in ("cosin", "cosinus"):
-        with pytest.raises(ValueError, match="schedule"):
-            job.start(settings(run, schedule=wrong)).wait()
-    job.start(settings(run, schedule="cosine")).wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "model_from_settings", lambda *_: 1 / 0)
+        for lr in (0.1, 0.2):
+            with pytest.raises(ZeroDivisionError):
+                job.start(settings(run, lr=lr)).wait()
+    job.start(settings(run, lr=0.3)).wait()
     previous = AutoModelForCausalLM.from_pretrained(paths.run_dir(run) / "model-previous" / "final_model")
     assert all(torch.equal(p, before[name]) for name, p in previous.named_parameters())
 
@@ -86,8 +88,59 @@ def test_a_run_goes_on_where_auto_means_another_precision(run, monkeypatch):
 
 
 def test_an_error_in_the_thread_reaches_whoever_waits(run):
-    with pytest.raises(ValueError, match="optimizer"):
-        job.start(settings(run, optimizer="magic")).wait()
+    with pytest.raises(ZeroDivisionError):
+        job.start(settings(run), lambda _: {"steps": 1 // 0}).wait()
+
+
+@pytest.mark.parametrize("wrong", [{"n_embd": 17}, {"device": "gpu"}, {"tracker": "nowhere_to_be_found"}], ids=str)
+def test_what_cannot_be_trained_is_refused_before_the_model_that_is_there_makes_way(run, wrong):
+    job.start(settings(run)).wait()
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        job.start(settings(run, **{"lr": 0.1} | wrong))
+    assert weights(run) and not (paths.run_dir(run) / "model-previous").exists()
+
+
+def test_a_model_that_made_way_comes_back_with_its_parameters(run, capsys):
+    first = job.start(settings(run)).wait()
+    before = weights(run)
+    job.start(settings(run, lr=5e-3)).wait()
+    again = job.start(settings(run)).wait()
+    assert again["steps"] == first["steps"] and "its run goes on" in capsys.readouterr().out
+    assert all(torch.equal(p, before[name]) for name, p in weights(run).items())
+    job.start(settings(run, lr=5e-3)).wait()  # and the other one was kept
+    assert capsys.readouterr().out.count("its run goes on") == 1
+
+
+@pytest.mark.parametrize("renames", [1, 2, 3])
+def test_two_models_change_places_even_if_killed_in_between(tmp_path, monkeypatch, renames):
+    """The third time, after so many renames, the program ends; the next call finds both models, each by its name."""
+    folder = tmp_path / "model"
+    for identity in ("a", "b"):
+        job.claim(folder, identity, resume=True)
+        (folder / "model.safetensors").write_text(identity, "ascii")
+    done, real = [], type(folder).rename
+
+    def rename(self, target):
+        real(self, target)
+        done.append(target)
+        if len(done) == renames:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(folder), "rename", rename)
+        with pytest.raises(KeyboardInterrupt):
+            job.claim(folder, "a", resume=True)
+    for identity in ("a", "b", "a"):
+        job.claim(folder, identity, resume=True)
+        assert (folder / "model.safetensors").read_text("ascii") == identity
+        assert (tmp_path / "model-previous" / "model.safetensors").read_text("ascii") == "ab".replace(identity, "")
+
+
+def test_a_file_that_asks_for_other_processes_than_were_started_is_refused(run, tmp_path, monkeypatch):
+    file = tmp_path / "parameters.json"
+    file.write_text(json.dumps(dataclasses.asdict(settings(run, devices=2))), "utf-8")
+    with pytest.raises(ValueError, match="devices is 2, but 1 process.* were started"):
+        job._prepared(file, room_is_ready=False)
 
 
 @pytest.mark.slow
@@ -151,8 +204,8 @@ def test_two_runs_never_train_in_one_folder(run, monkeypatch):
     command = [sys.executable, "-c", KEEPER, str(folder)]
     with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "kept\n"
-        monkeypatch.setattr(job, "PATIENCE", 0.1)
-        with pytest.raises(RuntimeError, match="another program, or another notebook, trains in .*model.*STOP"):
+        monkeypatch.setattr(files, "PATIENCE", 0.1)
+        with pytest.raises(RuntimeError, match="another program, or another notebook, is at work in .*model.*STOP"):
             job.start(settings(run, lr=5e-3))
         with pytest.raises(RuntimeError, match="another program"):
             job.run_job(settings(run))
@@ -179,7 +232,7 @@ def test_a_second_start_in_the_same_process_waits_for_the_first_to_end(run):
         ("{", "Expecting property name"),
         ("[]", "expected an object of notebook 04's parameters"),
         ('{"epoch": 1}', "did you mean 'epochs'"),
-        ('{"run": "nobody"}', "run 'nobody' has no"),
+        ('{"run": "nobody"}', "no run 'nobody'"),
         (None, "No such file"),
     ],
 )
@@ -204,7 +257,7 @@ def test_a_command_whose_run_fails_says_why_in_a_line(run, tmp_path, monkeypatch
         (tmp_path / "parameters.json").write_text(json.dumps(given), "utf-8")
         with pytest.raises(SystemExit, match=words):
             job.main()
-    monkeypatch.setattr(job, "PATIENCE", 0.1)
+    monkeypatch.setattr(files, "PATIENCE", 0.1)
     (tmp_path / "parameters.json").write_text(json.dumps(dataclasses.asdict(settings(run))), "utf-8")
     with job.occupied(paths.room(run, "train")), pytest.raises(SystemExit, match="another program"):
         job.main()

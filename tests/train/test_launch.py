@@ -4,6 +4,7 @@ import pytest
 import torch
 from models import settings, weights
 
+from helpers import paths
 from helpers.train import job, launch
 
 pytestmark = pytest.mark.slow  # launches process groups
@@ -25,5 +26,9 @@ def test_two_processes_equal_one_with_the_doubled_batch(run):
 
 
 def test_a_failing_process_is_an_error_here(run):
+    given = settings(run, devices=2)
+    job.prepare(given)
+    for shard in paths.room(run, "tokenize").glob("*.bin"):
+        shard.unlink()
     with pytest.raises(RuntimeError, match="training processes failed"):
-        launch.start(settings(run, devices=2, optimizer="magic")).wait()
+        launch.run_job(given)

@@ -87,8 +87,20 @@ def test_a_tracker_that_fails_ends_nothing(tmp_path, monkeypatch, capsys):
 
 
 def test_a_tracker_that_is_none_is_refused_and_only_the_first_process_has_one(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="'nowhere_to_be_found', which is not installed"):
+    with pytest.raises(ValueError, match="'nowhere_to_be_found', which is not there: pip install"):
         MetricsLog(tmp_path, True, "nowhere_to_be_found")
+    with pytest.raises(ValueError, match="give the name of a module"):
+        MetricsLog(tmp_path, True, "../x")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "curves.py").write_text("def log(): pass", "ascii")
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        with pytest.raises(ValueError, match="'package.curves', which has no init"):
+            MetricsLog(tmp_path, True, "package.curves")
+    (tmp_path / "lacking.py").write_text("import nowhere_to_be_found", "ascii")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match="cannot be imported .No module named 'nowhere_to_be_found'"):
+        MetricsLog(tmp_path, True, "lacking")
     with pytest.raises(ValueError, match="no init, log and finish"):
         MetricsLog(tmp_path, True, "json")
     monkeypatch.setitem(sys.modules, "wandb", Tracker(init=lambda **_: pytest.fail("begun")))

@@ -68,8 +68,9 @@ def test_an_update_holds_no_more_than_the_text_has(run, monkeypatch):
 
 def test_a_pretrained_model_must_read_its_own_ids(run, tmp_path):
     """Given to 04 alone, without 02 and 03: the table has rows enough, and each stands for another token."""
-    shape = dict(n_ctx=64, n_embd=16, n_layer=1, n_head=2)
-    build_model(make_config("gpt2", build_bytes(), **shape), 0).save_pretrained(tmp_path)
+    config = make_config("gpt2", build_bytes(), n_ctx=64, n_embd=16, n_layer=1, n_head=2)
+    config.vocab_size = 2000
+    build_model(config, 0).save_pretrained(tmp_path)
     build_bytes().save_pretrained(tmp_path)
     given = settings(run, pretrained_model=str(tmp_path))
     for check in (plan.plan, rules.decide):
@@ -83,8 +84,9 @@ def test_a_pretrained_model_must_read_its_own_ids(run, tmp_path):
 
 def test_a_shape_that_a_pretrained_model_ignores_is_said():
     assert plan._ignored(TrainSettings(pretrained_model="x")) == plan._ignored(TrainSettings(n_layer=3)) == []
-    (said,) = plan._ignored(TrainSettings(pretrained_model="x", n_layer=3, dropout=0.0))
-    assert said.startswith("n_layer, dropout: given, but a pretrained model keeps its own")
+    given = TrainSettings(pretrained_model="x", architecture="gpt2", n_layer=3, dropout=0.0)
+    (said,) = plan._ignored(given)
+    assert said.startswith("architecture, n_layer, dropout: given, but a pretrained model keeps its own")
 
 
 def test_free_memory_is_asked_before_a_model_takes_some(run, monkeypatch):

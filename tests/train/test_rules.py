@@ -53,6 +53,18 @@ def test_the_built_in_corpus_has_numbers_that_no_machine_changes(rate):
     assert found.settings.max_minutes == 0 and len(found.reasons) == 1
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_built_in_corpus_has_the_same_updates_for_any_number_of_processes(device):
+    text = Text(1_100_000, 26_000, built_in=True)
+    for devices in (1, 2, 4, 64):
+        assert per_update(choose(TrainSettings(devices=devices), text, size, speed(CARD), device).settings) == 64
+
+
+def test_by_the_clock_the_built_in_corpus_says_so():
+    found = choose(TrainSettings(max_minutes=30), Text(1_100_000, 26_000, built_in=True), size, speed(LAPTOP))
+    assert "epochs" not in found.reasons[0] and "max_minutes 30: the time decides" in found.reasons[1]
+
+
 def test_a_given_number_of_the_built_in_corpus_moves_those_that_hang_on_it():
     text = Text(1000, 10, built_in=True)
     assert numbers(text, n_embd=256).n_head == 4

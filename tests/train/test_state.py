@@ -1,5 +1,6 @@
 """Room 04: plain numbers about a run: means, its length, a loss that stands out."""
 
+import itertools
 import math
 
 import numpy as np
@@ -34,6 +35,22 @@ def test_a_time_budget_follows_the_measured_pace():
     assert budget.total_steps(Progress(step=30, seconds=20.0, validating=4.0, updating=15.0, tokens=900)) == 30 + 72
     assert budget.total_steps(Progress(step=30, seconds=59.0, validating=4.0, updating=15.0, tokens=900)) == 30
     assert budget.warmup(500, 100) == 20 and budget.warmup(5, 100) == 5
+
+
+def test_a_time_budget_counts_the_validations_on_the_way():
+    """60 s, 20 are gone; each update takes half a second, and after every eighth one a validation takes 4."""
+    budget = StepBudget(epochs=3, max_minutes=1.0, windows=25, windows_per_update=8, val_tokens=50, eval_step=8)
+    budget.update_seconds.append(0.5)
+    # 36 s: two updates to update 32, and 32.5 s of the cycles of 4 + 8 × 0.5 s that follow: four, 16 updates each 16 s
+    assert budget.total_steps(Progress(step=30, seconds=20.0, validating=4.0, updating=15.0, tokens=900)) == 30 + 34
+    # none comes on the way where fewer than eight updates are left
+    assert budget.total_steps(Progress(step=24, seconds=54.0, validating=4.0, updating=15.0, tokens=900)) == 24 + 4
+    # from one moment to the next, the end moves by what has passed, and by no more
+    ends = [
+        budget.total_steps(Progress(step=16, seconds=s / 10, validating=4.0, updating=15.0, tokens=900))
+        for s in range(560)
+    ]
+    assert all(0 <= one - two <= 1 for one, two in itertools.pairwise(ends))
 
 
 def test_before_a_validation_is_measured_it_counts_a_third_of_the_work():

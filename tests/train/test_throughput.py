@@ -44,8 +44,11 @@ def test_on_a_gpu_all_windows_are_measured_at_once(monkeypatch, run, train):
     )
     monkeypatch.setattr(torch.nn.Module, "to", lambda self, *_: self)
     monkeypatch.setattr(throughput, "autocast", lambda *_: contextlib.nullcontext())
+    waits = []
+    monkeypatch.setattr(throughput, "wait", waits.append)
     throughput.measure(tiny(), train, settings(run), 4, "fp32", Gpu(), 0.0)
     assert counts == [1, 1, 1, 4, 4, 4]
+    assert len(waits) == 2 * len(counts)  # before each reading of the clock: a GPU is told, and goes on working
 
 
 def test_where_memory_runs_out_fewer_windows_are_measured(monkeypatch, run, train):

@@ -411,6 +411,49 @@ def test_a_run_that_only_fails_ends_with_an_error(tmp_path):
     assert len(rows(tmp_path / "m", "skipped")) == trainer.SKIPS_IN_A_ROW
 
 
+def break_weights(patch, after: int) -> None:
+    """Let the optimizers make weights NaN in update number `after`."""
+    real, calls = trainer.optim.step, []
+
+    def step(optimizers, scaler, finite):
+        real(optimizers, scaler, finite)
+        calls.append(finite)
+        if len(calls) == after:
+            with torch.no_grad():
+                optimizers[0].param_groups[0]["params"][0].fill_(math.nan)
+
+    patch.setattr(trainer.optim, "step", step)
+
+
+def test_a_model_that_broke_takes_no_sound_checkpoints_place(tmp_path, monkeypatch):
+    """Its weights become NaN after update 11: what is kept is from before, and the run can go on from there."""
+    for same in (dict(checkpoint_step=2, sample_step=1), dict(checkpoint_step=0, eval_step=4, sample_step=5)):
+        folder = tmp_path / str(same["checkpoint_step"])
+        with monkeypatch.context() as patch:
+            break_weights(patch, after=11)
+            with pytest.raises(trainer.Diverged, match="not finite"):
+                fit(folder, epochs=9, **same)
+        kept = sorted((folder / "checkpoints").iterdir())
+        assert kept and not list(folder.glob("epoch-[3-9]"))
+        assert fit(folder, epochs=9, **same)["skipped"] == 0
+
+
+def test_a_model_that_breaks_in_its_last_updates_is_no_final_model(tmp_path, monkeypatch):
+    break_weights(monkeypatch, after=7)
+    with pytest.raises(trainer.Diverged, match="a weight is NaN"):
+        fit(tmp_path / "m", checkpoint_step=2, epochs=1, size=520)
+    assert not (tmp_path / "m" / "final_model").exists()
+    (end,) = rows(tmp_path / "m", "end")
+    assert end["reason"] == "weights not finite" and end["step"] > 7
+    assert rows(tmp_path / "m", "checkpoint_failed")[0]["reason"] == "a weight is NaN or infinite"
+
+
+def test_a_run_that_ends_early_shows_what_it_writes(tmp_path):
+    figures = fit(tmp_path / "m", epochs=30, lr=1e-9, patience=2, eval_step=2, warmup_steps=0)
+    assert figures["steps"] < figures["total_steps"]
+    assert [row["step"] for row in rows(tmp_path / "m", "sample")] == [figures["steps"]]
+
+
 @pytest.mark.slow
 def test_a_spike_names_the_windows_it_came_from(tmp_path, monkeypatch):
     """One window of the last epochs is made hard: ids that never follow each other."""

@@ -1,0 +1,103 @@
+"""Plain text: pieces of it become lines with one kind of line end, and documents: lines, blocks, the whole file.
+
+Knows neither files nor encodings: the pieces come decoded, and where one ends does not matter.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from helpers.corpus.encodings import BadFile
+
+HOLD = 1_000_000  # characters of one document held at a time; a longer one is cut, at the next line end
+LINE = 2**26  # characters of a line or a JSON value; a longer one is no text
+MARK = "\ufeff"  # a byte order mark; `cat a.jsonl b.jsonl` puts one inside the text
+ENDS = "\r\v\f\x85\u2028\u2029"  # of lines, beside \n
+
+
+def even(pieces: Iterable[str], counts: Counter, ends: str = ENDS) -> Iterator[str]:
+    """Yield pieces of text in which each line ends in \\n; those that ended otherwise are counted."""
+    cr = ""
+    for piece in pieces:
+        piece = cr + piece
+        cr = "\r" if piece.endswith("\r") else ""  # its \n may be in the next piece
+        piece = piece.removesuffix(cr)
+        if any(end in piece for end in ends):
+            piece, places = re.subn(f"\r\n|[{ends}]", "\n", piece)
+            counts["line ends"] += places
+        if piece:
+            yield piece
+    if cr:
+        counts["line ends"] += 1
+        yield "\n"
+
+
+_GAP = re.compile(r"\n(?:[^\S\n]*\n)+")
+
+
+def split_documents(pieces: Iterable[str], mode: str) -> Iterator[str]:
+    """Yield the documents of a text: each "line", each "block" between blank lines, or the whole "file".
+
+    The text comes in pieces, whose borders do not matter, with \\n as line end. A document longer than HOLD characters
+    is cut at the next line end; a line of twice as many, in its middle.
+    """
+    rest = ""
+    for piece in pieces:
+        text = rest + piece
+        *whole, rest = text.split("\n") if mode == "line" else _GAP.split(text) if mode == "block" else [text]
+        for document in whole:
+            yield from _held(document)
+        while len(rest := _without_blank_start(rest)) > 2 * HOLD:
+            document, rest = _hold(rest)
+            yield document
+    yield from _held(rest)
+
+
+def _held(text: str) -> Iterator[str]:
+    """Yield a document whole, or in pieces if it is too long; nothing if it is blank."""
+    while len(text := _without_blank_start(text)) > HOLD:
+        document, text = _hold(text)
+        yield document
+    if text and not text.isspace():
+        # without blank lines at its end
+        end = text.find("\n", len(text.rstrip()))
+        yield text if end < 0 else text[:end]
+
+
+def _hold(text: str) -> tuple[str, str]:
+    """Cut a text after HOLD characters, at a line end if there is one within as many again."""
+    at = text.find("\n", HOLD, 2 * HOLD)
+    if at >= 0:
+        return text[:at], text[at + 1 :]
+    return text[: 2 * HOLD], text[2 * HOLD :]
+
+
+def _without_blank_start(text: str) -> str:
+    if not text[:1].isspace():
+        return text
+    return text[text.rfind("\n", 0, len(text) - len(text.lstrip())) + 1 :]
+
+
+def has_blocks(pieces: Iterable[str]) -> bool:
+    """Return whether there is a blank line with text before and after it."""
+    seen, blanks = False, ""
+    for piece in pieces:
+        piece = blanks + piece if seen else piece.lstrip()
+        text = piece.rstrip()
+        if _GAP.search(text):
+            return True
+        seen = seen or bool(text)
+        blanks = "\n" * min(2, piece.count("\n", len(text)))
+    return False
+
+
+def lines_of(pieces: Iterable[str]) -> Iterator[str]:
+    """Yield lines without their ends. Raises BadFile for one of more than LINE characters."""
+    rest = ""
+    for piece in even(pieces, Counter(), "\r"):
+        *rows, rest = (rest + piece).split("\n")
+        yield from rows
+        if len(rest) > LINE:
+            raise BadFile(f"a line of more than {LINE:,} characters: is it one record per line?")
+    if rest:
+        yield rest
