@@ -23,7 +23,7 @@ def load_start(
     """
     # 1. model and tokenizer
     if pretrained_model:
-        tokenizer = vocabulary.load_pretrained(pretrained_model)
+        tokenizer = vocabulary.load_pretrained_tokenizer(pretrained_model)
         name, usual = pretrained_model, 512
     else:
         open_room(run, "train")

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.vocab.choice import ENOUGH, choose_kind, choose_sizes, kind_of_word_file
-from helpers.vocab.tokenizer import KINDS
+from helpers.vocab.tokenizer import TOKEN_KINDS
 
 
 def test_words_where_the_list_covers_new_text_else_characters():
@@ -16,7 +16,7 @@ def test_words_where_the_list_covers_new_text_else_characters():
     assert [choose_kind("auto", 0.5, characters) for characters in (9_767, 300_046, 718_916)] == [
         "words", "words", "characters",
     ]  # fmt: skip
-    assert [choose_kind(kind, 0.0, 1) for kind in KINDS] == list(KINDS)
+    assert [choose_kind(kind, 0.0, 1) for kind in TOKEN_KINDS] == list(TOKEN_KINDS)
 
 
 def test_an_unknown_kind_is_refused():

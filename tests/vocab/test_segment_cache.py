@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import paths
-from helpers.vocab.segment_cache import SegmentCache, pack, unpack
+from helpers.vocab.segment_cache import SegmentCache, cut_line, pack_lengths
 
-CUT = {f"绿萝第{i}天浇水": pack(["绿萝", f"第{i}天", "浇水"]) for i in range(2000)}
+CUT = {f"绿萝第{i}天浇水": pack_lengths(["绿萝", f"第{i}天", "浇水"]) for i in range(2000)}
 
 
 @pytest.fixture
@@ -23,24 +23,24 @@ def cache(tmp_path):
 
 @given(st.lists(st.text(min_size=1)))
 def test_packed_lengths_give_the_pieces_back(pieces):
-    assert unpack("".join(pieces), pack(pieces)) == pieces
+    assert cut_line("".join(pieces), pack_lengths(pieces)) == pieces
 
 
 def test_a_piece_too_long_to_pack_is_an_error():
-    assert len(pack(["x" * 65_535])) == 2
+    assert len(pack_lengths(["x" * 65_535])) == 2
     with pytest.raises(OverflowError):
-        pack(["x" * 65_536])
+        pack_lengths(["x" * 65_536])
 
 
 def test_what_was_kept_is_found_and_nothing_else(cache):
     assert SegmentCache(cache.path).find([*CUT, "没见过", ""]) == CUT
-    cache.keep({"没见过": pack(["没", "见过"])})
-    assert SegmentCache(cache.path).find(["没见过"]) == {"没见过": pack(["没", "见过"])}
+    cache.keep({"没见过": pack_lengths(["没", "见过"])})
+    assert SegmentCache(cache.path).find(["没见过"]) == {"没见过": pack_lengths(["没", "见过"])}
     assert cache.find([]) == {}
 
 
 def test_a_line_with_half_a_surrogate_pair_is_a_line(cache):
-    cache.keep({"\ud800": pack(["\ud800"])})
+    cache.keep({"\ud800": pack_lengths(["\ud800"])})
     assert cache.find(["\ud800"])
 
 
@@ -68,7 +68,7 @@ def test_a_damaged_file_is_replaced_and_never_gives_a_wrong_result(cache, kind):
 
 def test_lengths_that_do_not_fit_their_line_are_not_believed(cache):
     with sqlite3.connect(cache.path) as file:
-        file.execute("UPDATE cuts SET lengths = ?", (pack(["绿萝"]) + b"\x01",))
+        file.execute("UPDATE cuts SET lengths = ?", (pack_lengths(["绿萝"]) + b"\x01",))
     assert cache.find(CUT) == {}
 
 
@@ -92,10 +92,10 @@ def test_a_damaged_file_that_cannot_be_removed_costs_no_result(cache, monkeypatc
 
 WRITER = """if True:
     import sys
-    from helpers.vocab.segment_cache import SegmentCache, pack
+    from helpers.vocab.segment_cache import SegmentCache, pack_lengths
     cache = SegmentCache(sys.argv[1])
     for i in range(40):
-        cache.keep({f"{sys.argv[2]} {i} {j}": pack([f"{sys.argv[2]} {i} {j}"]) for j in range(50)})
+        cache.keep({f"{sys.argv[2]} {i} {j}": pack_lengths([f"{sys.argv[2]} {i} {j}"]) for j in range(50)})
         assert len(cache.find(f"{sys.argv[2]} {i} {j}" for j in range(50))) == 50
 """
 
@@ -115,12 +115,12 @@ def test_a_process_that_is_killed_leaves_all_or_nothing(tmp_path):
         import os, sqlite3, sys
         from helpers.vocab import segment_cache
         made = segment_cache.SegmentCache(sys.argv[1])
-        made.keep({"a": segment_cache.pack(["a"])})
+        made.keep({"a": segment_cache.pack_lengths(["a"])})
         def rows():
             for i in range(100000):
                 if i == 50000:
                     os.kill(os.getpid(), 9)
-                yield f"line {i}", segment_cache.pack([f"line {i}"])
+                yield f"line {i}", segment_cache.pack_lengths([f"line {i}"])
         with sqlite3.connect(sys.argv[1]) as file:
             file.execute("PRAGMA cache_size = 10")  # so that much of it is on the disk already
             file.executemany("INSERT INTO cuts VALUES (?, ?)", ((segment_cache._key(line), n) for line, n in rows()))

@@ -62,7 +62,7 @@ any_text = st.lists(st.one_of(st.text(max_size=8), st.sampled_from(LOOK_ALIKES))
 
 
 def test_the_kinds_are_these_four():
-    assert tuple(TOKENIZERS) == tokenizer.KINDS
+    assert tuple(TOKENIZERS) == tokenizer.TOKEN_KINDS
 
 
 @each_kind
@@ -463,7 +463,7 @@ def own_bpe(folder, **names):
 
 
 def test_a_bert_vocabulary_has_its_ids_and_starts_and_ends_documents(bert):
-    theirs = tokenizer.load_pretrained(str(bert))
+    theirs = tokenizer.load_pretrained_tokenizer(str(bert))
     assert len(theirs) == len(BERT)
     names = [theirs.pad_token, theirs.unk_token, theirs.bos_token, theirs.eos_token, theirs.mask_token]
     assert names == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -486,7 +486,7 @@ def test_a_bert_vocabulary_has_its_ids_and_starts_and_ends_documents(bert):
     ],
 )
 def test_a_bert_vocabulary_is_joined_without_blanks_between_chinese_characters(bert, text, back):
-    theirs = tokenizer.load_pretrained(str(bert))
+    theirs = tokenizer.load_pretrained_tokenizer(str(bert))
     ids = tokenizer.encode(theirs, text)
     assert tokenizer.decode(theirs, [theirs.bos_token_id, *ids, theirs.eos_token_id, theirs.pad_token_id]) == back
     assert tokenizer.decode(theirs, theirs.convert_tokens_to_ids(["##s", "明"])) == "s明"
@@ -500,7 +500,7 @@ def folders(bert, tmp_path_factory):
 
 def test_a_users_text_never_signals_anything_to_a_pretrained_model_either(bert, tmp_path_factory):
     for folder in folders(bert, tmp_path_factory):
-        theirs = tokenizer.load_pretrained(str(folder))
+        theirs = tokenizer.load_pretrained_tokenizer(str(folder))
         signals = {theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id}
         for token in [*theirs.all_special_tokens, "[CLS]床前[SEP]", "<s>床</s>", "[cls]", *LOOK_ALIKES]:
             assert not set(tokenizer.encode(theirs, token)) & signals, token
@@ -508,7 +508,7 @@ def test_a_users_text_never_signals_anything_to_a_pretrained_model_either(bert, 
 
 
 def test_byte_level_bpe_comes_back_exactly_and_is_neither_cut_nor_padded(bert, tmp_path_factory):
-    theirs = tokenizer.load_pretrained(str(folders(bert, tmp_path_factory)[1]))
+    theirs = tokenizer.load_pretrained_tokenizer(str(folders(bert, tmp_path_factory)[1]))
     for text in (POEM, "é😀 the  cats\n", "<s>", *LOOK_ALIKES):
         assert tokenizer.decode(theirs, tokenizer.encode(theirs, text)) == text
         assert theirs(text)["input_ids"] == [theirs.bos_token_id, *tokenizer.encode(theirs, text)]
@@ -519,7 +519,7 @@ def test_byte_level_bpe_comes_back_exactly_and_is_neither_cut_nor_padded(bert, t
 def test_the_saved_pretrained_tokenizer_loads_the_same_here_and_in_plain_hugging_face(bert, tmp_path_factory):
     texts, rooms, expected = [POEM, "[CLS] the cats", "明月 the 光"], [], []
     for folder in folders(bert, tmp_path_factory):
-        theirs, room = tokenizer.load_pretrained(str(folder)), tmp_path_factory.mktemp("vocab")
+        theirs, room = tokenizer.load_pretrained_tokenizer(str(folder)), tmp_path_factory.mktemp("vocab")
         theirs.save_pretrained(room)
         ids = tokenizer.encode_batch(theirs, texts)
         specials = [theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id, theirs.unk_token_id]
@@ -528,7 +528,7 @@ def test_the_saved_pretrained_tokenizer_loads_the_same_here_and_in_plain_hugging
         expected += [[started, back, specials, len(theirs), sorted(theirs.all_special_ids)]] * 6
         again = tokenizer.load_tokenizer(room)
         assert tokenizer.encode_batch(again, texts) == ids and again.bos_token_id == theirs.bos_token_id
-        once_more = tokenizer.load_pretrained(str(room))  # a run's own final model is a pretrained one too
+        once_more = tokenizer.load_pretrained_tokenizer(str(room))  # a run's own final model is a pretrained one too
         assert tokenizer.encode_batch(once_more, texts) == ids and len(once_more) == len(theirs)
         rooms.append(room)
     assert outside(rooms, texts, tmp_path_factory.mktemp("elsewhere")) == expected
@@ -536,7 +536,7 @@ def test_the_saved_pretrained_tokenizer_loads_the_same_here_and_in_plain_hugging
 
 def test_our_own_tokenizer_stays_itself_as_a_pretrained_one(tmp_path):
     tok.save_pretrained(tmp_path)
-    again = tokenizer.load_pretrained(str(tmp_path))
+    again = tokenizer.load_pretrained_tokenizer(str(tmp_path))
     assert again.backend_tokenizer.decoder.__getstate__() == tok.backend_tokenizer.decoder.__getstate__()
     assert again.special_tokens_map == tok.special_tokens_map and again.user_token_id == 4  # the roles with it
     assert again(TEXT)["input_ids"] == tok(TEXT)["input_ids"]
@@ -546,21 +546,21 @@ def test_our_own_tokenizer_stays_itself_as_a_pretrained_one(tmp_path):
 
 
 def test_what_a_vocabulary_does_not_name_is_taken_from_the_end_or_refused(tmp_path):
-    theirs = tokenizer.load_pretrained(str(own_bpe(tmp_path / "a", eos_token="</s>")))
+    theirs = tokenizer.load_pretrained_tokenizer(str(own_bpe(tmp_path / "a", eos_token="</s>")))
     assert theirs.bos_token == theirs.eos_token == theirs.pad_token == "</s>"
     with pytest.raises(ValueError, match="names no token that ends a document"):
-        tokenizer.load_pretrained(str(own_bpe(tmp_path / "b", pad_token="<pad>")))
+        tokenizer.load_pretrained_tokenizer(str(own_bpe(tmp_path / "b", pad_token="<pad>")))
 
 
 def test_a_vocabulary_that_reads_signals_in_plain_text_is_refused(tmp_path):
     backend = Tokenizer(models.Unigram([("<unk>", 0.0), ("</s>", 0.0), *((letter, -9.0) for letter in "</s>")], 0))
     PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="any text could end a document"):
-        tokenizer.load_pretrained(str(tmp_path))
+        tokenizer.load_pretrained_tokenizer(str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["nobody/no-such-model", "/no/such/folder", "{here}"])
 def test_a_tokenizer_that_is_not_there_is_refused_in_words(name, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ValueError, match="no tokenizer could be read from .*Give a folder with tokenizer.json"):
-        tokenizer.load_pretrained(name.format(here=tmp_path))
+        tokenizer.load_pretrained_tokenizer(name.format(here=tmp_path))

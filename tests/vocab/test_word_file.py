@@ -25,7 +25,7 @@ def build(found, special, characters="怎么办？", counts=None):
 @pytest.mark.parametrize("last", [True, False])
 def test_the_number_of_a_line_is_the_id_of_its_word(codec, end, last, tmp_path):
     found = read(tmp_path, end.join(LINES) + end * last, BOOK, codec)
-    assert (found.tokens, list(found.words), found.refused, found.moved) == (LINES, LINES[5:], {}, 0)
+    assert (found.tokens, list(found.words), found.refused) == (LINES, LINES[5:], {})
     made = build(found, BOOK)
     assert made.convert_ids_to_tokens(list(range(len(LINES)))) == LINES
     assert (made.bos_token_id, made.eos_token_id, made.pad_token_id, made.unk_token_id) == (2, 1, 3, 4)
@@ -34,7 +34,7 @@ def test_the_number_of_a_line_is_the_id_of_its_word(codec, end, last, tmp_path):
 
 def test_words_alone_are_followed_by_our_special_tokens(tmp_path):
     found = read(tmp_path, "绿萝\n浇水\n")
-    assert found.lines == 2 and found.tokens == ["绿萝", "浇水", *tokenizer.SPECIAL_TOKENS.values()]
+    assert found.tokens == ["绿萝", "浇水", *tokenizer.SPECIAL_TOKENS.values()]
     made = build(found, tokenizer.SPECIAL_TOKENS)
     assert (made.bos_token_id, made.pad_token_id, made.user_token_id) == (3, 2, 6)
     assert tokenizer.encode(made, "绿萝浇水") == [0, 1]
@@ -95,11 +95,10 @@ def test_refused_lines_are_counted_with_their_reason_and_place(tmp_path):
     assert list(found.words) == ["绿萝", "浇水", "花"]
     assert found.refused == {
         "empty": [2], "with a space in the word": [3], "a word that an earlier line has": [5],
-        "the name of a byte": [6], "no count behind the tab": [7],
+        "the name of a byte": [6], "no count after the tab": [7],
     }  # fmt: skip
-    assert found.moved == 2
     assert "1 line refused, a word that an earlier line has: line 5" in found.summary()
-    assert "2 lines have another id than their number" in found.summary()
+    assert "the lines after a refused one" in found.summary()
 
 
 @pytest.mark.parametrize(
