@@ -7,7 +7,7 @@ from itertools import count
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from helpers.chat.answer import answer_batch, ask
+from helpers.chat.answer import answer_batch, as_messages
 from helpers.corpus.built_in import Question
 from helpers.generate.settings import Settings
 from helpers.reward import judge
@@ -24,7 +24,7 @@ def marks(
     settings: Settings = GREEDY,
 ) -> np.ndarray:
     """Return which questions a model answers right, (questions,); by default it always takes the likeliest token."""
-    answers = answer_batch(model, tokenizer, [ask(each.prompt.strip()) for each in questions], settings)
+    answers = answer_batch(model, tokenizer, [as_messages(each.prompt.strip()) for each in questions], settings)
     return np.array(
         [bool(judge.reward(question, each.text)) for question, each in zip(questions, answers, strict=True)]
     )

@@ -12,7 +12,7 @@ from statistics import fmean
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from helpers.chat.answer import ask
+from helpers.chat.answer import as_messages
 from helpers.corpus.built_in import Question
 from helpers.generate.batch import Row
 from helpers.generate.generate import write_rows
@@ -66,7 +66,8 @@ def write_openings(
 ) -> list[Opening]:
     """Return an opening for each question, except where the answer begins with its verdict; see `judge.opening`."""
     settings = _drawn(OPENING, SENTENCE_ENDS, rng)
-    prompts = [encode_messages(tokenizer, ask(each.prompt.strip()), generation_prompt=True).ids for each in questions]
+    talks = [as_messages(each.prompt.strip()) for each in questions]
+    prompts = [encode_messages(tokenizer, talk, generation_prompt=True).ids for talk in talks]
     rows = [Row(ids, settings, number) for number, ids in enumerate(prompts)]
     write_rows(model, tokenizer, rows, ROWS)
     openings = []

@@ -1,4 +1,4 @@
-"""Documents become token shards: flat files of ids without a header. Knows nothing of windows or models."""
+"""Documents become token shards: flat files of ids without a header, read memory-mapped. Knows no windows or models."""
 
 import json
 import multiprocessing

@@ -28,12 +28,12 @@ def weights(run: str) -> dict[str, torch.Tensor]:
 
 
 def fine_tune(**changes) -> dict:
-    return job.prepare(ChatSettings(**(SHORT | changes))).run()
+    return job.prepare_tuning(ChatSettings(**(SHORT | changes))).run()
 
 
 @pytest.mark.parametrize("rank", [0, 4])
 def test_it_learns_to_answer_and_writes_a_plain_folder(chat_run, rank):
-    tuning = job.prepare(ChatSettings(**SHORT, lora_rank=rank))
+    tuning = job.prepare_tuning(ChatSettings(**SHORT, lora_rank=rank))
     before = tuning.trainer.score()["bits_per_char"]
     figures = tuning.run()
     assert figures["val_bits_per_char"] < before - (0.1 if rank else 0.3)
@@ -54,7 +54,7 @@ def test_a_stopped_run_goes_on_to_the_bit(chat_run, rank):
     whole = fine_tune(lora_rank=rank)
     want = weights(chat_run)
     shutil.rmtree(paths.room(chat_run, "chat"))  # what is there, or in chat-previous/, would be taken up again
-    tuning = job.prepare(ChatSettings(**SHORT, lora_rank=rank))
+    tuning = job.prepare_tuning(ChatSettings(**SHORT, lora_rank=rank))
     tuning.trainer.stop = lambda: tuning.trainer.progress.step == 7
     assert tuning.run()["steps"] == 8  # asked in the middle of an update
     figures = fine_tune(lora_rank=rank)
@@ -75,7 +75,7 @@ def deadly(self):
         os.kill(os.getpid(), signal.SIGKILL)
     return step(self)
 Trainer.step = deadly
-job.prepare(job.ChatSettings(**{settings})).run()
+job.prepare_tuning(job.ChatSettings(**{settings})).run()
 """
 
 
@@ -96,7 +96,7 @@ def test_a_killed_run_goes_on_to_the_bit_also_past_a_bad_checkpoint(chat_run, da
         data[-9] ^= 4
         file.write_bytes(data)
     steps = []
-    tuning = job.prepare(ChatSettings(**SHORT))
+    tuning = job.prepare_tuning(ChatSettings(**SHORT))
     steps.append(tuning.trainer.progress.step)
     tuning.run()
     assert steps == [5 if damage else 10]
@@ -107,7 +107,7 @@ def test_a_killed_run_goes_on_to_the_bit_also_past_a_bad_checkpoint(chat_run, da
 def test_other_settings_begin_anew_and_keep_what_was_there(chat_run):
     fine_tune(epochs=1)
     first = weights(chat_run)
-    tuning = job.prepare(ChatSettings(**(SHORT | dict(epochs=1, replay=0.0))))
+    tuning = job.prepare_tuning(ChatSettings(**(SHORT | dict(epochs=1, replay=0.0))))
     assert tuning.trainer.progress.step == 0
     kept = paths.room(chat_run, "chat").with_name("chat-previous") / "final_model"
     assert torch.equal(
@@ -118,19 +118,19 @@ def test_other_settings_begin_anew_and_keep_what_was_there(chat_run):
 def test_a_pretrained_model_that_changed_in_its_folder_is_begun_with_again(chat_run, tmp_path):
     shutil.copytree(paths.room(chat_run, "train") / "final_model", base := tmp_path / "base")
     given = SHORT | dict(epochs=1, pretrained_model=str(base))
-    job.prepare(ChatSettings(**given)).run()
-    assert job.prepare(ChatSettings(**given)).trainer.progress.step > 0
+    job.prepare_tuning(ChatSettings(**given)).run()
+    assert job.prepare_tuning(ChatSettings(**given)).trainer.progress.step > 0
     model = AutoModelForCausalLM.from_pretrained(base)
     with torch.no_grad():
         model.get_input_embeddings().weight.mul_(2)
     model.save_pretrained(base)
-    assert job.prepare(ChatSettings(**given)).trainer.progress.step == 0
+    assert job.prepare_tuning(ChatSettings(**given)).trainer.progress.step == 0
 
 
 def test_conversations_that_fit_into_no_window_are_not_passed_over_in_silence(chat_run):
     """Plain documents beside them would be learnt, and the model would be called a chat model."""
     with pytest.raises(ValueError, match="no conversation fits into a window of 8 tokens"):
-        job.prepare(ChatSettings(**(SHORT | {"n_ctx": 8, "replay": 1.0})))
+        job.prepare_tuning(ChatSettings(**(SHORT | {"n_ctx": 8, "replay": 1.0})))
     assert not paths.room(chat_run, "chat").exists()
 
 
@@ -140,7 +140,7 @@ def test_exchanges_that_no_window_holds_are_counted(chat_run):
     exchanges = [talk[at : at + 2] for talk in (*lessons.train, *lessons.val) for at in range(0, len(talk), 2)]
     sizes = [len(chat.encode_messages(tok, exchange).ids) for exchange in exchanges]
     longest = sorted(sizes)[len(sizes) // 2]
-    tuning = job.prepare(ChatSettings(**(SHORT | {"n_ctx": longest - 1, "epochs": 1})), lessons)
+    tuning = job.prepare_tuning(ChatSettings(**(SHORT | {"n_ctx": longest - 1, "epochs": 1})), lessons)
     assert 0 < tuning.exchanges_left_out == sum(size > longest for size in sizes)
     assert tuning.run()["exchanges_left_out"] == tuning.exchanges_left_out
 

@@ -42,10 +42,10 @@ def test_the_grammar_gives_any_number_and_the_floor_of_their_answers(tmp_path, m
 
 
 def redrawn(count: int):
-    from helpers.chat.data import messages_of
+    from helpers.chat.data import exchange_messages
 
     for exchanges in list(built_in.conversations(count, 1)):
-        yield messages_of(exchanges), exchanges
+        yield exchange_messages(exchanges), exchanges
 
 
 def test_plain_documents_are_learnt_whole(chat_run):

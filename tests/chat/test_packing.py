@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from helpers.chat.packing import Conversations, fitting, pack
+from helpers.chat.data import Conversations, fitting, pack_windows
 from helpers.tokens.windows import IGNORE
 from helpers.train.loss import Loss
 from helpers.vocab import chat
@@ -40,7 +40,7 @@ def test_every_answer_is_a_label_once_and_nothing_else_is():
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=200), st.integers(50, 90))
 def test_packing_loses_nothing_and_overfills_nothing(sizes, n_ctx):
     sizes = np.array(sizes)
-    windows = pack(sizes, n_ctx)
+    windows = pack_windows(sizes, n_ctx)
     assert sorted(number for window in windows for number in window) == list(range(len(sizes)))
     assert all(0 < sizes[window].sum() <= n_ctx for window in windows)
     # no two windows could be one: each holds what has no room in those before it

@@ -5,7 +5,7 @@ import random
 import pytest
 from chats import characters_tokenizer, tiny_model
 
-from helpers.chat.answer import ask
+from helpers.chat.answer import as_messages
 from helpers.corpus import built_in
 from helpers.reward import judge, rollout
 from helpers.vocab import chat
@@ -22,7 +22,7 @@ def question(seed=0):
 
 
 def prompt(asked):
-    return chat.encode_messages(TOK, ask(asked.prompt.strip()), generation_prompt=True).ids
+    return chat.encode_messages(TOK, as_messages(asked.prompt.strip()), generation_prompt=True).ids
 
 
 @pytest.fixture
