@@ -18,7 +18,7 @@ QUESTIONS = built_in.examination(seed=2, n=40)
 def test_shares_by_hand():
     before = np.array([True, True, True, False, False])
     after = np.array([True, False, True, True, False])
-    found = examine.compare(QUESTIONS[:5], before, after)
+    found = examine.compare_marks(QUESTIONS[:5], before, after)
     assert (found.questions, found.wrong) == (5, 2)
     assert (found.before, found.after, found.gain) == pytest.approx((0.6, 0.6, 0.0))
     assert (found.put_right, found.broken) == pytest.approx((1 / 2, 1 / 3))
@@ -26,7 +26,7 @@ def test_shares_by_hand():
 
 def test_nothing_wrong_and_nothing_changed():
     every = np.ones(5, dtype=bool)
-    found = examine.compare(QUESTIONS[:5], every, every)
+    found = examine.compare_marks(QUESTIONS[:5], every, every)
     assert (found.put_right, found.broken, found.gain) == (0, 0, 0)
     assert found.gain_interval == found.put_right_interval == found.broken_interval == (0, 0)
 
@@ -37,7 +37,7 @@ def test_an_interval_covers_what_was_measured_and_narrows_with_more_questions():
     for n in (100, 1600):
         questions = [SimpleNamespace(plant=str(i), topic="", situation="") for i in range(n)]
         before, after = rng.random(n) < 0.9, rng.random(n) < 0.95
-        found = examine.compare(questions, before, after)
+        found = examine.compare_marks(questions, before, after)
         low, high = found.gain_interval
         assert low <= found.gain <= high
         widths.append(high - low)
@@ -49,7 +49,7 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_says():
     questions = [SimpleNamespace(plant=str(i), topic="", situation="") for i in range(400)]
     for trial in range(60):
         before, after = rng.random(400) < 0.8, rng.random(400) < 0.9
-        low, high = examine.compare(questions, before, after, seed=trial).gain_interval
+        low, high = examine.compare_marks(questions, before, after, seed=trial).gain_interval
         hits += low <= 0.1 <= high
     assert hits >= 51
 
@@ -61,7 +61,7 @@ def test_questions_on_one_combination_count_as_fewer():
     after = np.ones(400, dtype=bool)
     apart = [SimpleNamespace(plant=str(i), topic="", situation="") for i in range(400)]
     together = [SimpleNamespace(plant=str(i // 10), topic="", situation="") for i in range(400)]
-    width = [np.diff(examine.compare(each, before, after).gain_interval)[0] for each in (apart, together)]
+    width = [np.diff(examine.compare_marks(each, before, after).gain_interval)[0] for each in (apart, together)]
     assert width[1] > 2 * width[0]
 
 

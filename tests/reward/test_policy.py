@@ -25,7 +25,7 @@ def naive(model, opening, ending):
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "moe"])
 def test_one_pass_over_branches_equals_plain_passes(architecture):
     model = tiny_model(TOK, architecture).double().eval()
-    scored = policy.score(model, BRANCHES)
+    scored = policy.score_endings(model, BRANCHES)
     alone = [naive(model, opening, ending) for opening, endings in BRANCHES for ending in endings]
     torch.testing.assert_close(scored.log_p, torch.cat(alone), rtol=0, atol=1e-12)
     lengths = [len(ending) for _, endings in BRANCHES for ending in endings]
@@ -40,7 +40,7 @@ def test_padded_places_may_lie_beyond_the_window(architecture):
     model = tiny_model(TOK, architecture).double().eval()
     branches = [([1] + [20, 21, 22] * 33, [[30, 31]]), ([1, 24], [[40, 41, 42] * 20])]
     alone = [naive(model, opening, ending) for opening, endings in branches for ending in endings]
-    torch.testing.assert_close(policy.score(model, branches).log_p, torch.cat(alone), rtol=0, atol=1e-12)
+    torch.testing.assert_close(policy.score_endings(model, branches).log_p, torch.cat(alone), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
@@ -50,7 +50,7 @@ def test_the_gradient_flows_through_the_opening_too(architecture):
     for shared in (True, False):
         model = tiny_model(TOK, architecture).double().eval()
         if shared:
-            scored = policy.score(model, BRANCHES)
+            scored = policy.score_endings(model, BRANCHES)
             loss = (weights[scored.ending] * scored.chosen).sum()
         else:
             pairs = [(opening, ending) for opening, endings in BRANCHES for ending in endings]

@@ -29,7 +29,7 @@ def build_learner(**changes):
 
 def probability(model, token=FAVOURITE):
     """Return how likely an ending is to begin with a token, after one fixed opening."""
-    scored = policy.score(model, [([1, 20, 21, 22], [[token]])])
+    scored = policy.score_endings(model, [([1, 20, 21, 22], [[token]])])
     return float(scored.chosen.detach().exp())
 
 
@@ -38,7 +38,7 @@ def liking(monkeypatch):
     """A world of one opening and endings of one token: half are the favourite, which earns a reward."""
 
     def write_openings(model, tokenizer, questions, rng):
-        return [rollout.Opening(each, [1, 20, 21, 22], "它") for each in questions]
+        return [rollout.AnswerOpening(each, [1, 20, 21, 22], "它") for each in questions]
 
     def write_endings(model, tokenizer, openings, answers, rng):
         groups = []
@@ -71,7 +71,7 @@ def test_the_anchor_holds_the_model(liking, method):
         learner = build_learner(kl_weight=weight)
         list(learner.learn(method))
         branches = learner.anchors(learner.draw())
-        drifts.append(float(learner.drift(branches, policy.score(learner.model, branches).log_p)))
+        drifts.append(float(learner.drift(branches, policy.score_endings(learner.model, branches).log_p)))
     assert 0 < drifts[1] < 0.2 * drifts[0]
 
 
@@ -126,7 +126,7 @@ def test_half_precision_loses_no_small_gradient(liking):
     norms = []
     for precision in ("fp32", "fp16"):
         learner = build_learner(precision=precision)
-        scored, _, _ = learner.losses([([1, 20, 21, 22], [[FAVOURITE]])], [])
+        scored, _, _ = learner.score_both([([1, 20, 21, 22], [[FAVOURITE]])], [])
         norms.append(learner.update(1e-8 * scored.chosen.sum(), 1e-3))
     assert 1e-12 < norms[0] == pytest.approx(norms[1], rel=0.02)
 
