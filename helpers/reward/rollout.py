@@ -6,7 +6,7 @@ in policy search ("vine"; Schulman et al. 2015). Knows nothing of losses.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -24,7 +24,6 @@ from helpers.vocab.tokenizer import decode
 _ROWS = 512  # answers written at once
 _OPENING, _ENDING, _WHOLE = 24, 16, 48  # most tokens of each part, and of an answer without an opening
 _SENTENCE_ENDS = ("。", "！", "？")
-Judge = Callable[[Question, str], float]
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,6 @@ def write_endings(
     openings: Sequence[AnswerOpening],
     answers: int,
     rng: random.Random,
-    reward: Judge = judge.reward,
 ) -> list[Group]:
     """Return `answers` endings for each opening, with what each earned.
 
@@ -107,5 +105,5 @@ def write_endings(
         # ending the turn was a choice too, and is learnt
         endings = [row.new + [tokenizer.eos_token_id] * (row.reason == "end") for row in own]
         texts = [decode(tokenizer, row.new) for row in own]
-        groups.append(Group(each, endings, texts, [reward(each.question, each.text + text) for text in texts]))
+        groups.append(Group(each, endings, texts, [judge.reward(each.question, each.text + text) for text in texts]))
     return groups
