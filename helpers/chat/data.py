@@ -62,7 +62,7 @@ def load_lessons(run: str, most: int, seed: int) -> Lessons:
     """
     facts = open_room(run, "corpus")["result"]
     if facts["source"] == BUILT_IN:
-        # another seed than that of the documents
+        # with another seed than the documents
         drawn = list(built_in.conversations((most or BUILT_IN_COUNT) + VALIDATION, seed + 1))
         bits = math.fsum(each.bits for exchanges in drawn[:VALIDATION] for each in exchanges)
         talks = list(map(exchange_messages, drawn))

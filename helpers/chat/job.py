@@ -1,6 +1,6 @@
 """One fine-tuning run of deeper/chat: from a base model and conversations to `runs/NAME/chat/final_model`.
 
-The loop, its checkpoints and its guarantees are those of room 04.
+With room 04's loop, checkpoints and guarantees. Knows nothing of templates and sampling.
 """
 
 import json
@@ -141,9 +141,8 @@ def prepare_tuning(settings: ChatSettings, lessons: Lessons | None = None, folde
     write_text(folder / "parameters.json", json.dumps(asdict(settings), ensure_ascii=False, indent=1))
     per_token = {split: answer_characters(tokenizer, part) / int(part.labels.sum()) for split, part in parts.items()}
     trainer = ChatTrainer(
-        model, *parts.values(), settings=wanted, folder=folder, tokenizer=tokenizer, chars_per_token=per_token,
-        identity=identity,
-    )  # fmt: skip
+        model, parts["train"], parts["val"], wanted, folder, tokenizer, chars_per_token=per_token, identity=identity
+    )
     return FineTuning(settings, lessons, trainer, len(left_out))
 
 

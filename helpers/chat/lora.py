@@ -1,6 +1,6 @@
 """LoRA: beside each frozen matrix two thin ones are trained, whose product is added to it (Hu et al. 2021).
 
-Fewer trained numbers need less memory for gradients and moments. The layers are those of `peft`.
+Fewer trained numbers need less memory for gradients and moments. The layers come from `peft`.
 """
 
 import peft

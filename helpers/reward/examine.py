@@ -40,9 +40,9 @@ class Comparison:
     gain: float  # after − before
     gain_interval: Interval
     wrong: int  # answers that were wrong before
-    put_right: float  # the share of those that are right now; 0 if none was wrong
+    put_right: float  # the share of them that is right now; 0 if none was wrong
     put_right_interval: Interval
-    broken: float  # the share of the others that are wrong now
+    broken: float  # the share of the others that is wrong now
     broken_interval: Interval
 
 

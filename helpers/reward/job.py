@@ -1,7 +1,7 @@
 """One training run of deeper/reward: from an answering model to a better one, by GRPO or by DPO.
 
-Both ask the same kind of questions, draw the same kind of endings, are held near the start by the same anchor, and have
-the same time. Only the matrices inside the blocks are trained. The final model is the mean of the weights over the
+Both ask the same kind of questions, draw the same kind of endings, have the same anchor near the start and the same
+time. Only the matrices inside the blocks are trained. The final model is the mean of the weights over the
 last updates. A run takes minutes: it keeps no checkpoints, and one that was interrupted begins again.
 """
 
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from helpers import paths
@@ -94,7 +95,7 @@ class Learner:
         for model in (self.start, self.model):  # rows of a few tokens: two products are quicker than the fused kernel
             model.set_attn_implementation("eager")
         self.precision = pick_precision(settings.precision, start.device)
-        # the tied table and the norms serve all texts: what is to be learnt is a conclusion, and that is in the blocks
+        # the tied table and the norms serve all texts; a conclusion is learnt in the blocks
         self.trained = [p for block in blocks(self.model) for p in block.parameters() if p.ndim > 1]
         for p in self.trained:
             p.requires_grad_(True)
@@ -103,8 +104,8 @@ class Learner:
         self.asker = Asker(settings.focus, settings.seed)
         self.openings: list[AnswerOpening] = []
         self.step, self.updates, self.begin = 0, 0, time.perf_counter()
-        self.mean: list[Tensor] = []  # of the weights, since AVERAGED began
-        self.averaged = 0
+        # the mean of all weights on the way (Polyak and Juditsky 1992)
+        self.mean = AveragedModel(self.model, multi_avg_fn=get_swa_multi_avg_fn())
 
     @property
     def progress(self) -> float:
@@ -169,11 +170,8 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = lr * min(1.0, self.updates / max(settings.warmup_steps, 1)) * (1 - progress)
         optim.step([self.optimizer], self.scaler, finite=math.isfinite(norm))
-        if progress >= 1 - AVERAGED:  # mean of all weights on the way (Polyak and Juditsky 1992)
-            self.averaged += 1
-            self.mean = self.mean or [p.detach().clone() for p in self.trained]
-            for mean, p in zip(self.mean, self.trained, strict=True):
-                mean.lerp_(p.detach(), 1 / self.averaged)
+        if progress >= 1 - AVERAGED:
+            self.mean.update_parameters(self.model)
         return norm
 
     # ---- the two methods ----
@@ -229,9 +227,8 @@ class Learner:
         self.openings, self.begin = [], time.perf_counter()
         for row in self.grpo() if method == "grpo" else self.dpo():
             yield row | {"step": self.step, "seconds": time.perf_counter() - self.begin}
-        with torch.no_grad():
-            for p, mean in zip(self.trained, self.mean, strict=bool(self.mean)):
-                p.copy_(mean)
+        if self.mean.n_averaged:
+            self.model.load_state_dict(self.mean.module.state_dict())
         self.model.requires_grad_(False)
 
 

@@ -8,7 +8,7 @@ nothing of its text.
 from helpers.vocab.tokenizer import TOKEN_KINDS
 
 ENOUGH = 0.85  # share of new text that a word list must cover, or the model would mostly read single characters anyway
-SHORT = 500_000  # characters of a text; up to here the list holds frequent words only, and these are worth their rows
+SHORT_TEXT = 500_000  # characters; up to here the list holds frequent words only, and these are worth their rows
 # characters of text up to which a row applies, most tokens, least occurrences of a character that is a token
 _SIZES = ((50_000, 8000, 2), (200_000, 8000, 3), (500_000, 8000, 5), (5_000_000, 8000, 10), (50_000_000, 16_000, 20))
 _LARGEST = (32_000, 50)
@@ -29,7 +29,7 @@ def choose_kind(kind: str, covered: float, characters: int) -> str:
     `covered` is that share, `characters` the length of the text. Raises ValueError for an unknown kind.
     """
     if kind == "auto":
-        return "words" if covered >= ENOUGH or characters <= SHORT else "characters"
+        return "words" if covered >= ENOUGH or characters <= SHORT_TEXT else "characters"
     if kind not in TOKEN_KINDS:
         raise ValueError(f"kind is '{kind}': choose one of {', '.join(TOKEN_KINDS)}, or auto")
     return kind

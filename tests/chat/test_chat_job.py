@@ -1,11 +1,11 @@
 """One fine-tuning run: it learns, it writes a room, and after a stop or a kill it goes on to the bit."""
 
 import math
-import os
 import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -43,9 +43,8 @@ def test_it_learns_to_answer_and_writes_a_plain_folder(chat_run, rank):
     assert tok.apply_chat_template(TALKS[0][:1], add_generation_prompt=True, return_dict=False) == ids
     scores = tuning.trainer.score()["bits_per_char"]
     with torch.no_grad():
-        torch.testing.assert_close(
-            model(torch.tensor([ids])).logits, tuning.trainer.model(torch.tensor([ids])).logits, rtol=0, atol=1e-4
-        )
+        logits = [each(torch.tensor([ids])).logits for each in (model, tuning.trainer.model)]
+    torch.testing.assert_close(*logits, rtol=0, atol=1e-4)
     assert scores == pytest.approx(figures["val_bits_per_char"], rel=1e-6)
 
 
@@ -64,17 +63,13 @@ def test_a_stopped_run_goes_on_to_the_bit(chat_run, rank):
 
 
 KILLED = """
-import os, signal, sys
+import os, signal
 import torch
 torch.set_num_threads(1)
 from helpers.chat import job
 from helpers.train.trainer import Trainer
 step = Trainer.step
-def deadly(self):
-    if self.progress.step == 13:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return step(self)
-Trainer.step = deadly
+Trainer.step = lambda self: os.kill(os.getpid(), signal.SIGKILL) if self.progress.step == 13 else step(self)
 job.prepare_tuning(job.ChatSettings(**{settings})).run()
 """
 
@@ -85,8 +80,7 @@ def test_a_killed_run_goes_on_to_the_bit_also_past_a_bad_checkpoint(chat_run, da
     fine_tune()
     want = weights(chat_run)
     shutil.rmtree(paths.room(chat_run, "chat"))
-    code = KILLED.replace("{settings}", repr(SHORT))
-    died = subprocess.run([sys.executable, "-c", code], env=os.environ, timeout=120)
+    died = subprocess.run([sys.executable, "-c", KILLED.replace("{settings}", repr(SHORT))])
     assert died.returncode == -signal.SIGKILL
     folder = paths.room(chat_run, "chat") / "checkpoints"
     assert sorted(each.name for each in folder.iterdir()) == ["step-00000005", "step-00000010"]
@@ -95,24 +89,20 @@ def test_a_killed_run_goes_on_to_the_bit_also_past_a_bad_checkpoint(chat_run, da
         data = bytearray(file.read_bytes())
         data[-9] ^= 4
         file.write_bytes(data)
-    steps = []
     tuning = job.prepare_tuning(ChatSettings(**SHORT))
-    steps.append(tuning.trainer.progress.step)
+    assert tuning.trainer.progress.step == (5 if damage else 10)
     tuning.run()
-    assert steps == [5 if damage else 10]
     got = weights(chat_run)
     assert all(torch.equal(want[name], got[name]) for name in want)
 
 
 def test_other_settings_begin_anew_and_keep_what_was_there(chat_run):
     fine_tune(epochs=1)
-    first = weights(chat_run)
+    first = weights(chat_run)["lm_head.weight"]
     tuning = job.prepare_tuning(ChatSettings(**(SHORT | dict(epochs=1, replay=0.0))))
     assert tuning.trainer.progress.step == 0
     kept = paths.room(chat_run, "chat").with_name("chat-previous") / "final_model"
-    assert torch.equal(
-        AutoModelForCausalLM.from_pretrained(kept).state_dict()["lm_head.weight"], first["lm_head.weight"]
-    )
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(kept).state_dict()["lm_head.weight"], first)
 
 
 def test_a_pretrained_model_that_changed_in_its_folder_is_begun_with_again(chat_run, tmp_path):
@@ -145,12 +135,11 @@ def test_exchanges_that_no_window_holds_are_counted(chat_run):
     assert tuning.run()["exchanges_left_out"] == tuning.exchanges_left_out
 
 
-def test_the_rule_for_epochs(chat_run):
+@pytest.mark.parametrize("windows, epochs", [(80, 3), (8 * 60, 2), (8 * 100, 1), (10**6, 1)])
+def test_the_rule_for_epochs(windows, epochs):
     settings = ChatSettings(batch_size=4, gradient_accumulation=2)
-    for windows, epochs in ((80, 3), (8 * 60, 2), (8 * 100, 1), (10**6, 1)):
-        assert settings.for_trainer(windows).epochs == epochs
-    assert ChatSettings(epochs=7).for_trainer(10**6).epochs == 7
-    assert settings.for_trainer(8).warmup_steps < 1
+    assert settings.for_trainer(windows).epochs == epochs and settings.for_trainer(8).warmup_steps < 1
+    assert replace(settings, epochs=7).for_trainer(windows).epochs == 7
 
 
 @pytest.mark.parametrize("name", ["conversations", "replay", "n_ctx", "lora_rank", "epochs"])
@@ -159,12 +148,7 @@ def test_a_number_below_its_range_is_refused(name):
         ChatSettings(**{name: -1})
 
 
-def test_plain_text_is_judged_as_in_room_04(chat_run):
+def test_plain_text_is_judged_as_in_room_04_unless_a_model_reads_other_tokens(chat_run):
     model, tok, _ = job.load_start(chat_run)
-    bits = job.plain_bits(chat_run, model, tok)
-    assert 8 < bits < 12  # a random model over some thousand characters: log2 of their number
-
-
-def test_plain_text_is_not_judged_by_a_model_that_reads_other_tokens(chat_run):
-    model, _, _ = job.load_start(chat_run)
+    assert 8 < job.plain_bits(chat_run, model, tok) < 12  # random, over a thousand characters: log2 of their number
     assert math.isnan(job.plain_bits(chat_run, model, build_bytes()))

@@ -133,13 +133,10 @@ def test_a_list_of_special_tokens_that_cannot_work_is_refused_in_words(text, mes
         tokenizer.parse_special_tokens(text)
 
 
-def test_ids_follow_the_word_list_and_every_size_comes_from_the_tokenizer():
+def test_ids_follow_the_word_list_and_strangers_are_spelled_in_bytes():
     assert tok.convert_tokens_to_ids(list(WORDS)) == list(range(N, N + len(WORDS)))
     letters = {*TEXT, "\t", "\n", "\r", *map(chr, range(32, 127))} - set(WORDS)
     assert len(tok) == tok.vocab_size == N + len(WORDS) + len(letters) + 256
-
-
-def test_words_are_found_and_strangers_are_spelled_in_bytes():
     assert tokenizer.to_pieces(tok, "绿萝的叶子，") == ["绿萝", "的", "叶子", "，"]
     tokens = tok.convert_ids_to_tokens(tokenizer.encode(tok, "绿é"))
     assert tokens == ["绿", "<0xC3>", "<0xA9>"]

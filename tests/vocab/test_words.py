@@ -141,12 +141,14 @@ def test_the_real_thulac_is_loaded_in_four_bytes_a_number_and_these_are_its_own(
     assert tuple(our_model.fl_weights) == their_model.fl_weights and our_model.fl_weights.itemsize == 4
 
 
-def test_counts_are_those_of_a_plain_loop_with_one_worker_and_with_two():
-    texts = TEXTS * 3 + [f"第{i}天，绿萝浇水{i % 7}次。" for i in range(3000)]  # several chunks
+@pytest.mark.parametrize("workers, block", [(1, 1), (1, 100), (1, 4_000_000), (2, 4_000_000)])
+def test_counts_are_those_of_a_plain_loop_for_any_workers_and_blocks(monkeypatch, tmp_path, workers, block):
+    monkeypatch.setattr(words, "_BLOCK_CHARACTERS", block)
+    texts = TEXTS * 3 + [f"第{i}天，绿萝浇水{i % 7}次。" for i in range(3000 if block > 100 else 9)]  # several chunks
     expected = Counter(word for text in texts for word in stand_in(text))
-    for workers in (1, 2):
-        with parallel.executor(workers) as pool:
-            assert count_words(texts, pool, segmenter=stand_in) == expected
+    with parallel.executor(workers) as pool:
+        for cache in (None, SegmentCache(tmp_path / "cuts.sqlite")):
+            assert count_words(texts, pool, segmenter=stand_in, cache=cache) == expected
 
 
 def test_each_distinct_line_is_segmented_once_and_never_again_with_a_cache(tmp_path):
@@ -168,16 +170,6 @@ def test_each_distinct_line_is_segmented_once_and_never_again_with_a_cache(tmp_p
         )
         count_words([*TEXTS, "新的一行\n少浇水。"], pool, segmenter=segmenter, cache=cache)
     assert seen[6:] == ["新的一行\n"]
-
-
-@pytest.mark.parametrize("block", [1, 100, 4_000_000])
-def test_counts_do_not_depend_on_how_much_text_is_held(monkeypatch, tmp_path, block):
-    monkeypatch.setattr(words, "_BLOCK_CHARACTERS", block)
-    texts = TEXTS * 5
-    with parallel.executor(1) as pool:
-        for cache in (None, SegmentCache(tmp_path / "cuts.sqlite")):
-            counts = count_words(texts, pool, segmenter=stand_in, cache=cache)
-            assert counts == Counter(word for text in texts for word in stand_in(text))
 
 
 def test_too_many_different_words_cost_the_rarest(monkeypatch):
@@ -225,17 +217,6 @@ def test_a_sample_is_spread_evenly_over_the_corpus(texts, share):
     assert list(sample_texts(texts, 1.0)) == texts
 
 
-def test_texts_are_segmented_in_order_and_without_loss():
-    with parallel.executor(1) as pool:
-
-        @given(st.lists(st.text(st.sampled_from("绿萝叶子a1 \n\r\u2028\x85，"))))
-        def check(texts):
-            segmented = segment_texts(texts, pool, segmenter=stand_in)
-            assert ["".join(pieces) for pieces in segmented] == texts
-
-        check()
-
-
 def test_the_counter_keeps_case_and_punctuation_as_the_tokenizer_does():
     texts = ['Pothos, pothos; POTHOS! 3.14 25-30度 (a_b) "c"。']
     with parallel.executor(1) as pool:
@@ -258,11 +239,8 @@ def test_sizes_that_make_no_sense_are_refused(bad):
         choose_words({"绿萝": 1}, **{"vocab_size": 5, **bad})
 
 
-def test_characters_are_weighted_by_their_words():
+def test_characters_are_weighted_by_their_words_and_coverage_counts_running_words_and_no_spaces():
     assert count_characters({"绿萝": 3, "绿": 2, "\n": 1}) == {"绿": 5, "萝": 3, "\n": 1}
-
-
-def test_coverage_counts_running_words_and_no_spaces():
     assert coverage({"绿萝": 3, "浇水": 1, "\n": 100, " ": 7}, ["绿萝"]) == 0.75
     assert coverage({"\n": 5}, ["绿萝"]) == 1.0
 
@@ -270,7 +248,6 @@ def test_coverage_counts_running_words_and_no_spaces():
 @pytest.mark.parametrize(
     ("ours", "theirs", "f1"),
     [
-        (["我|爱|绿萝"], ["我|爱|绿萝"], 1.0),
         (["我|爱|绿萝"], ["我爱|绿|萝"], 0.5),  # cuts {1, 2} against {2, 3}
         (["我|爱|绿萝", "浇水"], ["我爱|绿|萝", "浇|水"], 0.4),  # precision 1/2, recall 1/3
         ([], [], 1.0),
@@ -279,9 +256,6 @@ def test_coverage_counts_running_words_and_no_spaces():
 )
 def test_boundary_f1_by_hand(ours, theirs, f1):
     assert boundary_f1(*([text.split("|") for text in side] for side in (ours, theirs))) == pytest.approx(f1)
-
-
-def test_different_texts_are_not_compared():
     with pytest.raises(ValueError, match="different texts"):
         boundary_f1([["绿萝"]], [["浇水"]])
 
