@@ -45,20 +45,19 @@ def parse_special_tokens(text: str) -> dict[str, str]:
     names: dict[str, str] = {}
     for part in text.split():
         meaning, colon, name = part.partition(":")
-        if not colon or not re.fullmatch("[a-z_]+", meaning):
-            raise ValueError(
-                f"special_tokens: '{part}' is not written as meaning:name, like bos:<bos>: lower-case English letters, "
-                "a ':', and a name, without spaces"
-            )
-        if meaning in names or name in names.values():
-            twice = meaning if meaning in names else name
-            raise ValueError(f"special_tokens: '{twice}' comes twice: give each meaning one name, and each its own")
         mark = any(unicodedata.category(letter)[0] in "PS" for letter in name)  # no merge of BPE crosses one
-        if len(name) < 2 or not mark or set(name) & set(":$") or name in _BYTES:
-            raise ValueError(
-                f"special_tokens: '{name}' cannot be the name of {meaning}: take two characters or more, among them a "
-                f"mark as in <{meaning}> or [{meaning.upper()}], but neither ':' nor '$', and not the name of a byte"
+        why = ""
+        if not colon or not re.fullmatch("[a-z_]+", meaning):
+            why = f"'{part}' is not written as meaning:name, like bos:<bos>, in lower-case letters and without spaces"
+        elif meaning in names or name in names.values():
+            why = f"'{meaning if meaning in names else name}' comes twice: give each meaning one name, and each its own"
+        elif len(name) < 2 or not mark or set(name) & set(":$") or name in _BYTES:
+            why = (
+                f"'{name}' cannot be the name of {meaning}: take two characters or more, among them a mark as in "
+                f"<{meaning}> or [{meaning.upper()}], but neither ':' nor '$', and not the name of a byte"
             )
+        if why:
+            raise ValueError(f"special_tokens: {why}")
         names[meaning] = name
     for meaning, what in _NEEDED.items():
         if meaning not in names:

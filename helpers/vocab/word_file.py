@@ -96,12 +96,11 @@ def read_word_file(path: str, special_tokens: Mapping[str, str]) -> WordFile:
 
 def _fault(word: str, count: str, known: Collection[str]) -> str:
     """Return why a line is refused, "" if it is not."""
-    if not word:
-        return "empty"
-    if re.search(r"\s", word):
-        return "with a space in the word"
-    if word in known:
-        return "a word that an earlier line has"
-    if _BYTE.fullmatch(word):
-        return "the name of a byte"
-    return "" if re.fullmatch(r"[0-9]{1,15}", count) else "no count after the tab"
+    reasons = {
+        "empty": not word,
+        "with a space in the word": re.search(r"\s", word),
+        "a word that an earlier line has": word in known,
+        "the name of a byte": _BYTE.fullmatch(word),
+        "no count after the tab": not re.fullmatch(r"[0-9]{1,15}", count),
+    }
+    return next((why for why, found in reasons.items() if found), "")
