@@ -115,7 +115,7 @@ def train_preset(preset: str, tmp_path, pretrained: str = "", **changes) -> tupl
     assert report.documents > 30
 
     if pretrained:
-        tok = tokenizer.load_pretrained(pretrained)
+        tok = tokenizer.load_pretrained_tokenizer(pretrained)
     else:
         with parallel.executor(1) as pool:
             counts = count_words(read_texts("t", "train"), pool, segmenter=in_pairs)

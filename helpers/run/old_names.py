@@ -10,7 +10,6 @@ from helpers.wording import did_you_mean
 NEW_NAMES = {
     # the book
     "raw_data_path": "source",
-    "tokenized_data_path": "token_files",
     "tokenizer_path": "pretrained_model",
     "fp16": "precision",
     "fp16_opt_level": "precision",
@@ -62,6 +61,7 @@ NEW_NAMES = {
     "early_stopping_patience": "patience",
 }
 GONE = {
+    "tokenized_data_path": "ids are made by notebook 03 from the text: give that as source",
     "output_dir": "a run is in runs/<run>/: name it with --run, or set RUNS_DIR",
     "out_dir": "a run is in runs/<run>/: name it with --run, or set RUNS_DIR",
     "save_dir": "a run is in runs/<run>/: name it with --run, or set RUNS_DIR",

@@ -18,7 +18,7 @@ from helpers.run.model_config import read_model_config
 from helpers.run.old_names import explain
 from helpers.wording import did_you_mean
 
-_FILES = ("vocab_file", "token_files")  # parameters that name files which the user brings
+_FILES = ("vocab_file",)  # parameters that name files which the user brings
 
 
 class Refused(ValueError):

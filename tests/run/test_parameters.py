@@ -165,12 +165,10 @@ def test_what_is_on_the_net_is_no_path(house):
 def test_files_that_the_user_brings_are_found_from_where_the_command_is_called(tmp_path, monkeypatch):
     """A kernel may work in another folder, and a room remembers which file it read."""
     monkeypatch.chdir(tmp_path)
-    for stage, name in (("vocab", "vocab_file"), ("tokenize", "token_files")):
-        with pytest.raises(Refused, match=rf"{name}: {re.escape(str(tmp_path))}.*我的\.txt does not exist"):
-            parameters.plan([stage], "r", None, [], [(name, "我的.txt")])
+    with pytest.raises(Refused, match=rf"vocab_file: {re.escape(str(tmp_path))}.*我的\.txt does not exist"):
+        parameters.plan(["vocab"], "r", None, [], [("vocab_file", "我的.txt")])
     (tmp_path / "我的.txt").write_text("绿萝", "utf-8")
-    for stage, name in (("vocab", "vocab_file"), ("tokenize", "token_files")):
-        for given in ("我的.txt", "*.txt"):
-            values = parameters.plan([stage], "r", None, [], [(name, given)])
-            assert values[stage][name] == str(tmp_path / given)
-        assert parameters.plan([stage], "r", None, [], [])[stage][name] == ""
+    for given in ("我的.txt", "*.txt"):
+        values = parameters.plan(["vocab"], "r", None, [], [("vocab_file", given)])
+        assert values["vocab"]["vocab_file"] == str(tmp_path / given)
+    assert parameters.plan(["vocab"], "r", None, [], [])["vocab"]["vocab_file"] == ""
