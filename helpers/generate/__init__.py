@@ -16,5 +16,4 @@ explain         each token's probability, what each filter removed, attention
 surprisal       levels of probability: the scale of colours of notebooks and page
 memorization    which stretches occur verbatim in the training text
 diversity       diversity and repetition over temperature and top-p
-ctranslate      generation by CTranslate2 in int8
 """
