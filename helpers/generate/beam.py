@@ -69,7 +69,7 @@ def search(
         written = ids[:, len(reader.prompt) :]  # (P, length - 1)
         masks = [path.state.allowed(logprobs.shape[1]) for path in paths if path.state]  # (V,) each
         allowed = torch.stack(masks).to(logprobs.device) if masks else None  # (P, V)
-        logprobs = sampling.filtered(logprobs, ids, written, seen, allowed=allowed, **filters)
+        logprobs = sampling.apply_filters(logprobs, ids, written, seen, allowed=allowed, **filters)
         total = logprobs + torch.tensor([[path.logprob] for path in paths], device=logprobs.device)  # (P, V)
         # 2. the best of them; each beginning ends with one token at most, so that of twice as many enough go on
         best = total.flatten().topk(min(2 * beams, total.numel()))
