@@ -296,7 +296,7 @@ class _Automaton:
         """Fill `needs` (F + 1, G + 1, W + 1): the fewest characters to an ending; backwards, until nothing changes."""
         self.needs = np.full(shape, _FAR, dtype=np.int64)
         self.needs[:-1, :-1, :-1] = np.where(self._accepting[:, None, None] & self._complete, 0, _FAR)
-        before = None
+        before: np.ndarray = np.zeros(0)
         while not np.array_equal(before, self.needs):
             before = self.needs.copy()
             for place in reversed(range(shape[0] - 1)):

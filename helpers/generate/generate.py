@@ -18,7 +18,7 @@ from helpers.manifest import MANIFEST, RoomError, open_room
 from helpers.vocab.tokenizer import load_tokenizer
 from helpers.wording import did_you_mean
 
-TOGETHER = 64  # rows that are decoded at once
+_MAX_ROWS = 64  # rows that are decoded at once
 transformers_logging.disable_progress_bar()  # a bar for each loaded file would fill the notebook
 
 
@@ -51,7 +51,7 @@ def load(run: str | Path, model: str = "base") -> tuple[PreTrainedModel, PreTrai
 
 
 def write_rows(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, rows: list[Row], max_rows: int = TOGETHER
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, rows: list[Row], max_rows: int = _MAX_ROWS
 ) -> None:
     """Write all rows to their end, at most max_rows at a time; others join once half of the places are free."""
     batch = DecodeBatch(model, tokenizer)
@@ -89,7 +89,7 @@ def generate_batch(
     settings: Settings = DEFAULT_SETTINGS,
     *,
     numbered: bool = False,
-    max_rows: int = TOGETHER,
+    max_rows: int = _MAX_ROWS,
 ) -> list[Sample]:
     """Return one continuation per prompt, in order: the same texts as `generate` one by one, in far less time.
 

@@ -9,7 +9,7 @@ and reads their layers by the names that the library gives their parts; knows no
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -182,7 +182,7 @@ class Decoder:
         self.head_size = getattr(cfg, "head_dim", None) or cfg.hidden_size // self.n_head
         body: Any = model.base_model
         head: Any = model.get_output_embeddings()
-        self.embedding: Any = model.get_input_embeddings()
+        self.embedding = cast(nn.Embedding, model.get_input_embeddings())
         # which experts a token needs is not known before: that is not the same work each time
         self._is_graphed = model.device.type == "cuda" and cfg.model_type != "qwen3_moe"
         self._wide = torch.promote_types(self.embedding.weight.dtype, torch.float32)  # for what bf16 is too coarse for
@@ -379,8 +379,8 @@ def _weight(module: nn.Linear | Conv1D) -> Tensor:
 
 def _joined(*modules: nn.Linear) -> tuple[Tensor, Tensor | None]:
     """Return the weight and the bias of several maps of the same input as one."""
-    biases = [module.bias for module in modules if module.bias is not None]
-    return torch.cat([module.weight for module in modules]), torch.cat(biases) if biases else None
+    biases = tuple(module.bias for module in modules if module.bias is not None)
+    return torch.cat(tuple(module.weight for module in modules)), torch.cat(biases) if biases else None
 
 
 def _linear(module: nn.Linear | Conv1D) -> Linear:

@@ -1,4 +1,4 @@
-"""What can be asked of a generated text: sampling settings with their ranges; and what comes back: samples, chunks."""
+"""Sampling settings with their ranges, and the results: samples, chunks. Knows no model and no filter's arithmetic."""
 
 import math
 from collections.abc import Mapping

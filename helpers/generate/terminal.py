@@ -173,7 +173,7 @@ def _converse(options: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
-def split_documents(file: Path, kind: str) -> list[str]:
+def documents_of_file(file: Path, kind: str) -> list[str]:
     """Return the documents of a UTF-8 file: blocks between blank lines, lines, or the whole; ValueError without any."""
     try:
         text = file.read_text("utf-8-sig")
@@ -189,7 +189,7 @@ def split_documents(file: Path, kind: str) -> list[str]:
 
 def _show_scores(options: argparse.Namespace) -> int:
     """Print a line per document, tab-separated, and one for all of them."""
-    texts = split_documents(options.score, options.document)
+    texts = documents_of_file(options.score, options.document)
     scores = list(score_texts(*generate.load(options.run), texts))
     print("bits per character\tcharacters\tbeginning")
     for text, each in zip(texts, scores, strict=True):

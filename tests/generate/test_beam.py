@@ -89,12 +89,6 @@ def test_filters_that_look_back_take_part_as_in_transformers(net):
     assert [one.tokens for one in plain] != [one.tokens for one in found]
 
 
-def test_one_beam_is_greedy(net):
-    greedy = generate.generate(net, TOK, "绿萝怎么", Settings(max_new_tokens=12, temperature=0))[0]
-    (found,) = beam.search(net, TOK, "绿萝怎么", Settings(max_new_tokens=12), beams=1)
-    assert (found.text, found.tokens, found.reason) == (greedy.text, greedy.tokens, greedy.reason)
-
-
 @torch.inference_mode()
 def test_with_enough_beams_the_best_text_of_all_is_found(net):
     """All texts of two tokens, each read by itself, without a cache."""

@@ -58,15 +58,6 @@ def test_cache_and_batch_change_nothing(net, tok, settings):
         assert sample == generate.generate(net, tok, prompt, settings)[0]
 
 
-@pytest.mark.parametrize("beyond", [-1, 0, 1, 2 * N_CTX])
-def test_prompts_around_the_window(net, tok, beyond):
-    prompt = ("浇水" * (N_CTX + beyond - 1))[: 2 * (N_CTX + beyond - 1)]  # with the document's start: n_ctx + beyond
-    assert len(prompt_ids(tok, prompt)) == N_CTX + beyond
-    settings = Settings(max_new_tokens=5, seed=4)
-    sample = generate.generate(net, tok, prompt, settings)[0]
-    assert sample.text.startswith(prompt) and sample.tokens == naive(net, tok, prompt, settings)
-
-
 def test_greedy_is_that_of_transformers(net, tok):
     for prompt in PROMPTS:
         ids = prompt_ids(tok, prompt)
@@ -172,12 +163,6 @@ def forced(tok, monkeypatch):
         return net
 
     return make
-
-
-def test_stops_at_the_end_of_the_document(tok, forced):
-    ids = [*encode(tok, "看土。"), tok.eos_token_id, *encode(tok, "浇水")]
-    sample = generate.generate(forced(ids), tok, "", Settings(max_new_tokens=20, temperature=0.0))[0]
-    assert (sample.text, sample.finished, sample.tokens) == ("看土。", True, ids[:-2])
 
 
 def test_special_tokens_are_never_sampled(tok, forced):

@@ -197,7 +197,7 @@ TEXT = "\ufeff绿萝怎么浇水？\n看土。\r\n\n\n 冬天少浇水。\n"
 )
 def test_documents_of_a_file(tmp_path, kind, wanted):
     (tmp_path / "text.txt").write_bytes(TEXT.encode())
-    assert terminal.split_documents(tmp_path / "text.txt", kind) == wanted
+    assert terminal.documents_of_file(tmp_path / "text.txt", kind) == wanted
 
 
 def test_a_score_for_each_document_and_one_for_all(tmp_path, capsys, small, tok):
