@@ -7,7 +7,7 @@ Filters have the names of their settings. Ids (B, T) may be padded on the left w
 
 import math
 from collections.abc import Callable, Iterator
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -269,16 +269,8 @@ def steps(
             yield name, (logits := filter(logits, settings[name]))
 
 
-def apply_filters(
-    logits: Tensor,
-    ids: Tensor,
-    written: Tensor | None = None,
-    seen: Tensor | None = None,
-    *,
-    allowed: Tensor | None = None,
-    **settings: Setting,
-) -> Tensor:
+def apply_filters(logits: Tensor, *ids: Any, allowed: Tensor | None = None, **settings: Setting) -> Tensor:
     """Return the logits (B, V) after all active filters: the last of `steps`, which explains the arguments."""
-    for _, after in steps(logits, ids, written, seen, allowed=allowed, **settings):
+    for _, after in steps(logits, *ids, allowed=allowed, **settings):
         logits = after
     return logits

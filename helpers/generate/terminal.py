@@ -57,6 +57,7 @@ def terminal_main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(encoding="utf-8", errors=errors)
     try:
         settings = _check_options(options)
+        options.typed = options.prompt is None and sys.stdin.isatty()  # prompts come from a keyboard
         if options.score:
             return _show_scores(options)
         return _converse(options, settings) if options.chat else _continue_texts(options, settings)
@@ -100,16 +101,11 @@ def _check_options(options: argparse.Namespace) -> Settings:
     )  # fmt: skip
 
 
-def _is_typed(options: argparse.Namespace) -> bool:
-    """Return whether prompts come from a keyboard."""
-    return options.prompt is None and sys.stdin.isatty()
-
-
 def _prompts(options: argparse.Namespace, greeting: str) -> Iterator[str]:
     """Yield the prompt of the command line, or lines as they are typed, or a pipe: its lines are questions."""
     if options.prompt is not None:
         yield options.prompt
-    elif not _is_typed(options):
+    elif not options.typed:
         pipe = sys.stdin if options.chat else [sys.stdin.read()]
         yield from (text.removesuffix("\n") for text in pipe)
     else:
@@ -144,7 +140,7 @@ def _continue_texts(options: argparse.Namespace, settings: Settings) -> int:
                 print()
             beginning = prompt + "\n" * options.line
             if not _print_texts(partial(generate.stream_text, model, tokenizer, beginning, settings, sample=sample)):
-                if not _is_typed(options):
+                if not options.typed:
                     return INTERRUPTED
                 break
     return 0
@@ -162,13 +158,13 @@ def _converse(options: argparse.Namespace, settings: Settings) -> int:
         try:
             is_whole = _print_texts(partial(talk.ask, question, settings))
         except ChatError as error:
-            if not _is_typed(options):
+            if not options.typed:
                 raise
             print(error, file=sys.stderr)
             continue
         if talk.left_out:
             print(f"(the context is full: written without the oldest {talk.left_out} messages)", file=sys.stderr)
-        if not is_whole and not _is_typed(options):
+        if not is_whole and not options.typed:
             return INTERRUPTED
     return 0
 
