@@ -232,6 +232,7 @@ def steps(
     ids: Tensor,
     written: Tensor | None = None,
     seen: Tensor | None = None,
+    /,
     *,
     allowed: Tensor | None = None,
     **settings: Setting,
