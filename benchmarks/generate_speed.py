@@ -1,28 +1,22 @@
-"""Speed of generation: this course against `transformers`' generate and CTranslate2, in turns; and the cost of int8.
+"""Speed of generation: this course against `transformers`' generate, in turns.
 
     python -m benchmarks.generate_speed [--run sample] [--tokens 100] [--laps 5] [--quick]
 
 Two models: the trained one of a run, and one of GPT-2's shape (124 million parameters) with random weights. One process
-writes in turn, from the same prompt, the same number of tokens, in one sequence and in eight: with our loop, with the
-library's, and with CTranslate2 in float32 and int8. All draw from the model's own distribution; none may end early. A
-speed is compared with the library's in the same turn, so that a machine that slows down slows all of them; the median
-counts. A token of one sequence needs every weight once: what reading them from memory allows at most is printed beside
-the large model, in fp32 and bf16; and ours in bf16 is compared with CTranslate2's int8.
-
-Then what int8 costs on the trained model: bits per character of validation documents, and how often both choose the
-same token. CTranslate2 needs `pip install -e ".[fast]"`; without it, and on a GPU, only the first two are compared.
+writes in turn, from the same prompt, the same number of tokens, in one sequence and in eight: with our loop and with
+the library's. Both draw from the model's own distribution; neither may end early. A speed is compared with the
+library's in the same turn, so that a machine that slows down slows both; the median counts. A token of one sequence
+needs every weight once: what reading them from memory allows at most is printed beside the large model, in fp32 and
+bf16.
 """
 
 import argparse
 import copy
-import importlib.util
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 import torch
@@ -30,9 +24,8 @@ from transformers import AutoConfig, GenerationConfig, GPT2Config, PreTrainedMod
 
 from benchmarks.machine import describe_machine, report
 from helpers import paths
-from helpers.corpus.shards import read_texts
 from helpers.device import pick_device
-from helpers.generate import ctranslate, generate
+from helpers.generate import generate
 from helpers.generate.batch import DecodeBatch, Row, prompt_ids
 from helpers.generate.settings import Settings
 from helpers.manifest import open_room
@@ -43,11 +36,6 @@ from helpers.vocab import tokenizer
 SEQUENCES = (1, 8)
 AIMS = {"ours_1": 3.0, "ours_8": 2.5}  # × transformers at as many sequences, the trained model
 READ_AIM = 0.7  # of the tokens that the memory's speed allows, one sequence of the large model
-INT8_AIM = 1.0  # × CTranslate2's int8: ours of the large model, where our fastest is bf16
-NAMES = {
-    "transformers": "transformers", "ours": "ours", "ours bf16": "ours in bf16", "float32": "CTranslate2 float32",
-    "int8": "CTranslate2 int8",
-}  # fmt: skip
 SHAPE = dict(n_layer=12, n_embd=768, n_head=12, n_ctx=1024, vocab=50257)
 QUICK = dict(n_layer=2, n_embd=64, n_head=2, n_ctx=128, vocab=2000)
 PROMPT = 12  # ids, at most; the rest of the window is for writing
@@ -78,7 +66,7 @@ def read_rate(numbers: int = 2**27) -> float:
     return best
 
 
-def writers(folder: Path, scratch: Path, prompt: str, tokens: int, half: bool = False) -> dict[str, Writer]:
+def writers(folder: Path, prompt: str, tokens: int, half: bool = False) -> dict[str, Writer]:
     """Return the competitors by name, for one model; with `half` also ours in bf16."""
     model, tok = generate.load(folder)
     ids = prompt_ids(tok, prompt)[: 1 + PROMPT]
@@ -102,19 +90,9 @@ def writers(folder: Path, scratch: Path, prompt: str, tokens: int, half: bool = 
         out = model.generate(inputs, attention_mask=mask, num_return_sequences=sequences, **drawing)
         return (out.shape[1] - len(ids)) * len(out)
 
-    def exported(quantization: str) -> Writer:
-        engine = ctranslate.Fast(ctranslate.export(folder, scratch / quantization, quantization))
-
-        def write(sequences: int) -> int:
-            return sum(map(len, engine.write([ids] * sequences, tokens, at_least=tokens)))
-
-        return write
-
     competitors = {"transformers": transformers, "ours": ours}
     if half:
         competitors["ours bf16"] = partial(ours, model=copy.deepcopy(model).bfloat16())
-    if importlib.util.find_spec("ctranslate2") and model.device.type == "cpu":
-        competitors |= {quantization: exported(quantization) for quantization in ("float32", "int8")}
     return competitors
 
 
@@ -129,23 +107,11 @@ def measure(competitors: dict[str, Writer], laps: int) -> dict[str, float]:
                 if lap:  # the first lap sets up and does not count
                     speeds.setdefault(f"{name}_{sequences}", []).append(written / (time.perf_counter() - begin))
     figures = {name: round(statistics.median(each), 1) for name, each in speeds.items()}
-
-    def times(one: list[float], other: list[float]) -> float:
-        return round(statistics.median(a / b for a, b in zip(one, other, strict=True)), 2)
-
     for name, each in speeds.items():
-        figures[f"{name}_times"] = times(each, speeds[f"transformers_{name.split('_')[1]}"])
-    for n in SEQUENCES:
-        if f"ours bf16_{n}" in speeds and f"int8_{n}" in speeds:
-            figures[f"bf16_against_int8_{n}"] = times(speeds[f"ours bf16_{n}"], speeds[f"int8_{n}"])
+        theirs = speeds[f"transformers_{name.split('_')[1]}"]
+        ratios = (ours / other for ours, other in zip(each, theirs, strict=True))
+        figures[f"{name}_times"] = round(statistics.median(ratios), 2)
     return figures
-
-
-def cost(run: str, folder: Path, export: Path, count: int) -> dict[str, float]:
-    """Return what int8 costs on the first `count` validation documents of a run."""
-    model, tok = generate.load(folder)
-    texts = list(islice(read_texts(run, "val"), count))
-    return asdict(ctranslate.quality(model, tok, ctranslate.Fast(export), texts))
 
 
 def show(title: str, figures: dict[str, float], competitors: dict[str, Writer]) -> None:
@@ -154,7 +120,7 @@ def show(title: str, figures: dict[str, float], competitors: dict[str, Writer]) 
     for name in competitors:
         speeds = "".join(f" {figures[f'{name}_{n}']:12.1f}" for n in SEQUENCES)
         ratios = "".join(f" {figures[f'{name}_{n}_times']:6.2f}" for n in SEQUENCES)
-        print(f"{NAMES[name]:22}{speeds}{'':18} {ratios}")
+        print(f"{name:22}{speeds}{'':18} {ratios}")
 
 
 def limits(figures: dict[str, float], parameters: int) -> dict[str, float]:
@@ -176,7 +142,6 @@ def main() -> None:
     parser.add_argument("--prompt", default="绿萝怎么浇水？", help=f"its first {PROMPT} tokens count")
     parser.add_argument("--tokens", type=int, default=100, help="new tokens per sequence, as far as the context goes")
     parser.add_argument("--laps", type=int, default=5, help="turns that count (default: 5)")
-    parser.add_argument("--texts", type=int, default=50, help="validation documents for the cost of int8")
     parser.add_argument("--quick", action="store_true", help="a tiny model instead of 124 million; no aims")
     options = parser.parse_args()
 
@@ -192,7 +157,7 @@ def main() -> None:
             ("random", scratch / "random" / "final_model", "w00001w00002w00003w00004w00005w00006"),
         ):
             large = name == "random"
-            competitors = writers(folder, scratch / name, prompt, options.tokens, half=large)
+            competitors = writers(folder, prompt, options.tokens, half=large)
             parameters = model_sizes(AutoConfig.from_pretrained(folder))["parameters"]
             figures[name] = measure(competitors, options.laps)
             show(f"{name}, {parameters / 1e6:.1f} M", figures[name], competitors)
@@ -200,21 +165,11 @@ def main() -> None:
             del competitors
             if large and not torch.cuda.is_available():
                 figures[name] |= limits(figures[name], parameters)
-        if "int8_1" in figures["trained"]:
-            figures["cost"] = cost(options.run, trained, scratch / "trained" / "int8", options.texts)
-            lost = figures["cost"]
-            print(
-                f"\nint8 on {options.texts} validation documents: {lost['fast_bits_per_character']:.4f} bits per "
-                f"character instead of {lost['bits_per_character']:.4f}; the same likeliest token at "
-                f"{lost['same_likeliest']:.1%} of all places; {lost['same_greedy']:.1%} of the tokens of greedy texts "
-                "are equal"
-            )
     met = {}
     if not options.quick:
         values = {f"{each}_times": (figures["trained"][f"{each}_times"], aim) for each, aim in AIMS.items()}
         shares = ("read_share_fp32", "read_share_bf16")
         values |= {each: (figures["random"][each], READ_AIM) for each in shares if each in figures["random"]}
-        values |= {name: (value, INT8_AIM) for name, value in figures["random"].items() if "against_int8" in name}
         met = {name: {"value": value, "aim": aim, "met": value >= aim} for name, (value, aim) in values.items()}
     described = describe_machine(pick_device("auto"))
     report({"benchmark": "generate_speed", "machine": described, "figures": figures, "aims": met})

@@ -610,7 +610,7 @@ def child_mistakes(waits, uploads):
         real = sampling._column
         sampling._column = lambda setting, logits: torch.full((len(logits), 1), float(setting), dtype=torch.float64)
         try:
-            sampling.filtered(logits, ids, temperature=0.5)
+            sampling.apply_filters(logits, ids, temperature=0.5)
         finally:
             sampling._column = real
 
@@ -623,7 +623,7 @@ def child_mistakes(waits, uploads):
 
     def none():
         loss(ids + 7, ids + 7).objective.backward()
-        sampling.filtered(logits, ids, temperature=0.5)
+        sampling.apply_filters(logits, ids, temperature=0.5)
 
     found = {}
     mistakes = {

@@ -39,7 +39,7 @@ IMPORTS = {
     "vocab": {"paths", "files", "manifest", "parallel", "corpus.conversations", "corpus.encodings"},
     "tokens": {"paths", "wording", "files", "manifest", "parallel", "vocab"},
     "train": {"paths", "wording", "files", "manifest", "progress", "parallel", "speeds", "device", "vocab", "tokens"},
-    "generate": {"paths", "wording", "files", "device", "manifest", "vocab", "corpus.shards"},
+    "generate": {"paths", "wording", "device", "manifest", "vocab", "corpus.shards"},
     "serve": {"paths", "wording", "manifest", "vocab.chat", "generate"},
     "chat": {"paths", "files", "manifest", "device", "corpus", "vocab", "tokens", "train", "generate"},
     "reward": {"paths", "device", "manifest", "corpus", "vocab", "train", "generate", "chat"},
@@ -69,7 +69,7 @@ def test_conda_users_get_what_pyproject_says_and_nothing_else():
     """Two environments for one course was one fault of the book: here both roads lead over one list."""
     environment = yaml.safe_load((ROOT / "environment.yml").read_text("utf-8"))
     python, pip, nested = environment["dependencies"]
-    assert pip == "pip" and nested == {"pip": ["-c constraints.txt", "-e .[dev,text,cluster,fast]"]}
+    assert pip == "pip" and nested == {"pip": ["-c constraints.txt", "-e .[dev,text,cluster]"]}
     assert re.fullmatch(r"python=3\.\d+", python)
     assert Requirement(f"python{PROJECT['requires-python']}").specifier.contains(python.split("=")[1])
 
@@ -121,7 +121,7 @@ def test_every_dependency_says_who_uses_it():
 
 def test_what_is_imported_is_a_dependency():
     by_module = {"yaml": "pyyaml", "IPython": "ipykernel", "PIL": "pillow", "pydantic_core": "pydantic"}
-    lines = PROJECT["dependencies"] + EXTRAS["text"] + EXTRAS["cluster"] + EXTRAS["fast"]
+    lines = PROJECT["dependencies"] + EXTRAS["text"] + EXTRAS["cluster"]
     listed = {canonicalize_name(Requirement(line).name) for line in lines} | {"distributed"}
     for file in MODULES:
         for module in imports(file) - {"helpers", *STANDARD}:
@@ -295,7 +295,6 @@ QUESTIONS = {
     "constrained decoding": "generate.constraints",
     "memorization": "generate.memorization",
     "attention": "generate.explain",
-    "CTranslate2": "generate.ctranslate",
     "continuous batching": "serve.engine",
     "OpenAI": "serve.schema",
     "API key": "serve.auth",

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from helpers.generate.batch import Row
-from helpers.generate.generate import MAX_ROWS, write_rows
-from helpers.generate.settings import DEFAULT, Sample, Settings
+from helpers.generate.generate import generate_batch
+from helpers.generate.settings import DEFAULT_SETTINGS, Sample, Settings
 from helpers.vocab.chat import Message, encode_messages
 
 
@@ -14,7 +13,7 @@ def answer_batch(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
     conversations: Sequence[Sequence[Message]],
-    settings: Settings = DEFAULT,
+    settings: Settings = DEFAULT_SETTINGS,
 ) -> list[Sample]:
     """Return one answer to the last message of each conversation, in order, without the conversation.
 
@@ -22,9 +21,7 @@ def answer_batch(
     answers, and the same ones in the next call.
     """
     prompts = [encode_messages(tokenizer, messages, generation_prompt=True).ids for messages in conversations]
-    rows = [Row(ids, settings, number) for number, ids in enumerate(prompts)]
-    write_rows(model, tokenizer, rows, MAX_ROWS)
-    return [row.result(tokenizer, "") for row in rows]
+    return generate_batch(model, tokenizer, prompts, settings, numbered=True) if prompts else []
 
 
 def as_messages(question: str) -> list[Message]:

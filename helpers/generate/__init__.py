@@ -3,18 +3,14 @@
 settings        the sampling settings and their ranges; samples, chunks, token log-probabilities
 sampling        filters from logits to the next token: temperature, top-k, top-p, repetition penalty
 constraints     constrained decoding: acrostics, line lengths, rhymes, required and forbidden words
-inference       the forward pass with a KV cache; context length
-cuda_graph      a decoding step as a CUDA graph
+inference       the forward pass with a KV cache, a step as a CUDA graph; context length
 detokenize      ids to text while it is being written; stop strings
 batch           rows decoded together, each with its own settings; the sliding window
 generate        load a model; write one text, many, or a stream
 beam            beam search
 dialogue        a conversation becomes ids that leave room for an answer
 terminal        `python -m helpers.generate`: continue a text in a terminal, converse, or score a file
-score           bits per character of documents
-explain         each token's probability, what each filter removed, attention
+explain         bits per character, each token's probability, what each filter removed, attention
 surprisal       levels of probability: the scale of colours of notebooks and page
-memorization    which stretches occur verbatim in the training text
-diversity       diversity and repetition over temperature and top-p
-ctranslate      generation by CTranslate2 in int8
+memorization    which stretches occur verbatim in the training text; diversity over temperature and top-p
 """

@@ -2,7 +2,7 @@
 
 import sys
 
-from helpers.generate.terminal import main
+from helpers.generate.terminal import terminal_main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(terminal_main())

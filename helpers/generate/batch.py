@@ -23,7 +23,7 @@ from helpers.generate.settings import RANGES, Chunk, Sample, Settings, TokenLogp
 from helpers.vocab.tokenizer import decode, encode
 
 MADE_ON_CPU = {"cpu", "mps"}  # types of devices for which NumPy makes the random numbers
-PADDING = -1  # where a row has no id; no token has this id
+_PADDING = -1  # where a row has no id; no token has this id
 
 
 class Row:
@@ -59,10 +59,6 @@ class Row:
         return self.ids[self.prompt_length :]
 
     @property
-    def _prompt_ids(self) -> list[int]:
-        return self.ids[: self.prompt_length]
-
-    @property
     def done(self) -> bool:
         """Return whether the text has ended."""
         return self.reason is not None
@@ -73,14 +69,14 @@ class Row:
         return self.reason in ("end", "stop")
 
     def begin(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        """Prepare what follows the text while it is written.
+        """Prepare to be written.
 
         Raises ValueError for a constraint that cannot be met, and for a bias of a token that there is not.
         """
         settings = self.settings
         check_bias(settings, len(tokenizer))
         if self._detokenizer is None and (self._streamed or settings.stop or settings.sentence):
-            self._detokenizer = Detokenizer(tokenizer, settings.stop, settings.sentence, self._prompt_ids)
+            self._detokenizer = Detokenizer(tokenizer, settings.stop, settings.sentence, self.ids[: self.prompt_length])
         if self._constraint is None and settings.constraint is not None:
             self._constraint = settings.constraint.begin(tokenizer, tokenizer.eos_token_id, settings.max_new_tokens)
 
@@ -122,7 +118,8 @@ class Row:
 
     def result(self, tokenizer: PreTrainedTokenizerFast, prompt: str) -> Sample:
         """Return the text, which begins with this prompt; a character that is only half written is left out."""
-        written = self._detokenizer or Detokenizer(tokenizer, before=self._prompt_ids).extend(self.new)
+        before = self.ids[: self.prompt_length]
+        written = self._detokenizer or Detokenizer(tokenizer, before=before).extend(self.new)
         n = written.tokens
         logprobs = self._located(written, 0, n)
         return Sample(prompt + written.text, self.finished, self.new[:n], self.reason or "", logprobs)
@@ -195,21 +192,20 @@ class DecodeBatch:
         # 1. choose and write a token per row
         chosen = self._choose()  # (B,)
         tokens = chosen.tolist()
-        logprobs = self._logprobs(tokens) if self._with_logprobs else [None] * len(tokens)
-        for row, token, logprob in zip(self.rows, tokens, logprobs, strict=True):
-            row.write(token, self.eos, logprob)
+        logprobs = self._logprobs(tokens)
+        for i, (row, token) in enumerate(zip(self.rows, tokens, strict=True)):
+            row.write(token, self.eos, logprobs.get(i))
         # 2. let the rows go that have ended
         ended = [row for row in self.rows if row.done]
         if ended:
             chosen = chosen[self._keep([i for i, row in enumerate(self.rows) if not row.done])]
         # 3. read the new tokens, and again the windows that have slid
         if self.rows:
-            starts = [self._start(len(row.ids)) for row in self.rows]
-            known = [len(row.ids) - 1 - start for row, start in zip(self.rows, starts, strict=True)]
-            slid = [i for i, row in enumerate(self.rows) if starts[i] > self._start(len(row.ids) - 1)]
-            for i in slid:
-                known[i] = 0  # this row takes part in the step, but its logits are replaced below
-            self.logits = self._masked(self._decoder.step(chosen, known, self._cache))
+            starts = [self._start(row) for row in self.rows]
+            slid = [i for i, row in enumerate(self.rows) if starts[i] > window_start(len(row.ids) - 1, self.n_ctx)]
+            # a row that has slid takes part in the step, but its logits are replaced below
+            known = [0 if i in slid else len(row.ids) - 1 - starts[i] for i, row in enumerate(self.rows)]
+            self.logits = self._decoder.step(chosen, known, self._cache).index_fill_(1, self._banned, -torch.inf)
             if slid:
                 self.logits[slid] = self._read(slid)
         return ended
@@ -221,19 +217,11 @@ class DecodeBatch:
         if len(stay) < len(self.rows):
             self.logits = self.logits[self._keep(stay)]
 
-    def _start(self, length: int) -> int:
-        return window_start(length, self.n_ctx)
-
-    def _oldest(self, row: Row) -> int:
-        """Return the place of a row's oldest id that a filter asks for: each step makes a tensor of what follows."""
-        if "no_repeat_ngram" in self._filters:
-            return 0
-        counts_written = "presence_penalty" in self._filters or "frequency_penalty" in self._filters
-        seen = self._start(len(row.ids)) if "repetition_penalty" in self._filters else len(row.ids)
-        return min(seen, row.prompt_length) if counts_written else seen
+    def _start(self, row: Row) -> int:
+        return window_start(len(row.ids), self.n_ctx)
 
     def _window(self, row: Row) -> list[int]:
-        return row.ids[self._start(len(row.ids)) :]
+        return row.ids[self._start(row) :]
 
     def _read(self, places: Sequence[int]) -> Tensor:
         """Read the windows of the rows at these places into the cache; return their logits (R, V)."""
@@ -243,26 +231,28 @@ class DecodeBatch:
         ids, lengths = ids.to(self.model.device), [len(window) for window in distinct]
         texts = [distinct[window] for window in windows]
         pairs = list(zip(places, texts, strict=True))
-        return self._masked(self._decoder.read(ids, lengths, self._cache, pairs))[texts]
-
-    def _masked(self, logits: Tensor) -> Tensor:
-        return logits.index_fill_(1, self._banned, -torch.inf)
+        return self._decoder.read(ids, lengths, self._cache, pairs).index_fill_(1, self._banned, -torch.inf)[texts]
 
     def _choose(self) -> Tensor:
         """Return the next token of every row (B,), by its own settings and its own stream of random numbers."""
-        logits = self.logits
+        logits, device = self.logits, self.logits.device
         if self._filters or self._constrained:
-            ids = written = seen = torch.empty(0, 0, dtype=torch.long)
-            if self._looking_back:  # (B, T) each; not for nothing: they are made from lists
-                ids = padded([row.ids[self._oldest(row) :] for row in self.rows], self.model.device)
-                written = newest(ids, [len(row.ids) - row.prompt_length for row in self.rows])
-                seen = newest(ids, [len(row.ids) - self._start(len(row.ids)) for row in self.rows])
+            read = (torch.empty(0, 0, dtype=torch.long),) * 3
+            if not sampling.LOOKING_BACK.isdisjoint(self._filters):  # not for nothing: they are made from lists
+                starts = [self._start(row) for row in self.rows]
+                # of a long text, only what a filter asks for
+                oldest = [min(start, row.prompt_length) for start, row in zip(starts, self.rows, strict=True)]
+                if "no_repeat_ngram" in self._filters:
+                    oldest = [0] * len(starts)
+                ids = [row.ids[first:] for row, first in zip(self.rows, oldest, strict=True)]
+                seen = [len(row.ids) - start for row, start in zip(self.rows, starts, strict=True)]
+                read = look_back(ids, [len(row.new) for row in self.rows], seen, device)
             allowed = None
             if self._constrained:
-                allowed = torch.stack([row.allowed(logits.shape[-1]) for row in self.rows]).to(logits.device)  # (B, V)
-            logits = sampling.filtered(logits, ids, written, seen, allowed=allowed, **self._filters)
+                allowed = torch.stack([row.allowed(logits.shape[-1]) for row in self.rows]).to(device)  # (B, V)
+            logits = sampling.apply_filters(logits, *read, allowed=allowed, **self._filters)
         if self._all_greedy:
-            return sampling.likeliest(logits)
+            return sampling.choose_likeliest(logits)
         return sampling.choose(logits, self._noise())
 
     def _noise(self) -> Tensor:
@@ -277,19 +267,20 @@ class DecodeBatch:
                 row.random.standard_exponential(out=own)
         return torch.from_numpy(noise).to(widest_float(device)).to(device)
 
-    def _logprobs(self, tokens: list[int]) -> list[TokenLogprob | None]:
+    def _logprobs(self, tokens: list[int]) -> dict[int, TokenLogprob]:
         """Return the model's own view of each row's token, for the rows whose settings ask for it."""
         wanted = {i: n for i, row in enumerate(self.rows) if (n := row.settings.logprobs) is not None}
-        rows = list(wanted)
-        log_p = self.logits[rows].log_softmax(-1)  # (R, V)
-        own = log_p.gather(1, torch.tensor([[tokens[i]] for i in rows], device=log_p.device))  # (R, 1)
-        ranks = (log_p > own).sum(-1).tolist()
+        if not wanted:
+            return {}
+        log_p = self.logits[list(wanted)].log_softmax(-1)  # (R, V)
+        own = log_p.gather(1, torch.tensor([[tokens[i]] for i in wanted], device=log_p.device))  # (R, 1)
+        ranks = 1 + (log_p > own).sum(-1)
         best = log_p.topk(min(max(wanted.values()), log_p.shape[1]))
-        logprobs: list[TokenLogprob | None] = [None] * len(self.rows)
-        for at, (i, n) in enumerate(wanted.items()):
-            others = zip(best.indices[at, :n].tolist(), best.values[at, :n].tolist(), strict=True)
-            alternatives = tuple((self._text(token), value) for token, value in others)
-            logprobs[i] = TokenLogprob(tokens[i], self._text(tokens[i]), float(own[at]), 1 + ranks[at], alternatives)
+        rows = zip(wanted, own[:, 0].tolist(), ranks.tolist(), best.indices.tolist(), best.values.tolist(), strict=True)
+        logprobs = {}
+        for i, logprob, rank, others, values in rows:
+            named = tuple(zip(map(self._text, others[: wanted[i]]), values, strict=False))
+            logprobs[i] = TokenLogprob(tokens[i], self._text(tokens[i]), logprob, rank, named)
         return logprobs
 
     def _text(self, token: int) -> str:
@@ -311,23 +302,25 @@ class DecodeBatch:
         settings = [row.settings for row in self.rows]
         self._all_greedy = all(each.greedy for each in settings)
         self._constrained = any(each.constraint for each in settings)
-        self._with_logprobs = any(each.logprobs is not None for each in settings)
         self._filters = active_filters(settings, self.model.config.vocab_size, self.model.device)
         if self._all_greedy:  # what shapes the distribution never changes which token is the likeliest
             self._filters = {name: value for name, value in self._filters.items() if name not in sampling.FILTERS}
-        self._looking_back = not sampling.LOOKING_BACK.isdisjoint(self._filters)
 
 
 def padded(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Return rows of ids as (R, T); the shorter ones are preceded by PADDING."""
+    """Return rows of ids as (R, T); the shorter ones are preceded by -1, which is no token."""
     width = max(map(len, rows))
-    return torch.tensor([[PADDING] * (width - len(row)) + [*row] for row in rows], dtype=torch.long, device=device)
+    return torch.tensor([[_PADDING] * (width - len(row)) + [*row] for row in rows], dtype=torch.long, device=device)
 
 
-def newest(ids: Tensor, counts: Sequence[int]) -> Tensor:
-    """Return ids (R, T) with PADDING for all but the last counts[i] of row i."""
-    back = torch.arange(ids.shape[1], 0, -1, device=ids.device)  # (T,), the newest id is the first from the end
-    return ids.where(back <= torch.tensor(counts, device=ids.device)[:, None], PADDING)
+def look_back(
+    rows: Sequence[Sequence[int]], written: Sequence[int], seen: Sequence[int], device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what the filters read that look back, (R, T) each: all ids, the last `written[i]`, the last `seen[i]`."""
+    ids = padded(rows, device)
+    back = torch.arange(ids.shape[1], 0, -1, device=device)  # (T,), the newest id is the first from the end
+    newest = [ids.where(back <= torch.tensor(counts, device=device)[:, None], _PADDING) for counts in (written, seen)]
+    return ids, newest[0], newest[1]
 
 
 def check_bias(settings: Settings, vocab_size: int) -> None:

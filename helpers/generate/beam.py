@@ -33,6 +33,19 @@ class _Path:
     logprob: float  # of all of them together
     state: ConstraintState | None
 
+    def extended(self, token: int, logprob: float) -> "_Path":
+        state = copy.copy(self.state)
+        if state:
+            state.advance(token)
+        return _Path([*self.ids, token], logprob, state)
+
+    def reason(self, eos: int, end: int) -> str | None:
+        if self.ids[-1] == eos:
+            return "end"
+        if self.state and self.state.done:
+            return "stop"
+        return "length" if len(self.ids) == end else None
+
 
 @torch.inference_mode()
 def search(
@@ -69,7 +82,7 @@ def search(
         written = ids[:, len(reader.prompt) :]  # (P, length - 1)
         masks = [path.state.allowed(logprobs.shape[1]) for path in paths if path.state]  # (V,) each
         allowed = torch.stack(masks).to(logprobs.device) if masks else None  # (P, V)
-        logprobs = sampling.filtered(logprobs, ids, written, seen, allowed=allowed, **filters)
+        logprobs = sampling.apply_filters(logprobs, ids, written, seen, allowed=allowed, **filters)
         total = logprobs + torch.tensor([[path.logprob] for path in paths], device=logprobs.device)  # (P, V)
         # 2. the best of them; each beginning ends with one token at most, so that of twice as many enough go on
         best = total.flatten().topk(min(2 * beams, total.numel()))
@@ -79,8 +92,8 @@ def search(
             parent, token = divmod(place, total.shape[1])
             if logprob == -torch.inf:
                 break
-            path = _extended(paths[parent], token, logprob)
-            reason = _reason(path, eos, end)
+            path = paths[parent].extended(token, logprob)
+            reason = path.reason(eos, end)
             if reason and rank < beams:
                 new = path.ids[:-1] if reason == "end" else path.ids
                 finished.append(_beam(tokenizer, prompt, new, reason, logprob / length**length_penalty))
@@ -120,21 +133,6 @@ class _Reader:
     def keep(self, parents: list[int]) -> None:
         """Go on with these rows, in this order; a row may occur several times."""
         self._cache.batch_select_indices(torch.tensor(parents, device=self.model.device))
-
-
-def _extended(path: _Path, token: int, logprob: float) -> _Path:
-    state = copy.copy(path.state)
-    if state:
-        state.advance(token)
-    return _Path([*path.ids, token], logprob, state)
-
-
-def _reason(path: _Path, eos: int, end: int) -> str | None:
-    if path.ids[-1] == eos:
-        return "end"
-    if path.state and path.state.done:
-        return "stop"
-    return "length" if len(path.ids) == end else None
 
 
 def _beam(tokenizer: PreTrainedTokenizerFast, prompt: str, new: list[int], reason: str, score: float) -> Beam:

@@ -11,7 +11,6 @@ Knows no model. Sees only the continuation, not the prompt.
 
 import functools
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,10 +91,10 @@ class Constraint:
         max_new_tokens.
         """
         automaton = _automaton(self, tokenizer)
-        if automaton.shortest > max_new_tokens:
+        if (shortest := automaton.shortest) > max_new_tokens:
             raise ValueError(
-                f"max_new_tokens is {max_new_tokens}, but this constraint may take {automaton.shortest} tokens, one a "
-                f"character: set max_new_tokens to {automaton.shortest} or more"
+                f"max_new_tokens is {max_new_tokens}, but this constraint may take {shortest} tokens, one a character: "
+                f"set max_new_tokens to {shortest} or more"
             )
         return ConstraintState(automaton, eos, max_new_tokens)
 
@@ -159,51 +158,40 @@ def _rhyme_numbers(characters: list[str]) -> list[int]:
     ]
 
 
-class _Vocabulary:
-    """The tokens whose text is the same whatever their neighbours are, and their characters as numbers."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        self.size = len(tokenizer)
-        names = tokenizer.convert_ids_to_tokens(list(range(self.size)))
-        special = set(tokenizer.all_special_ids)
-        ids = [i for i, name in enumerate(names) if i not in special and not re.fullmatch("<0x[0-9A-F]{2}>", name)]
-        decode = tokenizer.backend_tokenizer.decode_batch
-        texts, doubled = decode([[i] for i in ids]), decode([[i, i] for i in ids])
-        # BERT's Latin words get a space between them, half a character has no text: these are left out
-        kept = [
-            (i, text)
-            for i, text, twice in zip(ids, texts, doubled, strict=True)
-            if 0 < len(text) <= _LONGEST and "\ufffd" not in text and twice == text + text
-        ]
-        self.ids = np.array([i for i, _ in kept], dtype=np.int64)  # (N,)
-        self.texts = [text for _, text in kept]
-        self.characters = sorted(set("".join(self.texts)))
-        number = {character: i for i, character in enumerate(self.characters)}
-        self.spelled = np.full((len(kept), max(map(len, self.texts), default=1)), -1)  # (N, L), -1 beyond the end
-        for row, text in zip(self.spelled, self.texts, strict=True):
-            row[: len(text)] = [number[character] for character in text]
-        self.alphabet = {text for text in self.texts if len(text) == 1}  # what can surely be written
-
-
-_vocabulary = functools.lru_cache(maxsize=4)(_Vocabulary)  # it takes about 50 ms
+@functools.lru_cache(maxsize=4)  # it takes about 50 ms
+def _vocabulary(tokenizer: PreTrainedTokenizerFast) -> dict[int, str]:
+    """Return the tokens whose text is the same whatever their neighbours are, with their texts."""
+    names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    special = set(tokenizer.all_special_ids)
+    ids = [i for i, name in enumerate(names) if i not in special and not re.fullmatch("<0x[0-9A-F]{2}>", name)]
+    decode = tokenizer.backend_tokenizer.decode_batch
+    texts, doubled = decode([[i] for i in ids]), decode([[i, i] for i in ids])
+    # BERT's Latin words get a space between them, half a character has no text: these are left out
+    return {
+        i: text
+        for i, text, twice in zip(ids, texts, doubled, strict=True)
+        if 0 < len(text) <= _LONGEST and "\ufffd" not in text and twice == text + text
+    }
 
 
 class _Automaton:
     """A constraint over one vocabulary: its tables, and for every state the characters to the nearest ending.
 
-    Characters that no rule tells apart form one class: 6,000 characters have a few dozen classes.
+    Characters that no rule tells apart form one class: 6,000 characters have a few dozen classes. A state is a place in
+    the form, a rhyme (0: none yet) and how much of the words has been read; each has a table of what follows by class.
+    -1 is wrong in all of them; as an index it is the last row, and after what is wrong all is wrong.
     """
 
-    def __init__(self, constraint: Constraint, vocabulary: _Vocabulary) -> None:
-        self.vocab_size = vocabulary.size
+    def __init__(self, constraint: Constraint, tokenizer: PreTrainedTokenizerFast) -> None:
+        vocabulary = _vocabulary(tokenizer)
         _check_spelling(constraint, vocabulary)
-        self._classify(constraint, vocabulary)
+        self._classify(constraint, vocabulary, len(tokenizer))
         self._build_words(constraint)
         self._build_form(constraint)
-        # rhyme after a character, by [is the place a rhyming one, rhyme before, class]; 0: none yet, the last: wrong
-        groups = 1 + (max(self._group, default=0) if constraint.rhymes else 0)
-        self._rhyme = np.tile(np.arange(groups + 1)[:, None], (2, 1, len(self._group)))
-        self._rhyme[1] = groups
+        # rhyme after a character, by [is the place a rhyming one, rhyme before, class]
+        groups = 1 + max(self._group)
+        self._rhyme = np.tile(np.append(np.arange(groups), -1)[:, None], (2, 1, len(self._group)))
+        self._rhyme[1] = -1
         rhyming = np.flatnonzero(self._group)
         self._rhyme[1, 0, rhyming] = self._rhyme[1, self._group[rhyming], rhyming] = self._group[rhyming]
         shape = (len(self._form), groups + 1, len(self._words))
@@ -219,177 +207,139 @@ class _Automaton:
                 "and forbidden words contradict each other, or a required word has no place in the lines"
             )
 
-    def _classify(self, constraint: Constraint, vocabulary: _Vocabulary) -> None:
+    def _classify(self, constraint: Constraint, vocabulary: dict[int, str], vocab_size: int) -> None:
         """Give every character a class, and the tokens the rows of classes that they are, each row once."""
         # 1. characters that the rules name have a class of their own; the others share one by rhyme and kind
         rules = "".join([constraint.heads, *constraint.ends, *constraint.required, *constraint.forbidden, "\n"])
-        own = {character: i for i, character in enumerate(dict.fromkeys(rules))}
-        characters = [*own, *(character for character in vocabulary.characters if character not in own)]
+        characters = list(dict.fromkeys([*rules, *"".join(vocabulary.values())]))
         groups = _rhyme_numbers(characters) if constraint.rhymes else [0] * len(characters)
-        inside = set("\n".join(constraint.ends))
         kinds: dict[tuple, int] = {}
-        class_of = {
-            character: kinds.setdefault(
-                (own.get(character), group, character.isalnum(), character not in inside and character != "\n"),
-                len(kinds),
-            )
+        self._class_of = {
+            character: kinds.setdefault((character in rules and character, group, character.isalnum()), len(kinds))
             for character, group in zip(characters, groups, strict=True)
         }
-        _, group, letter, inner = zip(*kinds, strict=True)
-        self._class_of = class_of
-        self._group, self._letter, self._inner = np.array(group), np.array(letter), np.array(inner)  # (C,) each
-        self._written = np.unique([class_of[character] for character in vocabulary.alphabet])  # classes that occur
+        own, group, letter = zip(*kinds, strict=True)
+        self._group, self._letters = np.array(group), np.flatnonzero(letter)  # (C,), classes
+        marks = "\n".join([*constraint.ends, ""])
+        self._inner = [i for i, character in enumerate(own) if not character or character not in marks]
+        self._written = np.unique([self._class_of[text] for text in vocabulary.values() if len(text) == 1])
         # 2. tokens as rows of classes, -1 beyond the end; tokens with the same row are treated as one
-        classes = [class_of[character] for character in vocabulary.characters]
-        rows, which = np.unique(np.array([*classes, -1])[vocabulary.spelled], axis=0, return_inverse=True)
-        self._rows = rows.T.copy()  # (L, R): the first characters of all, the second ones, …
-        # 3. the row of each token; tokens that are never allowed have one behind all others
-        self._row_of = np.full(vocabulary.size, len(rows))
-        self._row_of[vocabulary.ids] = which.reshape(-1)
+        rows: dict[tuple[int, ...], int] = {}
+        self._row_of = np.full(vocab_size, -1)  # where there is none, the token is never allowed
+        for token, text in vocabulary.items():
+            row = tuple(self._class_of[character] for character in text)
+            self._row_of[token] = rows.setdefault(row, len(rows))
+        self._rows = np.full((max(map(len, rows)), len(rows)), -1)  # (L, R): first characters, second ones, …
+        for i, row in enumerate(rows):
+            self._rows[: len(row), i] = row
 
     def _build_words(self, constraint: Constraint) -> None:
-        """Make the table (W + 1, C) of how much of the words has been read (Aho and Corasick 1975); row W is wrong.
+        """Make the table (W + 1, C) of how much of the words has been read.
 
-        A state is a node of the tree of all words, and a set of required words that have been read.
+        A state is the longest end of the text that begins a word, and a set of required words that have been read.
         """
-        classes = len(self._group)
-        # 1. the tree of all words; per node its children, the required words that end there, and whether a forbidden
-        # word does
-        tree: list[dict[int, int]] = [{}]
-        read, wrong = [0], [False]
-        required = list(dict.fromkeys(constraint.required))
-        for number, word in enumerate([*constraint.forbidden, *required], start=-len(constraint.forbidden)):
-            node = 0
-            for character in word:
-                node = tree[node].setdefault(self._class_of[character], len(tree))
-                if node == len(tree):
-                    tree.append({})
-                    read.append(0)
-                    wrong.append(False)
-            wrong[node] |= number < 0
-            read[node] |= 1 << number if number >= 0 else 0
+        classes, required = len(self._group), list(dict.fromkeys(constraint.required))
+        following: dict[str, set[str]] = {"": set()}  # of each beginning of a word: the characters that go on with it
+        forbidden = set(constraint.forbidden)
+        for word in (*required, *constraint.forbidden):
+            for n, character in enumerate(word):
+                following.setdefault(word[:n], set()).add(character)
+        begun = {beginning: i for i, beginning in enumerate(following)}
         sets = 1 << len(required)
-        if len(tree) * sets * classes > _MOST_STATES:
+        if len(begun) * sets * classes > _MOST_STATES:
             raise ValueError(f"{len(required)} required words and {len(constraint.forbidden)} forbidden ones: too many")
-        # 2. the next node for every class, in order of depth: where a word breaks off, its longest end that begins
-        # another word goes on (`fails`)
-        nodes = np.zeros((len(tree), classes), dtype=np.int64)
-        fails = [0] * len(tree)
-        queue = [0]
-        for node in queue:
-            if node:
-                nodes[node] = nodes[fails[node]]
-                read[node] |= read[fails[node]]
-                wrong[node] |= wrong[fails[node]]
-            for kind, child in tree[node].items():
-                fails[child] = nodes[node, kind] if node else 0
-                nodes[node, kind] = child
-                queue.append(child)
-        # 3. times the sets of required words that have been read
-        have = np.arange(sets)[:, None, None] | np.array(read)[nodes]  # (sets, nodes, C)
-        table = np.where(np.array(wrong)[nodes], sets * len(tree), have * len(tree) + nodes)
-        dead = np.full((1, classes), sets * len(tree))
-        self._words = np.concatenate([table.reshape(-1, classes), dead])
-        self._complete = np.append(np.repeat(np.arange(sets) == sets - 1, len(tree)), False)  # (W + 1,)
+        after, read, wrong = np.zeros(
+            (3, len(begun), classes), dtype=np.int64
+        )  # the last: a word that is forbidden ends
+        for beginning, i in begun.items():
+            for end in (beginning[n:] for n in reversed(range(len(beginning) + 1))):  # the longest one counts
+                for text in (end + character for character in following.get(end, ())):
+                    kind = self._class_of[text[-1]]
+                    after[i, kind] = begun.get(text, after[i, kind])
+                    read[i, kind] |= 1 << required.index(text) if text in required else 0
+                    wrong[i, kind] |= text in forbidden
+        have = np.arange(sets)[:, None, None] | read  # (sets, beginnings, C)
+        table = np.where(wrong, -1, have * len(begun) + after).reshape(-1, classes)
+        self._words = np.concatenate([table, np.full((1, classes), -1)])
+        self._complete = np.repeat(np.arange(sets) == sets - 1, len(begun))  # (W,)
 
     def _build_form(self, constraint: Constraint) -> None:
-        """Make the table (F + 1, C) of places in the form; row F is wrong. At a place that `accepts` a text may end."""
-        places: list[dict[int, int]] = []  # of each place: class -> next place
-        rhyming: list[bool] = []
-
-        def place(classes: Iterable[int], target: int | None = None, rhymes: bool = False) -> None:
-            places.append(dict.fromkeys(classes, len(places) + 1 if target is None else target))
-            rhyming.append(rhymes)
-
-        # 1. a place per character of each line and of its end; without a number of lines the form is a ring
-        letters, inner = np.flatnonzero(self._letter), np.flatnonzero(self._inner)
-        counts, ends = constraint._counts, constraint.ends
-        lines = constraint._lines or int(np.lcm(len(counts), len(ends)))
-        accepts = []
-        for line in range(0 if constraint._is_free else lines):
+        """Make the table (F + 1, C) of places in the form: one per character of each line and of its end."""
+        form: list[dict[int, int]] = []  # of each place: class -> next place
+        rhyming, accepting = [], []  # places; where a text may end
+        counts, ends, lines = constraint._counts, constraint.ends, constraint._lines
+        # without a number of lines the form is a ring
+        for line in range(0 if constraint._is_free else lines or int(np.lcm(len(counts), len(ends)))):
             count, end = counts[line % len(counts)], ends[line % len(ends)]
-            accepts.append(len(places))
-            first = [self._class_of[constraint.heads[line]]] if constraint.heads else letters if count else inner
+            if not lines and line and line % len(ends) == 0:
+                accepting.append(len(form))
+            head = [self._class_of[constraint.heads[line]]] if constraint.heads else None
             for column in range(count or 1):
-                place(letters if column else first, rhymes=column == count - 1 and line + 1 in constraint.rhymes)
+                if column == count - 1 and line + 1 in constraint.rhymes:
+                    rhyming.append(len(form))
+                allowed = self._letters if count else self._inner
+                form.append(dict.fromkeys(head if head and not column else allowed, len(form) + 1))
             if not count:  # any number of characters: this place leads to itself, until the end begins
-                place(inner, target=len(places))
-                places[-1][self._class_of[end[0]]] = len(places)
+                form.append(dict.fromkeys(self._inner, len(form)) | {self._class_of[end[0]]: len(form) + 1})
             for character in end[0 if count else 1 :]:
-                place([self._class_of[character]])
-        # 2. where the text may end
-        self.end = -1  # reaching this place completes the text
-        if constraint._lines:
-            self.end = len(places)
-            place([])
-            accepts = [self.end]
-        elif constraint._is_free:
-            place(range(len(self._group)), target=0)
-            accepts = [0]
-        else:
-            place([])  # after the last line the ring goes on as at the start
-            places[-1] = places[0]
-            rhyming[-1] = rhyming[0]
-            accepts = [*accepts[len(ends) :: len(ends)], len(places) - 1]
-        # 3. as tables
-        wrong = len(places)
-        self._form = np.full((wrong + 1, len(self._group)), wrong)
-        for number, targets in enumerate(places):
+                form.append({self._class_of[character]: len(form) + 1})
+        accepting.append(len(form))
+        self.end = len(form) if lines else None  # reaching this place completes the text
+        form.append({} if lines else form[0] if form else dict.fromkeys(range(len(self._group)), 0))
+        self._form = np.full((len(form) + 1, len(self._group)), -1)
+        for number, targets in enumerate(form):
             self._form[number, list(targets)] = list(targets.values())
-        self._rhyming = np.array([*rhyming, False]).astype(np.int64)  # (F + 1,)
-        self._accepts = np.isin(np.arange(wrong + 1), accepts)  # (F + 1,)
+        self._rhyming = np.isin(np.arange(len(form) + 1), rhyming).astype(np.int64)  # (F + 1,)
+        self._accepting = np.isin(np.arange(len(form)), accepting)  # (F,)
 
     def _reach(self, shape: tuple[int, int, int]) -> None:
         """Fill `needs` (F + 1, G + 1, W + 1): the fewest characters to an ending; backwards, until nothing changes."""
-        needs = np.full(shape, _FAR, dtype=np.int64)
-        needs[:, :-1] = np.where(self._accepts[:, None, None] & self._complete, 0, _FAR)
-        changed = True
-        while changed:
-            changed = False
+        self.needs = np.full(shape, _FAR, dtype=np.int64)
+        self.needs[:-1, :-1, :-1] = np.where(self._accepting[:, None, None] & self._complete, 0, _FAR)
+        before: np.ndarray = np.zeros(0)
+        while not np.array_equal(before, self.needs):
+            before = self.needs.copy()
             for place in reversed(range(shape[0] - 1)):
-                classes = self._written[self._form[place, self._written] != shape[0] - 1]  # (A,)
-                if not len(classes):
-                    continue
-                targets = self._form[place, classes][:, None, None]
-                rhymes = self._rhyme[self._rhyming[place]][:-1, classes].T[:, :, None]  # (A, G, 1)
-                words = self._words[:-1, classes].T[:, None, :]  # (A, 1, W)
-                nearest = np.minimum(needs[place, :-1, :-1], 1 + needs[targets, rhymes, words].min(0))  # (G, W)
-                if not np.array_equal(nearest, needs[place, :-1, :-1]):
-                    needs[place, :-1, :-1] = nearest
-                    changed = True
-        self.needs = needs
+                classes = self._written[self._form[place, self._written] >= 0]  # (A,)
+                if len(classes):
+                    targets = self._form[place, classes][:, None, None]
+                    rhymes = self._rhyme[self._rhyming[place]][:-1, classes].T[:, :, None]  # (A, G, 1)
+                    words = self._words[:-1, classes].T[:, None, :]  # (A, 1, W)
+                    nearest = self.needs[place, :-1, :-1]  # (G, W)
+                    np.minimum(nearest, 1 + self.needs[targets, rhymes, words].min(0), out=nearest)
 
-    def after(self, at: tuple[int, int, int]) -> np.ndarray:
-        """Return (V,): the fewest characters to an ending after each token; 2**30 if there is none."""
-        place, rhyme, words = (np.full(self._rows.shape[1], part) for part in at)  # (R,) each
-        for classes in self._rows:
+    def _follow(self, at: tuple[int, int, int], rows: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return the state (R,) after each row of classes; rows (L, R)."""
+        place, rhyme, words = (np.full(rows.shape[1], part) for part in at)
+        for classes in rows:
             long = np.flatnonzero(classes >= 0)  # the tokens that have a character here
             kinds = classes[long]
             rhyme[long] = self._rhyme[self._rhyming[place[long]], rhyme[long], kinds]
             place[long] = self._form[place[long], kinds]
             words[long] = self._words[words[long], kinds]
-        return np.append(self.needs[place, rhyme, words], _FAR)[self._row_of]
+        return place, rhyme, words
+
+    def after(self, at: tuple[int, int, int]) -> np.ndarray:
+        """Return (V,): the fewest characters to an ending after each token; 2**30 if there is none."""
+        return np.append(self.needs[self._follow(at, self._rows)], _FAR)[self._row_of]
 
     def read(self, at: tuple[int, int, int], token: int) -> tuple[int, int, int]:
-        """Return the state after one token; after one without a text place -1, from which there is no ending."""
-        if self._row_of[token] == self._rows.shape[1]:
-            return -1, 0, 0
-        place, rhyme, words = at
-        for kind in self._rows[:, self._row_of[token]]:
-            if kind >= 0:
-                rhyme = self._rhyme[self._rhyming[place], rhyme, kind]
-                place, words = self._form[place, kind], self._words[words, kind]
-        return int(place), int(rhyme), int(words)
+        """Return the state after one token; after one that is never allowed, what is wrong."""
+        if (row := self._row_of[token]) < 0:
+            return -1, -1, -1
+        place, rhyme, words = self._follow(at, self._rows[:, [row]])
+        return int(place[0]), int(rhyme[0]), int(words[0])
 
 
 @functools.lru_cache(maxsize=32)  # all samples of a request share one
 def _automaton(constraint: Constraint, tokenizer: PreTrainedTokenizerFast) -> _Automaton:
-    return _Automaton(constraint, _vocabulary(tokenizer))
+    return _Automaton(constraint, tokenizer)
 
 
-def _check_spelling(constraint: Constraint, vocabulary: _Vocabulary) -> None:
+def _check_spelling(constraint: Constraint, vocabulary: dict[int, str]) -> None:
     """Raise ValueError for what this vocabulary cannot spell, and for words that exclude each other."""
-    if not vocabulary.alphabet:
+    alphabet = {text for text in vocabulary.values() if len(text) == 1}  # what can surely be written
+    if not alphabet:
         raise ValueError(
             "this vocabulary has no characters, its tokens are bytes: constraints need a run whose vocabulary (notebook"
             " 02) is words, characters or bpe"
@@ -397,7 +347,7 @@ def _check_spelling(constraint: Constraint, vocabulary: _Vocabulary) -> None:
     ends = () if constraint._is_free else constraint.ends[: constraint._lines or None]
     for name, texts in (("head", constraint.heads), ("end", ends), ("required word", constraint.required)):
         for text in texts:
-            if missing := "".join(character for character in text if character not in vocabulary.alphabet):
+            if missing := "".join(character for character in text if character not in alphabet):
                 raise ValueError(
                     f"the {name} '{text}' cannot be written: '{missing}' is not in this vocabulary. Choose another, or "
                     "train on a text that has it"

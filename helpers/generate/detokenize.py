@@ -1,5 +1,7 @@
 """Detokenize while a text is being written: turn ids into characters, find stop strings and finished sentences."""
 
+import functools
+import json
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -16,15 +18,16 @@ SENTENCE = re.compile(
 )
 LONGEST_CHARACTER = 4  # tokens that may spell one character: the bytes of UTF-8
 # decoders that turn a token into the same text whatever stands before it; others set or strip spaces between tokens
-CONTEXT_FREE = {b"Sequence", b"ByteFallback", b"Fuse", b"ByteLevel"}
+CONTEXT_FREE = {"Sequence", "ByteFallback", "Fuse", "ByteLevel"}
 
 
+@functools.lru_cache(maxsize=4)  # a large vocabulary is read for it
 def _joins(tokenizer: PreTrainedTokenizerFast) -> bool:
     """Return whether the text of a token depends on the tokens before it."""
-    decoder = tokenizer.backend_tokenizer.decoder
+    decoder = json.loads(tokenizer.backend_tokenizer.to_str())["decoder"]
     if decoder is None:  # then tokens have spaces between them
         return True
-    return not set(re.findall(rb'"type":"(\w+)"', decoder.__getstate__())) <= CONTEXT_FREE
+    return not set(re.findall(r'"type": "(\w+)"', json.dumps(decoder))) <= CONTEXT_FREE
 
 
 class Detokenizer:

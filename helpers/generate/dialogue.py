@@ -12,12 +12,12 @@ from typing import NamedTuple
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from helpers.generate import generate, inference
-from helpers.generate.settings import DEFAULT, Settings
+from helpers.generate.settings import DEFAULT_SETTINGS, Settings
 from helpers.vocab import chat
 from helpers.vocab.chat import ASSISTANT, SYSTEM, USER, ChatError, Message
 
 
-class Opening(NamedTuple):
+class AnswerPrompt(NamedTuple):
     """What a model reads before it answers."""
 
     ids: list[int]
@@ -41,9 +41,9 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerFast) -> None:
         )
 
 
-def open_answer(
+def answer_prompt(
     tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], n_ctx: int, max_new_tokens: int, most: int = 2**63
-) -> Opening:
+) -> AnswerPrompt:
     """Return the ids of a conversation up to where the answer begins, and how long the answer may be.
 
     A quarter of the window is kept for the answer, or less if `max_new_tokens` is less; `most` limits the ids further.
@@ -51,7 +51,7 @@ def open_answer(
     """
     reserved = min(max_new_tokens, n_ctx // 4)
     ids, left_out = chat.fit_messages(tokenizer, messages, min(n_ctx - reserved, most))
-    return Opening(ids, min(max_new_tokens, n_ctx - len(ids)), left_out)
+    return AnswerPrompt(ids, min(max_new_tokens, n_ctx - len(ids)), left_out)
 
 
 @dataclass
@@ -68,7 +68,9 @@ class Dialogue:
         check_tokenizer(self.tokenizer)
         self.n_ctx = inference.context_length(self.model.config)
 
-    def ask(self, question: str, settings: Settings = DEFAULT, stop: threading.Event | None = None) -> Iterator[str]:
+    def ask(
+        self, question: str, settings: Settings = DEFAULT_SETTINGS, stop: threading.Event | None = None
+    ) -> Iterator[str]:
         """Yield the answer as it is written; setting `stop` ends it within one token, and what is written counts.
 
         Raises ChatError for a question that does not fit. Such a question is not part of the conversation, nor is one
@@ -76,14 +78,14 @@ class Dialogue:
         """
         system: list[Message] = [{"role": SYSTEM, "content": self.system}] if self.system else []
         asked: list[Message] = [*self.messages, {"role": USER, "content": question}]
-        opening = open_answer(self.tokenizer, [*system, *asked], self.n_ctx, settings.max_new_tokens)
+        opening = answer_prompt(self.tokenizer, [*system, *asked], self.n_ctx, settings.max_new_tokens)
         self.left_out = opening.left_out
         settings = replace(settings, max_new_tokens=opening.max_new_tokens)
         answer: Message = {"role": ASSISTANT, "content": ""}
         self.messages = [*asked, answer]
         is_whole = False
         try:
-            for text in generate.stream(self.model, self.tokenizer, opening.ids, settings, stop):
+            for text in generate.stream_text(self.model, self.tokenizer, opening.ids, settings, stop):
                 answer["content"] += text
                 yield text
             is_whole = not (stop and stop.is_set())

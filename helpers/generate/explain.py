@@ -1,8 +1,14 @@
-"""Explain a text: the probability and rank of each token, what each filter removed, the attention weights."""
+"""Explain a text: bits per character of documents, each token's probability and rank, what each filter removed, the
+attention weights.
 
+Bits per character are measured as in notebook 04's validation: every token counts, and the document's end, with half a
+window of context or more before it. Knows no files and no pictures.
+"""
+
+import copy
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby, pairwise
 
@@ -10,13 +16,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from helpers.device import widest_float
 from helpers.generate import inference, sampling
-from helpers.generate.batch import active_filters, banned, newest, padded, prompt_ids, window_start
+from helpers.generate.batch import active_filters, banned, look_back, prompt_ids, window_start
 from helpers.generate.detokenize import Detokenizer
-from helpers.generate.settings import DEFAULT, Settings
+from helpers.generate.settings import DEFAULT_SETTINGS, Settings
 from helpers.vocab.tokenizer import decode
 
-ROWS = 64  # places whose filters are computed at once: a handful of tensors (ROWS, V) are in memory
+_PLACES = 64  # whose filters are computed at once: a handful of tensors (_PLACES, V) are in memory
+Named = tuple[tuple[str, float], ...]  # tokens by their text, and their probabilities
 
 
 @dataclass(frozen=True)
@@ -27,7 +35,7 @@ class Filter:
     removed: int  # how many tokens it removed
     lost: float  # their probability, of what the filters before had left
     chosen: float  # the probability of the written token after this filter; 0 if it was removed
-    likeliest: tuple[tuple[str, float], ...]  # the likeliest (text, probability) of those removed
+    likeliest: Named  # of those removed
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,7 @@ class Step:
     rank: int  # 1 is the likeliest
     bits: float  # -log2 of the probability
     bits_per_character: float | None  # None where text is ""
-    alternatives: tuple[tuple[str, float], ...]  # the likeliest (text, probability)
+    alternatives: Named  # the likeliest
     filters: tuple[Filter, ...]
 
     @property
@@ -49,13 +57,42 @@ class Step:
         return self.filters[-1].chosen if self.filters else self.probability
 
 
+@dataclass(frozen=True)
+class Score:
+    """How surprising a text is to a model."""
+
+    bits: float  # of all its tokens and its end
+    tokens: int
+    characters: int
+
+    @property
+    def per_character(self) -> float:
+        """Bits per character; infinite for an empty text."""
+        return self.bits / self.characters if self.characters else math.inf
+
+    def __add__(self, other: "Score") -> "Score":
+        return Score(self.bits + other.bits, self.tokens + other.tokens, self.characters + other.characters)
+
+
 @torch.inference_mode()
-def explain(
+def score_texts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> Iterator[Score]:
+    """Yield the Score of each text, a document of its own. Raises ValueError for a model in training mode."""
+    for text in texts:
+        ids = [*prompt_ids(tokenizer, text), tokenizer.eos_token_id]
+        nats = 0.0
+        for places, logits in read_logits(model, ids, 1):
+            labels = torch.tensor([ids[place] for place in places], device=logits.device)[:, None]  # (N, 1)
+            nats -= float(logits.to(widest_float(logits.device)).log_softmax(-1).gather(1, labels).sum())
+        yield Score(nats / math.log(2), len(ids) - 1, len(text))
+
+
+@torch.inference_mode()
+def explain_text(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
     prompt: str,
     tokens: Sequence[int],
-    settings: Settings = DEFAULT,
+    settings: Settings = DEFAULT_SETTINGS,
     alternatives: int = 5,
 ) -> list[Step]:
     """Return a Step for each of the tokens that were written after a prompt with these settings.
@@ -67,43 +104,29 @@ def explain(
     for token in tokens:
         if not 0 <= token < len(never) or never[token]:
             raise ValueError(f"token {token} is never written: give the tokens of a Sample")
-    inference.check_eval(model)
     begun = prompt_ids(tokenizer, prompt)
-    ids, n_ctx = [*begun, *tokens], inference.context_length(model.config)
+    ids = [*begun, *tokens]
     whole = Detokenizer(tokenizer, before=begun).extend(tokens)
     texts = [whole.text[start:end] for start, end in pairwise([*whole.starts, len(whole.text)])]  # as it was streamed
-    allowed = _allowed(model, tokenizer, tokens, settings)
+    n_ctx, allowed = inference.context_length(model.config), _allowed(model, tokenizer, tokens, settings)
     filters = active_filters([settings], model.config.vocab_size, model.device)
-    looking_back = not sampling.LOOKING_BACK.isdisjoint(filters)
-    # of greedy settings `active_filters` makes temperature 0
+    # of all greedy settings `active_filters` makes temperature 0
     shown = {"temperature": "top_p"} if settings.top_p == 0 and settings.temperature != 0 else {}
     steps = []
-    for places, logits in read_logits(model, ids, len(begun), n_ctx):
-        # 1. what the filters did at these places
+    for places, logits in read_logits(model, ids, len(begun)):
         logits = logits.float().masked_fill(never, -torch.inf)  # (N, V)
-        start = window_start(places[0], n_ctx)  # the same for all of them
-        before_each = padded([ids[:place] if looking_back else [] for place in places], logits.device)  # (N, T)
-        written = newest(before_each, [place - len(begun) for place in places])
-        seen = newest(before_each, [place - start for place in places])
-        chosen = [ids[place] for place in places]
         new = slice(places[0] - len(begun), places[-1] + 1 - len(begun))
-        mask = None if allowed is None else torch.stack(allowed[new]).to(logits.device)  # (N, V)
-        work: list[list[Filter]] = [[] for _ in chosen]
-        before = logits.softmax(-1)
-        for name, after in sampling.steps(logits, before_each, written, seen, allowed=mask, **filters):
-            gone = (before > 0) & (after == -torch.inf)  # (N, V)
-            lost = before.where(gone, 0)
-            likeliest = _likeliest(tokenizer, lost, alternatives)
-            before = after.softmax(-1)
-            results = zip(gone.sum(-1).tolist(), lost.sum(-1).tolist(), before, chosen, likeliest, strict=True)
-            for row, (removed, share, left, token, texts_gone) in zip(work, results, strict=True):
-                row.append(Filter(shown.get(name, name), removed, share, float(left[token]), texts_gone))
-        # 2. what the model thought, before the filters
+        mask = torch.stack(allowed[new]).to(logits.device) if allowed else None  # (N, V)
+        counts = [place - len(begun) for place in places], [place - window_start(place, n_ctx) for place in places]
+        read = look_back([ids[:place] for place in places], *counts, logits.device)
+        stages = sampling.steps(logits, *read, allowed=mask, **filters)
+        named = ((shown.get(name, name), after) for name, after in stages)
+        work = _explain_filters(tokenizer, logits, named, tokens[new], alternatives)
         log_p = logits.log_softmax(-1)
-        nats = log_p.gather(1, torch.tensor(chosen, device=logits.device)[:, None])  # (N, 1)
-        ranks = 1 + (log_p > nats).sum(-1)
+        own = log_p.gather(1, torch.tensor(tokens[new], device=logits.device)[:, None])  # (N, 1)
+        ranks = 1 + (log_p > own).sum(-1)
         best = _likeliest(tokenizer, log_p.exp(), alternatives)
-        rows = zip(chosen, texts[new], nats[:, 0].tolist(), ranks.tolist(), best, work, strict=True)
+        rows = zip(tokens[new], texts[new], own[:, 0].tolist(), ranks.tolist(), best, work, strict=True)
         for token, text, log_probability, rank, others, filtered in rows:
             bits = -log_probability / math.log(2)
             each = bits / len(text) if text else None
@@ -122,23 +145,44 @@ def token_name(tokenizer: PreTrainedTokenizerFast, token: int) -> str:
     return text if text and "\ufffd" not in text else tokenizer.convert_ids_to_tokens([token])[0]
 
 
-def read_logits(model: PreTrainedModel, ids: list[int], begun: int, n_ctx: int) -> Iterator[tuple[list[int], Tensor]]:
-    """Yield places of ids from `begun` on, at most ROWS, and the logits (N, V) that the model had before each.
+def read_logits(model: PreTrainedModel, ids: list[int], begun: int) -> Iterator[tuple[list[int], Tensor]]:
+    """Yield places of ids from `begun` on, _PLACES at most, and the logits (N, V) that the model had before each.
 
-    Places that share a window share a forward pass.
+    Places that share a window share a forward pass. Raises ValueError for a model in training mode.
     """
+    inference.check_eval(model)
+    n_ctx = inference.context_length(model.config)
     for start, group in groupby(range(begun, len(ids)), key=lambda place: window_start(place, n_ctx)):
         places = list(group)
         window = torch.tensor([ids[start : places[-1]]], device=model.device)  # (1, T)
         logits = model(input_ids=window, use_cache=False, logits_to_keep=len(places)).logits[0]  # (N, V)
-        for i in range(0, len(places), ROWS):
-            yield places[i : i + ROWS], logits[i : i + ROWS]
+        for i in range(0, len(places), _PLACES):
+            yield places[i : i + _PLACES], logits[i : i + _PLACES]
 
 
-def _likeliest(
-    tokenizer: PreTrainedTokenizerFast, probabilities: Tensor, n: int
-) -> list[tuple[tuple[str, float], ...]]:
-    """Return the n likeliest (text, probability) of each row (N, V), without those of probability 0."""
+def _explain_filters(
+    tokenizer: PreTrainedTokenizerFast,
+    logits: Tensor,
+    stages: Iterable[tuple[str, Tensor]],
+    chosen: Sequence[int],
+    alternatives: int,
+) -> list[list[Filter]]:
+    """Return what each filter did, for each row of the logits (N, V)."""
+    work: list[list[Filter]] = [[] for _ in chosen]
+    before = logits.softmax(-1)
+    for name, after in stages:
+        gone = (before > 0) & (after == -torch.inf)  # (N, V)
+        lost = before.where(gone, 0)
+        before = after.softmax(-1)
+        likeliest = _likeliest(tokenizer, lost, alternatives)
+        results = zip(work, gone.sum(-1).tolist(), lost.sum(-1).tolist(), before, chosen, likeliest, strict=True)
+        for row, removed, share, left, token, texts in results:
+            row.append(Filter(name, removed, share, float(left[token]), texts))
+    return work
+
+
+def _likeliest(tokenizer: PreTrainedTokenizerFast, probabilities: Tensor, n: int) -> list[Named]:
+    """Return the n likeliest tokens of each row (N, V), without those of probability 0."""
     best = probabilities.topk(min(n, probabilities.shape[1]))
     rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return [tuple((token_name(tokenizer, i), p) for i, p in zip(*row, strict=True) if p > 0) for row in rows]
@@ -146,10 +190,10 @@ def _likeliest(
 
 def _allowed(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, tokens: Sequence[int], settings: Settings
-) -> list[Tensor] | None:
-    """Return what the constraint allowed at each token, (V,) each; None without a constraint."""
+) -> list[Tensor]:
+    """Return what the constraint allowed at each token, (V,) each; nothing without a constraint."""
     if settings.constraint is None:
-        return None
+        return []
     state = settings.constraint.begin(tokenizer, tokenizer.eos_token_id, settings.max_new_tokens)
     masks = []
     for token in tokens:
@@ -169,11 +213,9 @@ def attentions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text:
     inference.check_eval(model)
     ids = prompt_ids(tokenizer, text)
     ids = ids[window_start(len(ids), inference.context_length(model.config)) :]
-    implementation = model.config._attn_implementation
-    model.set_attn_implementation("eager")  # the fast kernels never hold the weights
-    try:
-        window = torch.tensor([ids], device=model.device)  # (1, T)
-        weights = model(input_ids=window, use_cache=False, output_attentions=True).attentions  # L × (1, H, T, T)
-    finally:
-        model.set_attn_implementation(implementation)
+    # the fast kernels never hold the weights; this copy, which shares all tensors, takes the slow ones
+    plain = copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
+    plain.set_attn_implementation("eager")
+    window = torch.tensor([ids], device=model.device)  # (1, T)
+    weights = plain(input_ids=window, use_cache=False, output_attentions=True).attentions  # L × (1, H, T, T)
     return [token_name(tokenizer, i) for i in ids], torch.cat(weights).float().cpu()

@@ -13,12 +13,12 @@ from helpers import paths
 from helpers.device import pick_device
 from helpers.generate import sampling
 from helpers.generate.batch import DecodeBatch, Row, active_filters, prompt_ids
-from helpers.generate.settings import DEFAULT, Chunk, Sample, Settings
+from helpers.generate.settings import DEFAULT_SETTINGS, Chunk, Sample, Settings
 from helpers.manifest import MANIFEST, RoomError, open_room
 from helpers.vocab.tokenizer import load_tokenizer
 from helpers.wording import did_you_mean
 
-MAX_ROWS = 64  # rows that generate_batch decodes at once
+_MAX_ROWS = 64  # rows that are decoded at once
 transformers_logging.disable_progress_bar()  # a bar for each loaded file would fill the notebook
 
 
@@ -50,7 +50,9 @@ def load(run: str | Path, model: str = "base") -> tuple[PreTrainedModel, PreTrai
     return loaded.eval().requires_grad_(False), load_tokenizer(folder)
 
 
-def write_rows(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, rows: list[Row], max_rows: int) -> None:
+def write_rows(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, rows: list[Row], max_rows: int = _MAX_ROWS
+) -> None:
     """Write all rows to their end, at most max_rows at a time; others join once half of the places are free."""
     batch = DecodeBatch(model, tokenizer)
     waiting = [row for row in reversed(rows) if not row.done]
@@ -65,7 +67,7 @@ def generate(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
     prompt: str,
-    settings: Settings = DEFAULT,
+    settings: Settings = DEFAULT_SETTINGS,
     samples: int = 1,
 ) -> list[Sample]:
     """Return `samples` continuations of one prompt, written in one batch; the prompt is read once.
@@ -81,24 +83,33 @@ def generate(
 
 
 def generate_batch(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompts: Sequence[str], settings: Settings = DEFAULT
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    prompts: Sequence[str | list[int]],
+    settings: Settings = DEFAULT_SETTINGS,
+    *,
+    numbered: bool = False,
+    max_rows: int = _MAX_ROWS,
 ) -> list[Sample]:
     """Return one continuation per prompt, in order: the same texts as `generate` one by one, in far less time.
 
-    Raises ValueError when there is no prompt.
+    A prompt is a text, or ids, which the sample's text then leaves out. numbered: prompt i is continued by sample i of
+    the seed, so that equal prompts have different texts. Raises ValueError when there is no prompt.
     """
     if not prompts:
         raise ValueError("there is no prompt: give at least one (it may be empty)")
-    rows = [Row(prompt_ids(tokenizer, prompt), settings) for prompt in prompts]
-    write_rows(model, tokenizer, rows, MAX_ROWS)
-    return [row.result(tokenizer, prompt) for prompt, row in zip(prompts, rows, strict=True)]
+    begun = [prompt_ids(tokenizer, prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
+    rows = [Row(ids, settings, number if numbered else 0) for number, ids in enumerate(begun)]
+    write_rows(model, tokenizer, rows, max_rows)
+    texts = [prompt if isinstance(prompt, str) else "" for prompt in prompts]
+    return [row.result(tokenizer, text) for row, text in zip(rows, texts, strict=True)]
 
 
 def stream_chunks(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
     prompt: str | Sequence[int],
-    settings: Settings = DEFAULT,
+    settings: Settings = DEFAULT_SETTINGS,
     stop: threading.Event | None = None,
     sample: int = 0,
 ) -> Iterator[Chunk]:
@@ -117,11 +128,11 @@ def stream_chunks(
             yield chunk
 
 
-def stream(
+def stream_text(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
     prompt: str | Sequence[int],
-    settings: Settings = DEFAULT,
+    settings: Settings = DEFAULT_SETTINGS,
     stop: threading.Event | None = None,
     sample: int = 0,
 ) -> Iterator[str]:
@@ -133,7 +144,7 @@ def stream(
 def next_logits(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompt: str) -> tuple[Tensor, Tensor]:
     """Return what the model sees of a prompt, ids (1, T), and the logits (1, V) of the token that comes next."""
     batch = DecodeBatch(model, tokenizer)
-    batch.add([Row(prompt_ids(tokenizer, prompt), DEFAULT)])
+    batch.add([Row(prompt_ids(tokenizer, prompt), DEFAULT_SETTINGS)])
     return batch.ids, batch.logits
 
 
@@ -142,4 +153,5 @@ def filtered(logits: Tensor, ids: Tensor, settings: Settings, written: Tensor | 
 
     ids (B, T): the text so far; written (B, N): those of them after the prompt, for the two penalties of OpenAI.
     """
-    return sampling.filtered(logits, ids, written, **active_filters([settings], logits.shape[-1], logits.device))
+    filters = active_filters([settings], logits.shape[-1], logits.device)
+    return sampling.apply_filters(logits, ids, written, **filters)

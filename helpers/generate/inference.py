@@ -2,13 +2,14 @@
 
 The library's forward pass can do everything: training, masks of any kind, hooks. Writing text needs little of that, and
 in a small model each call of a kernel costs more time than its arithmetic. Here is the same arithmetic (a test compares
-every architecture) in as few calls as possible. Knows GPT-2 and the LLaMA family; knows no text and no sampling.
+every architecture) in as few calls as possible; on a GPU, a step is one CUDA graph. Knows GPT-2 and the LLaMA family,
+and reads their layers by the names that the library gives their parts; knows no text and no sampling.
 """
 
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +18,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from helpers.device import made_by_intel
-from helpers.generate.cuda_graph import GraphedStep, rounded_up
-
-if TYPE_CHECKING:  # slow to import; the library imports the one that a model needs
-    from transformers.models.gpt2.modeling_gpt2 import GPT2Block, GPT2LMHeadModel
-
-    # LLaMA's classes stand for its whole family, which has the same attributes
-    from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaForCausalLM, LlamaRMSNorm
 
 FAMILIES = ("gpt2", "llama", "mistral", "qwen3", "qwen3_moe")
 FIRST_POSITIONS = 64  # of a new cache; doubled as the texts grow
@@ -33,7 +27,7 @@ FIRST_POSITIONS = 64  # of a new cache; doubled as the texts grow
 # of plain products (measured, see `generate_speed` in benchmarks/README.md)
 PACKED_FROM = 2**16
 PLAIN_UP_TO, FEW = (2**20, 32) if made_by_intel() else (2**19, 2)
-ROWS = 8  # that the layout is made for
+_PACKED_ROWS = 8  # the rows that the layout is made for
 Map = Callable[[Tensor], Tensor]
 Attend = Callable[[int, Tensor, float], Tensor]  # (layer, qkv, scale) -> (M, heads * head size)
 Layer = Callable[[Tensor, Attend, Tensor | None], Tensor]  # (x, attend, turns) -> x
@@ -89,6 +83,49 @@ class KVCache:
             layer[:, target, :, :length] = layer[:, source, :, :length]
 
 
+class GraphedStep:
+    """A step of at most `rows` rows as a CUDA graph, recorded when it is first called.
+
+    A GPU waits for Python, which starts hundreds of kernels one after another, most of the time of a step. A graph
+    starts all of them at once. It does the same work at the same addresses each time, so ids and positions have fixed
+    places. It writes into the cache it was made for, also beyond the rows that are given: those must be free.
+    """
+
+    def __init__(self, step: Callable[[Tensor, Tensor], Tensor], rows: int, device: torch.device) -> None:
+        self._step = step  # ids (R,), positions (R,) -> logits (R, V)
+        self._ids = torch.zeros(rows, dtype=torch.long, device=device)
+        self._positions = torch.zeros(rows, dtype=torch.long, device=device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._logits: Tensor
+
+    def __call__(self, ids: Tensor, positions: Sequence[int]) -> Tensor:
+        """Return the logits (B, V) after one more id (B,) at these positions; call it in inference mode."""
+        self._ids[: len(ids)] = ids
+        self._positions[: len(ids)] = torch.tensor(positions)
+        if self._graph is None:
+            self._graph = self._record()
+        self._graph.replay()
+        return self._logits[: len(ids)].clone()  # the next replay overwrites them
+
+    def _record(self) -> torch.cuda.CUDAGraph:
+        # first without recording, on a stream of its own: libraries prepare themselves at their first call. It writes
+        # into the cache what the replay will write
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            self._step(self._ids, self._positions)
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=aside, capture_error_mode="thread_local"):  # other threads go on
+            self._logits = self._step(self._ids, self._positions)
+        return graph
+
+
+def rounded_up(rows: int, most: int) -> int:
+    """Return the next power of two, but at most `most`: for 64 rows seven graphs are enough."""
+    return min(1 << (rows - 1).bit_length(), most)
+
+
 class Linear:
     """A product with a matrix, and a bias if there is one, in the layout that is fastest for the number of rows."""
 
@@ -96,7 +133,7 @@ class Linear:
         self.bias = bias
         self._plain = self._packed = None
         if _can_be_packed(weight):
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROWS)
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _PACKED_ROWS)
         if self._packed is None or (weight.dtype == torch.float32 and weight.numel() <= PLAIN_UP_TO):
             self._plain = weight.T.contiguous()  # (in, out): the faster order for a few rows
 
@@ -143,25 +180,24 @@ class Decoder:
         self.n_head = cfg.num_attention_heads
         self.n_kv_head = getattr(cfg, "num_key_value_heads", None) or self.n_head
         self.head_size = getattr(cfg, "head_dim", None) or cfg.hidden_size // self.n_head
+        body: Any = model.base_model
+        head: Any = model.get_output_embeddings()
         self.embedding = cast(nn.Embedding, model.get_input_embeddings())
         # which experts a token needs is not known before: that is not the same work each time
         self._is_graphed = model.device.type == "cuda" and cfg.model_type != "qwen3_moe"
         self._wide = torch.promote_types(self.embedding.weight.dtype, torch.float32)  # for what bf16 is too coarse for
         # 2. layers, as functions
         self.position_embedding: nn.Embedding | None = None
-        head = cast(nn.Linear, model.get_output_embeddings())
         if cfg.model_type == "gpt2":
-            gpt2 = cast("GPT2LMHeadModel", model).transformer
-            self.position_embedding, norm, linear = gpt2.wpe, gpt2.ln_f, _linear(head)
-            self._layers = [self._gpt2_layer(i, cast("GPT2Block", layer), cfg) for i, layer in enumerate(gpt2.h)]
+            self.position_embedding, norm, linear = body.wpe, body.ln_f, _linear(head)
+            self._layers = [self._gpt2_layer(i, layer, cfg) for i, layer in enumerate(body.h)]
             self._head: Map = lambda x: linear(norm(x))
         else:
-            llama = cast("LlamaForCausalLM", model).model
-            self._layers = [self._llama_layer(i, layer) for i, layer in enumerate(llama.layers)]
-            self._head = self._normed(llama.norm, _weight(head), head.bias)
+            self._layers = [self._llama_layer(i, layer) for i, layer in enumerate(body.layers)]
+            self._head = self._normed(body.norm, _weight(head), head.bias)
             # 3. rotary positions: a pair of numbers is one complex number, and turned by a product with another
             positions = torch.arange(self.n_ctx, device=model.device)
-            cos, sin = llama.rotary_emb(torch.zeros(1, device=model.device), positions[None])  # (1, n_ctx, head size)
+            cos, sin = body.rotary_emb(torch.zeros(1, device=model.device), positions[None])  # (1, n_ctx, head size)
             half = self.head_size // 2
             self._turns = torch.complex(cos[0, :, :half].float(), sin[0, :, :half].float())[:, None]  # (n_ctx, 1, half)
 
@@ -207,32 +243,25 @@ class Decoder:
         if self._is_graphed:
             rows = rounded_up(B, cache.layers[0].shape[1])
             if rows not in cache.graphs:
-                # not the cache itself, which would hold the graph that holds it
-                whole = partial(self._step_over_all, layers=[layer[:, :rows] for layer in cache.layers])
+                # over all positions, behind a mask: the same work, however long the rows are. Not of the cache itself,
+                # which would hold the graph that holds it
+                whole = partial(self._step, layers=[layer[:, :rows] for layer in cache.layers])
                 cache.graphs[rows] = GraphedStep(whole, rows, ids.device)
             return cache.graphs[rows](ids, lengths)
-        layers = [layer[:, :B, :, : most + 1] for layer in cache.layers]
-        if min(lengths) == most:
-            return self._step(ids, most, layers, None)
-        positions = torch.tensor(lengths, device=ids.device)  # (B,)
-        seen = torch.arange(most + 1, device=ids.device) <= positions[:, None]
-        return self._step(ids, positions, layers, seen[:, None, None])
+        positions = most if min(lengths) == most else torch.tensor(lengths, device=ids.device)
+        return self._step(ids, positions, [layer[:, :B, :, : most + 1] for layer in cache.layers])
 
-    def _step_over_all(self, ids: Tensor, positions: Tensor, layers: Sequence[Tensor]) -> Tensor:
-        """Do a step that reads all positions of a cache, behind a mask: the same work, however long the rows are."""
-        places = torch.arange(layers[0].shape[3], device=ids.device)
-        hidden = (places > positions[:, None])[:, None, None]  # (R, 1, 1, T)
-        # added to the scores, not a truth value: that would be made into this in each layer
-        seen = torch.zeros(hidden.shape, dtype=layers[0].dtype, device=ids.device).masked_fill_(hidden, -torch.inf)
-        return self._step(ids, positions, layers, seen)
-
-    def _step(self, ids: Tensor, positions: Tensor | int, layers: Sequence[Tensor], seen: Tensor | None) -> Tensor:
+    def _step(self, ids: Tensor, positions: Tensor | int, layers: Sequence[Tensor]) -> Tensor:
         """Read an id (B,) per row into layers, (2, B, kv heads, T, head size) each; return the logits (B, V).
 
-        positions: one for all rows, or (B,). seen (B, 1, 1, T): the mask of attention.
+        positions: (B,), or one for all rows, which are full then.
         """
-        B = len(ids)
-        rows = None if isinstance(positions, int) else torch.arange(B, device=ids.device)
+        B, rows, seen = len(ids), None, None
+        if not isinstance(positions, int):
+            rows, places = torch.arange(B, device=ids.device), torch.arange(layers[0].shape[3], device=ids.device)
+            hidden = (places > positions[:, None])[:, None, None]  # (B, 1, 1, T)
+            # added to the scores, not a truth value: that would be made into this in each layer
+            seen = torch.zeros(hidden.shape, dtype=layers[0].dtype, device=ids.device).masked_fill_(hidden, -torch.inf)
 
         def attend(layer: int, qkv: Tensor, scale: float) -> Tensor:  # (B, heads + 2 kv heads, head size)
             kept = layers[layer]
@@ -261,7 +290,7 @@ class Decoder:
             x = layer(x, attend, turns)
         return x
 
-    def _gpt2_layer(self, number: int, layer: "GPT2Block", cfg: PreTrainedConfig) -> Layer:
+    def _gpt2_layer(self, number: int, layer: Any, cfg: PreTrainedConfig) -> Layer:
         attn, mlp = layer.attn, layer.mlp
         qkv, out = _linear(attn.c_attn), _linear(attn.c_proj)
         up, act, down = _linear(mlp.c_fc), mlp.act, _linear(mlp.c_proj)
@@ -275,16 +304,14 @@ class Decoder:
 
         return forward
 
-    def _llama_layer(self, number: int, layer: "LlamaDecoderLayer") -> Layer:
-        attn = layer.self_attn
-        q, k, v = attn.q_proj, attn.k_proj, attn.v_proj
-        weight = torch.cat([self._in_pairs(_weight(q)), self._in_pairs(_weight(k)), _weight(v)])
-        bias = None
-        if q.bias is not None:
-            bias = torch.cat([self._in_pairs(q.bias), self._in_pairs(k.bias), v.bias])
+    def _llama_layer(self, number: int, layer: Any) -> Layer:
+        attn, n_head, rotated = layer.self_attn, self.n_head, self.n_head + self.n_kv_head
+        weight, bias = _joined(attn.q_proj, attn.k_proj, attn.v_proj)
+        for part in (weight, bias):
+            if part is not None:
+                part[: rotated * self.head_size] = self._in_pairs(part[: rotated * self.head_size])
         qkv, out = self._normed(layer.input_layernorm, weight, bias), _linear(attn.o_proj)
         norms = [self._head_norm(norm) for name in ("q_norm", "k_norm") if (norm := getattr(attn, name, None))]  # Qwen3
-        n_head, rotated = self.n_head, self.n_head + self.n_kv_head
         feed_forward = self._feed_forward(layer)
 
         def forward(x: Tensor, attend: Attend, turns: Tensor | None) -> Tensor:
@@ -298,15 +325,13 @@ class Decoder:
 
         return forward
 
-    def _feed_forward(self, layer: "LlamaDecoderLayer") -> Map:
+    def _feed_forward(self, layer: Any) -> Map:
         """Return x (M, C) -> x + MLP(norm(x)): SwiGLU, or a mixture of experts as the library computes it."""
         norm, mlp = layer.post_attention_layernorm, layer.mlp
         if not hasattr(mlp, "gate_proj"):
             return lambda x: x + mlp(norm(x)[None])[0]
-        weight, bias = torch.cat([_weight(mlp.gate_proj), _weight(mlp.up_proj)]), None
-        if mlp.gate_proj.bias is not None:
-            bias = torch.cat([mlp.gate_proj.bias, mlp.up_proj.bias])
-        both, act, down = self._normed(norm, weight, bias), mlp.act_fn, _linear(mlp.down_proj)
+        both = self._normed(norm, *_joined(mlp.gate_proj, mlp.up_proj))
+        act, down = mlp.act_fn, _linear(mlp.down_proj)
 
         def forward(x: Tensor) -> Tensor:
             gate, up = both(x).chunk(2, dim=-1)  # (M, n_inner) each
@@ -314,7 +339,7 @@ class Decoder:
 
         return forward
 
-    def _normed(self, norm: "LlamaRMSNorm", weight: Tensor, bias: Tensor | None) -> Map:
+    def _normed(self, norm: Any, weight: Tensor, bias: Tensor | None) -> Map:
         """Return the map x -> weight · RMSNorm(x) + bias.
 
         √(mean x² + ε) is √(|x|² + C ε) / √C; √C and the norm's own weights go into the matrix.
@@ -329,7 +354,7 @@ class Decoder:
 
         return forward
 
-    def _head_norm(self, norm: "LlamaRMSNorm") -> Map:
+    def _head_norm(self, norm: Any) -> Map:
         weight = self._in_pairs(norm.weight)
         return lambda x: F.rms_norm(x, weight.shape, weight, norm.variance_epsilon)
 
@@ -350,6 +375,12 @@ class Decoder:
 
 def _weight(module: nn.Linear | Conv1D) -> Tensor:
     return module.weight.T if isinstance(module, Conv1D) else module.weight  # (out, in)
+
+
+def _joined(*modules: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    """Return the weight and the bias of several maps of the same input as one."""
+    biases = tuple(module.bias for module in modules if module.bias is not None)
+    return torch.cat(tuple(module.weight for module in modules)), torch.cat(biases) if biases else None
 
 
 def _linear(module: nn.Linear | Conv1D) -> Linear:

@@ -1,23 +1,27 @@
-"""Memorization: find every stretch of a generated text that occurs verbatim in the training text.
+"""Memorization: which stretches of a text occur verbatim in the training text; and diversity over a grid of settings.
 
 A suffix array (Manber and Myers 1993): all positions of the training text, sorted by the text from there on. Whatever
 begins like a given text is then found by bisection. Building takes about seven bytes of memory per byte of text,
 searching about three. Counts in characters, never in halves of one; no stretch crosses from one document into the next.
-Knows nothing of models and tokens.
+Knows no tokens and no pictures.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 import numpy as np
 from pydivsufsort import divsufsort
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from helpers.corpus.shards import read_texts
+from helpers.generate.generate import generate
+from helpers.generate.settings import DEFAULT_SETTINGS, Settings
 
 LIMIT = 100_000_000  # bytes of training text that an index holds
-BORDER = b"\xff"  # after each document; UTF-8 never has this byte
-FIRST_LOOK = 48  # bytes; most matches are shorter, and short slices compare faster
+_BORDER = b"\xff"  # after each document; UTF-8 never has this byte
+_FIRST_LOOK = 48  # bytes; most matches are shorter, and short slices compare faster
 
 
 @dataclass(frozen=True)
@@ -62,13 +66,13 @@ class Index:
         starts, self.whole = [], True
         for text in texts:
             coded = _coded(text)
-            room = limit - len(data) - len(BORDER)
+            room = limit - len(data) - len(_BORDER)
             if len(coded) > room:
                 self.whole = False
                 coded = _cut(coded, max(0, room))
             if coded or self.whole:
                 starts.append(len(data))
-                data += coded + BORDER
+                data += coded + _BORDER
             if not self.whole:
                 break
         self._starts = np.array(starts, dtype=np.int64)  # (D,), where each document begins
@@ -93,7 +97,7 @@ class Index:
     def document(self, number: int) -> str:
         """Return a document by its number, from 0."""
         start = int(self._starts[number])
-        return self._data[start : self._data.index(BORDER, start)].decode("utf-8", "surrogatepass")
+        return self._data[start : self._data.index(_BORDER, start)].decode("utf-8", "surrogatepass")
 
     def copied(self, text: str, shortest: int = 8, n: int = 8) -> Copied:
         """Find every stretch of at least `shortest` characters, and every n-gram, that occurs in the training text.
@@ -117,7 +121,7 @@ class Index:
 
     def _match(self, data: bytes, borders: list[int], i: int) -> int:
         """Return how many characters from character i on occur together in the training text."""
-        start, look = borders[i], FIRST_LOOK
+        start, look = borders[i], _FIRST_LOOK
         while True:
             wanted = data[start : start + look]
             place = bisect_left(self._order, wanted, key=lambda at: self._slice(at, len(wanted)))
@@ -168,3 +172,66 @@ def _suffix_array(data: bytearray) -> np.ndarray:
     codes = np.frombuffer(data, np.uint8)
     order = divsufsort(codes) if data else np.empty(0, dtype=np.int32)  # (N,)
     return order[_begins_character(codes)[order]]
+
+
+# ---- diversity ----
+
+
+@dataclass(frozen=True)
+class Cell:
+    """How diverse, repetitive and copied the texts are at one temperature and top-p; n-grams are of characters."""
+
+    temperature: float
+    top_p: float
+    diversity: float  # the share of different n-grams in the texts of one prompt (Li et al. 2016, distinct-n)
+    repetition: float  # the share of a text's n-grams that it had before (Welleck et al. 2020, seq-rep-n)
+    longest: float | None  # mean length of the longest copied stretch, in characters; None without an index
+    share: float | None  # share of the n-grams, as `Index.copied` counts them, that occur in the training text
+
+
+def write_grid(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    prompts: Sequence[str],
+    temperatures: Sequence[float],
+    top_ps: Sequence[float],
+    index: Index | None = None,
+    *,
+    samples: int = 8,
+    settings: Settings = DEFAULT_SETTINGS,
+    n: int = 4,
+) -> list[Cell]:
+    """Write `samples` texts per prompt at each temperature × top-p; return a Cell for each, row by row.
+
+    The other settings stay as given. Only the continuations count, without their prompts; n: characters per n-gram.
+    Raises ValueError if there is no prompt, and for n < 1.
+    """
+    if not prompts:
+        raise ValueError("there is no prompt: give at least one (it may be empty)")
+    distinct_share([], n)  # refuses a wrong n before anything is written
+    cells = []
+    for temperature in temperatures:
+        for top_p in top_ps:
+            variant = replace(settings, temperature=temperature, top_p=top_p)
+            groups = [
+                [sample.text[len(prompt) :] for sample in generate(model, tokenizer, prompt, variant, samples)]
+                for prompt in prompts
+            ]
+            texts = [text for group in groups for text in group]
+            longest = share = None
+            if index:
+                copied = [index.copied(text) for text in texts]
+                longest = fmean(each.longest for each in copied)
+                share = sum(each.known for each in copied) / max(1, sum(each.ngrams for each in copied))
+            diversity = fmean(distinct_share(group, n) for group in groups)
+            repetition = fmean(1 - distinct_share([text], n) for text in texts)
+            cells.append(Cell(temperature, top_p, diversity, repetition, longest, share))
+    return cells
+
+
+def distinct_share(texts: Sequence[str], n: int) -> float:
+    """Return the share of different n-grams among all of the texts; 1 if there are none. ValueError for n < 1."""
+    if n < 1:
+        raise ValueError(f"n is {n}: an n-gram has 1 character or more")
+    grams = [text[i : i + n] for text in texts for i in range(len(text) - n + 1)]
+    return len(set(grams)) / len(grams) if grams else 1.0

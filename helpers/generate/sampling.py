@@ -7,7 +7,7 @@ Filters have the names of their settings. Ids (B, T) may be padded on the left w
 
 import math
 from collections.abc import Callable, Iterator
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -21,15 +21,20 @@ LOOKING_BACK = frozenset({"repetition_penalty", "presence_penalty", "frequency_p
 
 
 def _column(setting: Setting, logits: Tensor) -> Tensor:
-    # float64: 1 - p must be rounded to the logits' type once, not twice
-    return torch.as_tensor(setting, dtype=widest_float(logits.device), device=logits.device).reshape(
-        -1, 1
-    )  # (B, 1) or (1, 1)
+    """Return a setting as (B, 1) or (1, 1), in fp64: 1 - p must be rounded to the logits' type once, not twice."""
+    return torch.as_tensor(setting, dtype=widest_float(logits.device), device=logits.device).reshape(-1, 1)
 
 
-def _targets(ids: Tensor, vocab_size: int) -> Tensor:
-    """Return ids with everything that is not a token sent to a spare column, number `vocab_size`."""
-    return ids.where((ids >= 0) & (ids < vocab_size), vocab_size)
+def _counts(ids: Tensor, logits: Tensor, counted: Tensor | None = None) -> Tensor:
+    """Return how often each token occurs in ids (B, T), as (B, V); what is no token (padding is -1) does not count.
+
+    counted (B, T): false for ids that are left out.
+    """
+    size = logits.shape[-1]
+    is_token = (ids >= 0) & (ids < size)
+    targets = ids.where(is_token if counted is None else is_token & counted, size)  # others go to a spare column
+    counts = logits.new_zeros((len(logits), size + 1))
+    return counts.scatter_add_(1, targets, torch.ones_like(targets, dtype=logits.dtype))[:, :size]
 
 
 def temperature(logits: Tensor, temperature: Setting) -> Tensor:
@@ -113,10 +118,8 @@ def repetition_penalty(logits: Tensor, ids: Tensor, repetition_penalty: Setting)
     more likely. Ids outside 0 … V-1 (padding is -1) are ignored.
     """
     # penalty 2, ids 0 and 2:  [3, 1, -1] -> [1.5, 1, -2]; dividing -1 as well would give -0.5
-    size = logits.shape[-1]
-    seen = logits.new_zeros((len(logits), size + 1), dtype=torch.bool).scatter_(1, _targets(ids, size), True)[:, :size]
     penalty = _column(repetition_penalty, logits).to(logits.dtype)
-    return logits.where(~seen, torch.where(logits < 0, logits * penalty, logits / penalty))
+    return logits.where(_counts(ids, logits) == 0, torch.where(logits < 0, logits * penalty, logits / penalty))
 
 
 def presence_and_frequency(
@@ -127,10 +130,7 @@ def presence_and_frequency(
     The formula of OpenAI's API: logit - count × frequency_penalty - (count > 0) × presence_penalty. 0 is off, negative
     numbers invite repeats. written (B, T): the ids that the row itself wrote, without its prompt.
     """
-    size = logits.shape[-1]
-    targets = _targets(written, size)
-    counts = logits.new_zeros((len(logits), size + 1))
-    counts = counts.scatter_add_(1, targets, torch.ones_like(targets, dtype=logits.dtype))[:, :size]
+    counts = _counts(written, logits)
     presence = _column(presence_penalty, logits).to(logits.dtype)
     frequency = _column(frequency_penalty, logits).to(logits.dtype)
     return logits - counts * frequency - (counts > 0) * presence
@@ -138,7 +138,7 @@ def presence_and_frequency(
 
 def no_repeat_ngram(logits: Tensor, ids: Tensor, no_repeat_ngram: Setting) -> Tensor:
     """Remove every token that would repeat an n-gram of ids (B, T), maybe all; 0 is off (Paulus et al. 2018)."""
-    vocab_size, width = logits.shape[-1], ids.shape[1]
+    width = ids.shape[1]
     n = _column(no_repeat_ngram, logits).long()  # (B, 1) or (1, 1)
     for size in set(n.flatten().tolist()):  # rows differ in few sizes
         if not 0 < size <= width:
@@ -148,9 +148,7 @@ def no_repeat_ngram(logits: Tensor, ids: Tensor, no_repeat_ngram: Setting) -> Te
         newest = ids[:, width - size + 1 :].unsqueeze(1)  # (B, 1, size - 1), what the next token would continue
         again = ((windows[..., :-1] == newest) & (newest >= 0)).all(-1) & (n == size)
         # 2. remove the last ids of those that agree
-        targets = torch.where(again, _targets(windows[..., -1], vocab_size), vocab_size)
-        mask = logits.new_zeros((len(logits), vocab_size + 1), dtype=torch.bool).scatter_(1, targets, True)
-        logits = logits.masked_fill(mask[:, :vocab_size], -torch.inf)
+        logits = logits.masked_fill(_counts(windows[..., -1], logits, again) > 0, -torch.inf)
     return logits
 
 
@@ -183,7 +181,7 @@ def choose(logits: Tensor, noise: Tensor) -> Tensor:
     return tokens
 
 
-def likeliest(logits: Tensor) -> Tensor:
+def choose_likeliest(logits: Tensor) -> Tensor:
     """Return the likeliest token per row (B,), of several equal ones the first; raise ValueError as `choose` does."""
     best, tokens = logits.max(-1)  # (B,) each
     check_numbers(best)
@@ -225,11 +223,7 @@ def _shifted(x: Tensor, by: int) -> Tensor:
 
 # the filters that need nothing but the logits, in their order; `steps` calls the others
 FILTERS: dict[str, Callable[[Tensor, Setting], Tensor]] = {
-    "temperature": temperature,
-    "top_k": top_k,
-    "top_p": top_p,
-    "min_p": min_p,
-    "typical_p": typical_p,
+    each.__name__: each for each in (temperature, top_k, top_p, min_p, typical_p)
 }
 
 
@@ -238,6 +232,7 @@ def steps(
     ids: Tensor,
     written: Tensor | None = None,
     seen: Tensor | None = None,
+    /,
     *,
     allowed: Tensor | None = None,
     **settings: Setting,
@@ -275,16 +270,8 @@ def steps(
             yield name, (logits := filter(logits, settings[name]))
 
 
-def filtered(
-    logits: Tensor,
-    ids: Tensor,
-    written: Tensor | None = None,
-    seen: Tensor | None = None,
-    *,
-    allowed: Tensor | None = None,
-    **settings: Setting,
-) -> Tensor:
+def apply_filters(logits: Tensor, *ids: Any, allowed: Tensor | None = None, **settings: Setting) -> Tensor:
     """Return the logits (B, V) after all active filters: the last of `steps`, which explains the arguments."""
-    for _, after in steps(logits, ids, written, seen, allowed=allowed, **settings):
+    for _, after in steps(logits, *ids, allowed=allowed, **settings):
         logits = after
     return logits

@@ -1,4 +1,4 @@
-"""What can be asked of a generated text: sampling settings with their ranges; and what comes back: samples, chunks."""
+"""Sampling settings with their ranges, and the results: samples, chunks. Knows no model and no filter's arithmetic."""
 
 import math
 from collections.abc import Mapping
@@ -106,7 +106,7 @@ class Settings:
 
 # the settings that are filters, in the order of their fields: HTTP schema, panel and page read this table
 RANGES: dict[str, Range] = {each.name: each.metadata["range"] for each in fields(Settings) if "range" in each.metadata}
-DEFAULT = Settings()
+DEFAULT_SETTINGS = Settings()
 
 
 @dataclass(frozen=True)

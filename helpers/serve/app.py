@@ -297,13 +297,13 @@ def check_model(app: web.Application, model: str | None) -> None:
         raise Refusal(404, f"this server has no such model: its model is '{name}'", "model_not_found", "model")
 
 
-def open_answer(app: web.Application, wanted: schema.ChatRequest) -> dialogue.Opening:
+def open_answer(app: web.Application, wanted: schema.ChatRequest) -> dialogue.AnswerPrompt:
     """Return what the model reads of a conversation; raises Refusal if it cannot answer it."""
     state, engine = app[STATE], app[ENGINE]
     if state.no_chat:
         raise Refusal(400, state.no_chat, "no_chat")
     try:
-        return dialogue.open_answer(
+        return dialogue.answer_prompt(
             engine.tokenizer, wanted.conversation, engine.n_ctx, wanted.longest, state.limits.max_prompt_tokens
         )
     except TooLong as error:

@@ -18,7 +18,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from helpers.generate.batch import DecodeBatch, Row, prompt_ids
-from helpers.generate.settings import DEFAULT, Chunk, Sample, Settings
+from helpers.generate.settings import DEFAULT_SETTINGS, Chunk, Sample, Settings
 from helpers.serve.limits import DEFAULT_LIMITS, Limits
 
 log = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ class Engine:
     def submit(
         self,
         prompt: str,
-        settings: Settings = DEFAULT,
+        settings: Settings = DEFAULT_SETTINGS,
         samples: int = 1,
         *,
         ids: Sequence[int] | None = None,

@@ -1,7 +1,7 @@
 """A written text explained: probability in colours, filters, copied stretches, diversity, the attention of one head.
 
-Draws the records of `generate.explain`, `generate.memorization` and `generate.diversity`. Texts are HTML with a
-plain-text twin, as in `text`: the stronger a colour, the less the model expected the character. The attention is SVG.
+Draws the records of `generate.explain` and `generate.memorization`. Texts are HTML with a plain-text twin, as in
+`text`: the stronger a colour, the less the model expected the character. The attention is SVG.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -32,9 +32,8 @@ from helpers.show.text import (
 )
 
 if TYPE_CHECKING:  # these load torch
-    from helpers.generate.diversity import Cell
     from helpers.generate.explain import Step
-    from helpers.generate.memorization import Copied, Stretch
+    from helpers.generate.memorization import Cell, Copied, Stretch
 
 END = "■"  # stands for the document's end
 PIECE = "…"  # and for a byte: it is not yet a character
@@ -103,7 +102,7 @@ def step_in_words(step: "Step") -> str:
 
 
 def explained(steps: Sequence["Step"], prompt: str = "", end: int | None = None) -> None:
-    """Show the steps of `explain.explain`: each character coloured by its probability, details under the mouse.
+    """Show the steps of `explain.explain_text`: each character coloured by its probability, details under the mouse.
 
     `end` is the id of the document's end, where that is among the tokens: it is shown as ■. Any other token without
     text is a piece of a character, and is shown as … where that is not completed.
@@ -180,7 +179,7 @@ MEASURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 
 
 def grid(cells: Sequence["Cell"]) -> None:
-    """Show the cells of `diversity.grid`: one table per measure, temperature down, top-p across."""
+    """Show the cells of `memorization.write_grid`: one table per measure, temperature down, top-p across."""
     html, plain = [], []
     top_ps = list(dict.fromkeys(cell.top_p for cell in cells))
     temperatures = list(dict.fromkeys(cell.temperature for cell in cells))

@@ -21,6 +21,10 @@ HAND = {
     "十三支": "知诗日",
     "五微": "归微",
 }
+OTHERS = {
+    "一麻": "花", "二波": "波", "三皆": "月", "四开": "来", "六豪": "高", "七尤": "秋", "八寒": "原", "九文": "春云",
+    "十一庚": "雄翁", "十二齐": "儿绿", "十四姑": "湖", "": "，x",
+}  # fmt: skip
 LETTERS = "".join(HAND.values())
 HAND["三皆"] = "月"  # stands in a word only, is no token of its own
 MARKS = "，。！\n"
@@ -84,15 +88,9 @@ def any_constraint(draw) -> Constraint:
     verse = bool(heads or lines) and characters != 0
     numbers = st.integers(1, len(heads) or lines or 1)
     words = st.lists(st.sampled_from([*"光山风，", "天长", "归去", "光，", "年年", "长天"]), max_size=2).map(tuple)
-    return Constraint(
-        heads=heads,
-        characters=characters,
-        lines=lines,
-        ends=draw(st.sampled_from([("，", "。"), ("。\n",), ("\n", "！")])),
-        rhymes=tuple(draw(st.lists(numbers, max_size=3))) if verse else (),
-        required=draw(words),
-        forbidden=draw(words),
-    )
+    ends = draw(st.sampled_from([("，", "。"), ("。\n",), ("\n", "！")]))
+    rhymes = tuple(draw(st.lists(numbers, max_size=3))) if verse else ()
+    return Constraint(heads, characters, lines, ends, rhymes, required=draw(words), forbidden=draw(words))
 
 
 @settings(max_examples=300)
@@ -123,18 +121,19 @@ SMALL = tokenizer.build_words({"天长": 2, "长天": 2, "天，": 2}, "天长�
 SMALL_TEXTS = {i: tokenizer.decode(SMALL, [i]) for i in range(len(SMALL))}
 # three tokens, of two characters at most; x stands for all other letters
 SMALL_WHOLE = ["".join(t) for n in range(7) for t in itertools.product("天长，x", repeat=n)]
+SMALL_FORMS = (
+    {},
+    dict(characters=1),
+    dict(lines=1),
+    dict(heads="天"),
+    dict(heads="长", characters=2),
+    dict(characters=(2, 1)),
+)
 small_words = st.lists(st.text("天长", min_size=1, max_size=2), max_size=2).map(tuple)
 
 
 @settings(max_examples=30)
-@given(
-    st.sampled_from(
-        [{}, {"characters": 1}, {"lines": 1}, {"heads": "天"}, {"heads": "长", "characters": 2}, {"characters": (2, 1)}]
-    ),
-    small_words,
-    small_words,
-    st.integers(0, 2**32),
-)
+@given(st.sampled_from(SMALL_FORMS), small_words, small_words, st.integers(0, 2**32))
 def test_masks_are_those_of_all_texts_there_are(form, required, forbidden, seed):
     """A token of the small alphabet is allowed exactly if some text that meets the constraint begins so, and fits."""
     limit = 3
@@ -180,21 +179,9 @@ def test_a_quatrain_whose_heads_spell_a_name():
 
 
 def test_rhymes_are_those_of_the_dictionary():
-    assert {character: rhyme(character) for character in LETTERS + "月"} == {
-        character: name for name, members in HAND.items() for character in members
-    }
-    others = {"花": "一麻", "波": "二波", "月": "三皆", "来": "四开", "高": "六豪", "秋": "七尤", "春": "九文"}
-    others |= {
-        "云": "九文",
-        "原": "八寒",
-        "儿": "十二齐",
-        "绿": "十二齐",
-        "湖": "十四姑",
-        "雄": "十一庚",
-        "翁": "十一庚",
-    }
-    assert {character: rhyme(character) for character in others} == others
-    assert rhyme("，") == rhyme("x") == ""
+    for groups in (HAND, OTHERS):
+        for name, members in groups.items():
+            assert {rhyme(character) for character in members} == {name}
 
 
 def test_forbidden_words_do_not_hide_behind_the_border_of_two_tokens():
@@ -214,21 +201,16 @@ def test_ends_that_no_line_has_need_not_be_in_the_vocabulary():
         Constraint(heads="天天", ends=("。", "，")).begin(tok, EOS, 5)
 
 
-def test_bytes_and_signals_are_never_allowed_but_the_end():
+def test_bytes_and_signals_and_ids_that_only_the_model_has_are_never_allowed():
+    """A model's table is often rounded up: it is wider than its tokenizer is long."""
     state = Constraint().begin(TOK, EOS, 10)
-    allowed = {TOK.convert_ids_to_tokens(i) for i in state.allowed(len(TOK)).nonzero().flatten().tolist()}
-    assert {"天", "天长", "\n", TOK.eos_token} < allowed
+    mask = state.allowed(len(TOK) + 8)
+    allowed = {TOK.convert_ids_to_tokens(i) for i in mask.nonzero().flatten().tolist()}
+    assert {"天", "天长", "\n", TOK.eos_token} < allowed and not mask[len(TOK) :].any()
     assert not {name for name in allowed if name.startswith("<0x")}
     assert set(TOK.all_special_tokens) & allowed == {"<eos>"} and "<assistant>" in TOK.all_special_tokens
     with pytest.raises(ValueError, match="not allowed"):
         state.advance(TOK.pad_token_id)
-
-
-def test_ids_that_only_the_model_has_are_never_allowed():
-    """A model's table is often rounded up: it is wider than its tokenizer is long."""
-    state = Constraint(heads="天长").begin(TOK, EOS, 10)
-    narrow, wide = state.allowed(len(TOK)), state.allowed(len(TOK) + 8)
-    assert wide.tolist() == narrow.tolist() + [False] * 8 and narrow.any()
 
 
 def test_a_complete_text_takes_nothing_more():
@@ -253,6 +235,13 @@ def test_another_kind_of_vocabulary():
     assert re.fullmatch(r"天\w{4}，山\w{4}。水\w{4}，长\w{4}。", text)
     with pytest.raises(ValueError, match="its tokens are bytes"):
         Constraint(heads="天").begin(tokenizer.build_bytes(), EOS, 50)
+
+
+def test_forbidden_words_may_be_many():
+    stream = random.Random(1)
+    words = tuple("".join(stream.choices(LETTERS, k=3)) for _ in range(1000))
+    ids = write(Constraint(lines=4, characters=7, forbidden=words), 32, random.Random(0).choice)
+    assert not any(word in tokenizer.decode(TOK, ids) for word in words)
 
 
 @pytest.mark.parametrize(

@@ -58,9 +58,11 @@ def test_a_sentence_ends_with_the_character_after_it(tok, text, ended):
     assert (written.text, written.stopped) == (ended or text, ended is not None)
 
 
-def test_tokens_after_the_end_do_not_count(tok):
+def test_tokens_after_the_end_do_not_count_and_broken_bytes_hold_nothing_back_for_long(tok):
     written = Detokenizer(tok, stop=("土",)).extend(encode(tok, "绿萝看土"))
     assert written.text == "绿萝看" and written.tokens == 2
+    broken = [tok.convert_tokens_to_ids("<0xF0>")] * 9
+    assert Detokenizer(tok).extend([*broken, *encode(tok, "水")]).text == "\ufffd" * 9 + "水"
 
 
 def test_each_token_is_decoded_once_however_long_the_text(tok, monkeypatch):
@@ -107,9 +109,3 @@ def test_characters_that_tokens_cut_again_and_again_come_back(tok):
         written.push(token)
         seen.append(written.text)
     assert seen == ["浇", "浇水", "浇水看", "浇水看土", "浇水看土光", text]
-
-
-def test_bytes_that_are_no_character_hold_nothing_back_for_long(tok):
-    broken = [tok.convert_tokens_to_ids("<0xF0>")] * 9
-    written = Detokenizer(tok).extend([*broken, *encode(tok, "水")])
-    assert written.text == "\ufffd" * 9 + "水"

@@ -6,7 +6,7 @@ import models
 import pytest
 
 from helpers.generate import generate
-from helpers.generate.dialogue import Dialogue, check_tokenizer, open_answer
+from helpers.generate.dialogue import Dialogue, answer_prompt, check_tokenizer
 from helpers.generate.settings import Settings
 from helpers.vocab import chat
 
@@ -30,7 +30,7 @@ def test_an_answer_is_what_follows_the_ids_of_the_conversation(small, tok):
     talk = Dialogue(small, tok, system="土")
     first = "".join(talk.ask("怎么浇水？", SETTINGS))
     ids = chat.encode_messages(tok, [{"role": "system", "content": "土"}, user("怎么浇水？")], True).ids
-    assert first == "".join(generate.stream(small, tok, ids, SETTINGS)) != ""
+    assert first == "".join(generate.stream_text(small, tok, ids, SETTINGS)) != ""
     assert talk.messages == [user("怎么浇水？"), assistant(first)]
     second = "".join(talk.ask("看土", SETTINGS))
     assert talk.messages[2:] == [user("看土"), assistant(second)]
@@ -44,10 +44,10 @@ def test_the_oldest_leave_and_the_window_never_slides(small, tok):
         left_out.append(talk.left_out)
     assert left_out[0] == 0 < left_out[-1] and len(talk.messages) == 12
     for wanted in (1, 5, 100):
-        opening = open_answer(tok, talk.messages[:-1], models.N_CTX, wanted)
+        opening = answer_prompt(tok, talk.messages[:-1], models.N_CTX, wanted)
         assert 1 <= opening.max_new_tokens <= wanted and opening.left_out % 2 == 0
         assert len(opening.ids) + opening.max_new_tokens <= models.N_CTX
-    assert len(open_answer(tok, talk.messages[:-1], models.N_CTX, 1, most=10).ids) <= 10
+    assert len(answer_prompt(tok, talk.messages[:-1], models.N_CTX, 1, most=10).ids) <= 10
 
 
 def test_a_question_that_is_too_long_is_not_part_of_the_conversation(small, tok):
@@ -79,7 +79,7 @@ def test_an_answer_that_fails_is_as_if_the_question_had_not_been_asked(small, to
         yield "看"
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(generate, "stream", failing)
+    monkeypatch.setattr(generate, "stream_text", failing)
     with pytest.raises(RuntimeError):
         list(talk.ask("水？", SETTINGS))
     assert talk.messages[2:] == [user("水？"), assistant("看")]

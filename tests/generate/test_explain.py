@@ -1,4 +1,4 @@
-"""What is found out about a text afterwards is what the generator had, and what the plainest loop computes."""
+"""What is found out about a text afterwards is what the generator had, and what the plainest loop computes; scores."""
 
 import json
 import math
@@ -10,6 +10,7 @@ from models import N_CTX, PLANTS, plants_model
 from helpers.generate import explain, generate, sampling
 from helpers.generate.batch import banned, prompt_ids, window_start
 from helpers.generate.constraints import Constraint
+from helpers.generate.explain import Score, score_texts
 from helpers.generate.settings import Settings
 from helpers.vocab import tokenizer
 
@@ -26,7 +27,7 @@ EVERY = Settings(
 def test_it_sees_what_the_generator_saw(net, tok, prompt):
     """Past the context too: the text is three windows long."""
     sample = generate.generate(net, tok, prompt, EVERY)[0]
-    steps = explain.explain(net, tok, prompt, sample.tokens, EVERY, alternatives=4)
+    steps = explain.explain_text(net, tok, prompt, sample.tokens, EVERY, alternatives=4)
     assert "".join(step.text for step in steps) == sample.text[len(prompt) :]
     assert [step.token for step in steps] == [noted.token for noted in sample.logprobs] == sample.tokens
     for step, noted in zip(steps, sample.logprobs, strict=True):
@@ -42,7 +43,7 @@ def test_it_sees_what_the_plainest_loop_sees(net, tok):
     """Every figure of every filter, against one full forward pass a token and one filter at a time."""
     prompt = "龟背竹喜欢"
     sample = generate.generate(net, tok, prompt, EVERY)[0]
-    steps = explain.explain(net, tok, prompt, sample.tokens, EVERY)
+    steps = explain.explain_text(net, tok, prompt, sample.tokens, EVERY)
     ids = prompt_ids(tok, prompt)
     written = []
     names = ["repetition_penalty", "presence_penalty", "no_repeat_ngram", "temperature", "top_k", "top_p", "min_p",
@@ -87,7 +88,7 @@ def test_a_constraint_is_the_first_filter(small, tok):
     settings = Settings(max_new_tokens=20, temperature=0.7, seed=2, constraint=wish)
     sample = generate.generate(small, tok, "绿萝", settings)[0]
     assert sample.reason == "stop"
-    steps = explain.explain(small, tok, "绿萝", sample.tokens, settings)
+    steps = explain.explain_text(small, tok, "绿萝", sample.tokens, settings)
     state = wish.begin(tok, tok.eos_token_id, 20)
     possible = (~banned(small, tok))[: len(tok)]
     for step in steps:
@@ -101,16 +102,16 @@ def test_a_constraint_is_the_first_filter(small, tok):
 
 def test_without_filters_and_at_the_end_of_the_document(small, tok):
     tokens = [*tokenizer.encode(tok, "看土。"), tok.eos_token_id]
-    steps = explain.explain(small, tok, "水", tokens)
+    steps = explain.explain_text(small, tok, "水", tokens)
     assert [step.text for step in steps] == ["看", "土", "。", ""]
     assert all(step.filters == () and step.drawn_with == step.probability for step in steps)
     assert steps[-1].bits_per_character is None and steps[0].bits_per_character == steps[0].bits
-    assert explain.explain(small, tok, "水", []) == []
+    assert explain.explain_text(small, tok, "水", []) == []
 
 
 def test_the_bits_of_a_word_are_shared_by_its_characters_and_bytes_become_one(small, tok):
     tokens = tokenizer.encode(tok, "龟背竹🌱水")
-    steps = explain.explain(small, tok, "", tokens)
+    steps = explain.explain_text(small, tok, "", tokens)
     assert [step.text for step in steps] == ["龟背竹", "", "", "", "🌱", "水"]
     assert steps[0].bits_per_character == pytest.approx(steps[0].bits / 3)
     assert {step.bits_per_character for step in steps[1:4]} == {None}
@@ -118,12 +119,9 @@ def test_the_bits_of_a_word_are_shared_by_its_characters_and_bytes_become_one(sm
 
 def test_a_token_that_another_filter_would_have_removed_has_no_chance_after_it(small, tok):
     """What would greedy decoding have said of a sampled text?"""
-    likeliest, any_other = (
-        generate.generate(small, tok, "水", Settings(max_new_tokens=6, temperature=t, seed=1))[0] for t in (0.0, 50.0)
-    )
-    steps = explain.explain(
-        small, tok, "水", likeliest.tokens + any_other.tokens, Settings(max_new_tokens=12, temperature=0.0)
-    )
+    greedy, wild = Settings(max_new_tokens=6, temperature=0.0), Settings(max_new_tokens=6, temperature=50.0, seed=1)
+    tokens = [token for each in (greedy, wild) for token in generate.generate(small, tok, "水", each)[0].tokens]
+    steps = explain.explain_text(small, tok, "水", tokens, greedy)
     for step in steps:
         (filter,) = step.filters
         assert filter.name == "temperature" and filter.chosen == step.drawn_with == float(step.rank == 1)
@@ -134,12 +132,12 @@ def test_a_token_that_another_filter_would_have_removed_has_no_chance_after_it(s
 def test_what_makes_a_text_greedy_is_named(small, tok, temperature, name):
     settings = Settings(max_new_tokens=4, temperature=temperature, top_p=0)
     tokens = generate.generate(small, tok, "水", settings)[0].tokens
-    for step in explain.explain(small, tok, "水", tokens, settings):
+    for step in explain.explain_text(small, tok, "水", tokens, settings):
         assert [filter.name for filter in step.filters] == [name] and step.drawn_with == 1
 
 
 def test_json_says_the_same(small, tok):
-    steps = explain.explain(small, tok, "水", tokenizer.encode(tok, "浇水🌱"), Settings(top_k=3))
+    steps = explain.explain_text(small, tok, "水", tokenizer.encode(tok, "浇水🌱"), Settings(top_k=3))
     read = json.loads(explain.to_json(steps), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert [row["probability"] for row in read] == [step.probability for step in steps]
     assert read[0]["filters"][0]["name"] == "top_k" and read[0]["alternatives"][0] == [*steps[0].alternatives[0]]
@@ -149,16 +147,47 @@ def test_json_says_the_same(small, tok):
 def test_tokens_that_no_text_has_are_refused_in_words(small, tok):
     for token in (tok.pad_token_id, len(tok), -1, 10**6):
         with pytest.raises(ValueError, match="never written"):
-            explain.explain(small, tok, "", [token])
+            explain.explain_text(small, tok, "", [token])
 
 
-def test_a_model_in_training_mode_is_refused(small, tok):
-    small.train()
-    with pytest.raises(ValueError, match=r"model\.eval\(\)"):
-        explain.explain(small, tok, "", [tokenizer.encode(tok, "水")[0]])
-    with pytest.raises(ValueError, match=r"model\.eval\(\)"):
-        explain.attentions(small, tok, "水")
-    small.eval()
+def test_a_model_in_training_mode_is_refused(tok):
+    net = plants_model("llama", tok).train()
+    ids = tokenizer.encode(tok, "水")
+    for do in (
+        lambda: explain.explain_text(net, tok, "", ids),
+        lambda: explain.attentions(net, tok, "水"),
+        lambda: next(score_texts(net, tok, ["水"])),
+    ):
+        with pytest.raises(ValueError, match=r"model\.eval\(\)"):
+            do()
+
+
+# ---- scores ----
+
+
+def test_a_short_text_is_scored_as_one_forward_pass_scores_it(net, tok):
+    texts = ["绿萝怎么浇水？", "看土", ""]
+    found = list(score_texts(net, tok, texts))
+    assert [each.characters for each in found] == [7, 2, 0] and found[2].per_character == math.inf
+    for text, each in zip(texts, found, strict=True):
+        ids = [*prompt_ids(tok, text), tok.eos_token_id]  # its end included
+        log_p = net(torch.tensor([ids])).logits[0, :-1].double().log_softmax(-1)  # (T, V)
+        nats = -float(log_p.gather(1, torch.tensor(ids[1:])[:, None]).sum())
+        assert each.tokens == len(ids) - 1 and each.bits == pytest.approx(nats / math.log(2), rel=1e-5)
+
+
+def test_a_text_longer_than_the_context_has_the_bits_that_its_writer_had(small, tok):
+    ids = tokenizer.encode(tok, PLANTS * 4)
+    assert len(ids) > 3 * N_CTX
+    (found,) = score_texts(small, tok, [PLANTS * 4])
+    steps = explain.explain_text(small, tok, "", [*ids, tok.eos_token_id])
+    # the writer never writes special tokens, so its probabilities are a little larger
+    assert found.bits == pytest.approx(sum(step.bits for step in steps), rel=0.02) and found.tokens == len(steps)
+
+
+def test_scores_add_up():
+    whole = Score(6.0, 3, 4) + Score(2.0, 1, 4)
+    assert whole == Score(8.0, 4, 8) and whole.per_character == 1
 
 
 # ---- attention ----
@@ -183,21 +212,11 @@ def test_attention_is_that_of_the_formula(tok):
 
 
 def test_attention_leaves_the_model_as_it_was(net, tok):
-    usual = net.config._attn_implementation
-    before = generate.next_logits(net, tok, PLANTS)[1]
+    before = net(torch.tensor([[1, 9]])).logits
     names, weights = explain.attentions(net, tok, PLANTS)
-    assert net.config._attn_implementation == usual != "eager"
-    assert torch.equal(generate.next_logits(net, tok, PLANTS)[1], before)
+    assert torch.equal(net(torch.tensor([[1, 9]])).logits, before)
     size = len(prompt_ids(tok, PLANTS))
     size -= window_start(size, N_CTX)  # what the model sees of a text beyond its context
     assert len(names) == size <= N_CTX and weights.shape[-2:] == (size, size)
     torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
     assert not weights.triu(1).any()
-
-
-def test_attention_is_set_back_after_an_error(small, tok, monkeypatch):
-    usual = small.config._attn_implementation
-    monkeypatch.setattr(type(small), "forward", lambda *args, **kwargs: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        explain.attentions(small, tok, "水")
-    assert small.config._attn_implementation == usual

@@ -58,15 +58,6 @@ def test_cache_and_batch_change_nothing(net, tok, settings):
         assert sample == generate.generate(net, tok, prompt, settings)[0]
 
 
-@pytest.mark.parametrize("beyond", [-1, 0, 1, 2 * N_CTX])
-def test_prompts_around_the_window(net, tok, beyond):
-    prompt = ("浇水" * (N_CTX + beyond - 1))[: 2 * (N_CTX + beyond - 1)]  # with the document's start: n_ctx + beyond
-    assert len(prompt_ids(tok, prompt)) == N_CTX + beyond
-    settings = Settings(max_new_tokens=5, seed=4)
-    sample = generate.generate(net, tok, prompt, settings)[0]
-    assert sample.text.startswith(prompt) and sample.tokens == naive(net, tok, prompt, settings)
-
-
 def test_greedy_is_that_of_transformers(net, tok):
     for prompt in PROMPTS:
         ids = prompt_ids(tok, prompt)
@@ -96,21 +87,15 @@ def test_a_plain_pipeline_and_generate_write_our_greedy_text(lettered, tok, tmp_
     folder = str(tmp_path / "final_model")
     model, theirs = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     write = pipeline("text-generation", model=folder, device="cpu")
-    for prompt in ("绿萝怎么浇水？", "<eos>绿萝<user>", "看"):
+    for prompt in ("绿萝怎么浇水？", "<eos>绿萝<user>", "看", ""):
         expected = generate.generate(lettered, tok, prompt, Settings(max_new_tokens=10, temperature=0.0))[0]
-        assert len(expected.tokens) > 2
-        ids = theirs(prompt, return_tensors="pt")
+        assert len(expected.tokens) > 2 or not prompt
+        ids = theirs(prompt, return_tensors="pt")  # of no prompt the document's start alone
         assert ids["input_ids"].tolist() == [prompt_ids(tok, prompt)]
         written = model.generate(**ids, max_new_tokens=10, do_sample=False)[0]
         assert theirs.decode(written, skip_special_tokens=True) == expected.text
-        assert write(prompt, max_new_tokens=10, do_sample=False)[0]["generated_text"] == expected.text
-
-
-def test_a_prompt_may_be_empty_in_plain_transformers_too(lettered, tok):
-    ids = tok("", return_tensors="pt")  # the document's start alone; without it there would be nothing to go on from
-    written = lettered.generate(**ids, max_new_tokens=10, do_sample=False)[0]
-    expected = generate.generate(lettered, tok, "", Settings(max_new_tokens=10, temperature=0.0))[0]
-    assert tok.decode(written, skip_special_tokens=True) == expected.text
+        if prompt:  # a pipeline asks for one
+            assert write(prompt, max_new_tokens=10, do_sample=False)[0]["generated_text"] == expected.text
 
 
 def watched(net, monkeypatch) -> tuple[list, list]:
@@ -139,12 +124,18 @@ def test_prefill_tracks_no_gradients(net, tok):
 
 
 def test_a_batch_is_never_wider_than_its_limit_and_keeps_its_order(net, tok, monkeypatch):
-    monkeypatch.setattr(generate, "MAX_ROWS", 4)
     _, steps = watched(net, monkeypatch)
     prompts = [PLANTS[i : i + 3] for i in range(11)]
-    samples = generate.generate_batch(net, tok, prompts, SAMPLED)
+    samples = generate.generate_batch(net, tok, prompts, SAMPLED, max_rows=4)
     assert max(steps) == (4,)
     assert samples == [generate.generate(net, tok, prompt, SAMPLED)[0] for prompt in prompts]
+
+
+def test_prompts_may_be_ids_and_each_a_sample_of_its_own(small, tok):
+    samples = generate.generate(small, tok, "水", SAMPLED, samples=3)
+    numbered = generate.generate_batch(small, tok, ["水", prompt_ids(tok, "水"), "水"], SAMPLED, numbered=True)
+    assert [each.tokens for each in numbered] == [each.tokens for each in samples]
+    assert [each.text for each in numbered] == [samples[0].text, samples[1].text[1:], samples[2].text]
 
 
 # ---- what may be written, where it ends, what is shown ----
@@ -174,12 +165,6 @@ def forced(tok, monkeypatch):
     return make
 
 
-def test_stops_at_the_end_of_the_document(tok, forced):
-    ids = [*encode(tok, "看土。"), tok.eos_token_id, *encode(tok, "浇水")]
-    sample = generate.generate(forced(ids), tok, "", Settings(max_new_tokens=20, temperature=0.0))[0]
-    assert (sample.text, sample.finished, sample.tokens) == ("看土。", True, ids[:-2])
-
-
 def test_special_tokens_are_never_sampled(tok, forced):
     """Special tokens are out of the choice, instead of being sampled and then deleted from the text."""
     unwanted = [i for i in tok.all_special_ids if i != tok.eos_token_id] + [len(tok), len(tok) + 7]
@@ -188,29 +173,22 @@ def test_special_tokens_are_never_sampled(tok, forced):
     assert not {token for s in sample for token in s.tokens} & set(unwanted)
 
 
-def test_a_special_token_typed_by_a_user_is_text(net, tok):
+def test_a_special_token_typed_by_a_user_is_text(tok):
     ids = prompt_ids(tok, "<eos><bos><user>")
     assert ids[0] == tok.bos_token_id and not set(ids[1:]) & set(tok.all_special_ids)
-    assert generate.generate(net, tok, "<eos>", Settings(max_new_tokens=3))[0].text.startswith("<eos>")
 
 
-RARE = "𠮷🌱é"  # spelled in bytes: four, four, two
-
-
-def test_streaming_never_cuts_a_character_in_two(tok, forced):
-    ids = [*encode(tok, "绿萝" + RARE + "浇水"), tok.eos_token_id]
-    pieces = list(generate.stream(forced(ids), tok, "", Settings(max_new_tokens=40, temperature=0.0)))
-    assert pieces == ["绿萝", RARE + "浇水"] or "".join(pieces) == "绿萝" + RARE + "浇水"
-    assert not any("\ufffd" in piece for piece in pieces)
-
-
-def test_a_character_half_written_at_the_last_token_is_left_out(tok, forced):
-    ids = encode(tok, "看土" + RARE)
+def test_no_character_is_ever_cut_in_two(tok, forced):
+    """Neither in a stream nor at the last token."""
+    whole = "看土𠮷🌱é浇"  # three are spelled in bytes: four, four, two
+    ids = [*encode(tok, whole), tok.eos_token_id]
     for length in range(2, len(ids) + 1):
         settings = Settings(max_new_tokens=length, temperature=0.0)
         text = generate.generate(forced(ids), tok, "", settings)[0].text
-        assert ("看土" + RARE).startswith(text) and text.startswith("看土") and "\ufffd" not in text
-        assert "".join(generate.stream(forced(ids), tok, "", settings)) == text
+        assert whole.startswith(text) and text.startswith("看土") and "\ufffd" not in text
+        pieces = list(generate.stream_text(forced(ids), tok, "", settings))
+        assert "".join(pieces) == text and not any("\ufffd" in piece for piece in pieces)
+    assert text == whole
 
 
 @hypothesis_settings(max_examples=25)
@@ -219,7 +197,7 @@ def test_pieces_add_up_to_the_text(tok, seed, length):
     """Also when the model writes byte pieces that are no characters, as an untrained one does."""
     net, settings = plants_model("gpt2", tok), Settings(max_new_tokens=length, seed=seed)
     sample = generate.generate(net, tok, "浇水", settings)[0]
-    assert sample.text == "浇水" + "".join(generate.stream(net, tok, "浇水", settings))
+    assert sample.text == "浇水" + "".join(generate.stream_text(net, tok, "浇水", settings))
     assert len(sample.tokens) == length or sample.finished
 
 
@@ -247,23 +225,14 @@ def test_a_text_ends_before_a_stop_string(tok, forced, stop, text):
     assert "".join(pieces) == text  # what may become a stop string is held back
 
 
-@pytest.mark.parametrize(
-    ("written", "text"),
-    [
-        ("看土。浇水", "看土。"),
-        ("“看土。”浇水", "“看土。”"),  # the closing quote belongs to the sentence
-        ("看土？！……浇水", "看土？！……"),
-        ("\n\n看土\n浇水", "\n\n看土\n"),  # an empty line is no sentence, a line is one
-        ("看土，浇水", "看土，浇水"),
-        ("看土。", "看土。"),
-    ],
-)
-def test_a_text_ends_after_a_sentence(tok, forced, written, text):
-    ids = [*encode(tok, written), tok.eos_token_id]
+def test_a_text_ends_after_a_sentence(tok, forced):
+    """What counts as one, the tests of the detokenizer say."""
     settings = Settings(max_new_tokens=60, temperature=0.0, sentence=True)
-    sample = generate.generate(forced(ids), tok, "", settings)[0]
-    assert (sample.text, sample.finished) == (text, True)
-    assert "".join(generate.stream(forced(ids), tok, "", settings)) == text
+    for written, text in (("“看土。”浇水", "“看土。”"), ("看土，浇水", "看土，浇水")):
+        net = forced([*encode(tok, written), tok.eos_token_id])
+        sample = generate.generate(net, tok, "", settings)[0]
+        assert (sample.text, sample.finished) == (text, True)
+        assert "".join(generate.stream_text(net, tok, "", settings)) == text
 
 
 # ---- what the model thought ----
@@ -288,34 +257,18 @@ def test_logprobs_are_what_the_model_thought_before_the_filters(net, tok):
         ids.append(written.token)
 
 
-# ---- settings that look back ----
-
-
-def test_penalties_count_what_was_written_not_the_prompt(net, tok):
-    """With a presence penalty that forbids, no token comes twice; the prompt's own tokens may come."""
-    prompt = PLANTS[:6]
-    settings = Settings(max_new_tokens=N_CTX - 10, temperature=0.0, presence_penalty=100.0)
-    tokens = generate.generate(net, tok, prompt, settings)[0].tokens
-    assert len(tokens) == len(set(tokens)) > 3
-    before = Settings(max_new_tokens=1, temperature=0.0, presence_penalty=-100.0)
-    assert (
-        generate.generate(net, tok, prompt, before)[0]
-        == generate.generate(net, tok, prompt, Settings(max_new_tokens=1, temperature=0.0))[0]
-    )
-
-
 def test_a_stream_of_a_sample_is_that_sample(small, tok):
     settings = Settings(max_new_tokens=9, seed=3)
     for number, sample in enumerate(generate.generate(small, tok, "水", settings, samples=3)):
         chunks = list(generate.stream_chunks(small, tok, "水", settings, sample=number))
         assert "水" + "".join(chunk.text for chunk in chunks) == sample.text
         assert {chunk.sample for chunk in chunks} == {number}
-        assert "水" + "".join(generate.stream(small, tok, "水", settings, sample=number)) == sample.text
+        assert "水" + "".join(generate.stream_text(small, tok, "水", settings, sample=number)) == sample.text
 
 
 def test_stream_stops_when_asked(net, tok):
     stop, seen = threading.Event(), 0
-    for _ in generate.stream(net, tok, "", Settings(max_new_tokens=1000, seed=0), stop):
+    for _ in generate.stream_text(net, tok, "", Settings(max_new_tokens=1000, seed=0), stop):
         seen += 1
         if seen == 3:
             stop.set()
@@ -334,7 +287,7 @@ def test_same_seed_same_text_and_no_global_dice(net, tok):
 
 def test_no_new_tokens_is_the_prompt(net, tok):
     assert [s.text for s in generate.generate_batch(net, tok, ["水", ""], Settings(max_new_tokens=0))] == ["水", ""]
-    assert list(generate.stream(net, tok, "水", Settings(max_new_tokens=0))) == []
+    assert list(generate.stream_text(net, tok, "水", Settings(max_new_tokens=0))) == []
 
 
 def test_filtered_applies_the_settings(net, tok):

@@ -1,10 +1,14 @@
-"""Our own forward pass against the library's: every family, every length, rows of all lengths in one batch."""
+"""Our own forward pass against the library's: every family, every length, rows of all lengths in one batch.
+
+A CUDA graph is tried on a CPU, where replaying is doing it again.
+"""
 
 import copy
 import gc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
+import models
 import pytest
 import torch
 from transformers import (
@@ -24,6 +28,9 @@ from transformers import (
 
 from helpers.chat import lora
 from helpers.generate import inference
+from helpers.generate.batch import DecodeBatch, Row
+from helpers.generate.inference import GraphedStep
+from helpers.generate.settings import Settings
 
 N_CTX = 80
 IDS = {"bos_token_id": 0, "eos_token_id": 0}
@@ -83,18 +90,18 @@ def read(ours, cache, texts: list[list[int]], rows=None) -> torch.Tensor:
     return ours.read(ids, [len(text) for text in texts], cache, rows or [(i, i) for i in range(len(texts))])
 
 
-def pack_all(monkeypatch) -> None:
+@pytest.fixture(params=["plain", "packed"])
+def weights(request, monkeypatch):
     """Let also small matrices be packed, and met so by any number of rows."""
-    monkeypatch.setattr(inference, "PACKED_FROM", 0)
-    monkeypatch.setattr(inference, "PLAIN_UP_TO", 0)
+    if request.param == "packed":
+        monkeypatch.setattr(inference, "PACKED_FROM", 0)
+        monkeypatch.setattr(inference, "PLAIN_UP_TO", 0)
 
 
-@pytest.mark.parametrize("weights", ["plain", "packed"])
+@pytest.mark.usefixtures("weights")
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_are_those_of_the_library(name, weights, monkeypatch):
+def test_logits_are_those_of_the_library(name):
     """Three rows of unequal length, read and then stepped to the end of the context: 1e-4 at every length."""
-    if weights == "packed":
-        pack_all(monkeypatch)
     net = build(name).requires_grad_(False)
     ours = inference.of(net)
     assert ours.n_ctx == N_CTX
@@ -109,12 +116,10 @@ def test_logits_are_those_of_the_library(name, weights, monkeypatch):
             text.append(token)
 
 
-@pytest.mark.parametrize("weights", ["plain", "packed"])
+@pytest.mark.usefixtures("weights")
 @pytest.mark.parametrize("name", ["gpt2", "llama, shared keys, biases, tied", "qwen3"])
-def test_in_bf16_we_are_as_near_to_the_truth_as_the_library(name, weights, monkeypatch):
+def test_in_bf16_we_are_as_near_to_the_truth_as_the_library(name):
     """The truth: the same rounded weights, computed in fp64."""
-    if weights == "packed":
-        pack_all(monkeypatch)
     net = build(name).bfloat16().requires_grad_(False)
     ours, text = inference.of(net), random_ids(20)[0]
     cache = ours.cache()
@@ -147,24 +152,19 @@ def test_a_matrix_is_kept_in_the_layouts_that_its_size_and_its_rows_need(dtype, 
             torch.testing.assert_close(linear.plus(residual, x).double(), residual.double() + exact, **tolerance)
 
 
-def test_a_text_is_read_once_for_several_rows():
+@pytest.mark.parametrize(
+    ("lengths", "rows"),
+    [((6, 11), [(0, 1), (1, 0), (2, 1), (3, 1)]), ((5, 5), [(0, 0), (1, 1)])],
+    ids=["shared", "equal"],
+)
+def test_a_text_is_read_once_for_several_rows_and_rows_of_equal_length_take_the_same_way(lengths, rows):
     net = build("llama, shared keys, biases, tied").requires_grad_(False)
-    ours, texts = inference.of(net), random_ids(6, 11)
+    ours, texts = inference.of(net), random_ids(*lengths)
     cache = ours.cache()
-    read(ours, cache, texts, [(0, 1), (1, 0), (2, 1), (3, 1)])
-    logits = ours.step(torch.tensor([1, 2, 3, 4]), [11, 6, 11, 11], cache)
-    for row, (text, token) in zip(logits, ((1, 1), (0, 2), (1, 3), (1, 4)), strict=True):
-        torch.testing.assert_close(row, reference(net, [*texts[text], token]), atol=1e-4, rtol=1e-4)
-
-
-def test_rows_of_equal_length_take_the_same_way():
-    net = build("gpt2").requires_grad_(False)
-    ours, texts = inference.of(net), random_ids(5, 5)
-    cache = ours.cache()
-    read(ours, cache, texts)
-    together = ours.step(torch.tensor([3, 4]), [5, 5], cache)
-    for row, text, token in zip(together, texts, (3, 4), strict=True):
-        torch.testing.assert_close(row, reference(net, [*text, token]), atol=1e-4, rtol=1e-4)
+    read(ours, cache, texts, rows)
+    logits = ours.step(torch.arange(len(rows)), [lengths[text] for _, text in rows], cache)
+    for token, (row, text) in enumerate(rows):
+        torch.testing.assert_close(logits[row], reference(net, [*texts[text], token]), atol=1e-4, rtol=1e-4)
 
 
 def test_what_memory_held_before_does_not_matter():
@@ -181,11 +181,9 @@ def test_what_memory_held_before_does_not_matter():
     torch.testing.assert_close(logits[0], reference(net, [*short, 2, 8]), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("weights", ["plain", "packed"])
-def test_threads_share_a_decoder(weights, monkeypatch):
+@pytest.mark.usefixtures("weights")
+def test_threads_share_a_decoder():
     """The panel draws its bars, or an engine writes, while a notebook writes with the same model."""
-    if weights == "packed":
-        pack_all(monkeypatch)
     net = build("llama").requires_grad_(False)
     ours = inference.of(net)
 
@@ -235,13 +233,6 @@ def test_a_model_that_learns_is_read_as_it_is_now():
     torch.testing.assert_close(other[0], reference(net, [1, 2]), atol=1e-4, rtol=1e-4)
 
 
-def test_adapters_that_are_not_merged_are_refused():
-    net = build("llama")
-    lora.add_lora(net, 2, seed=0)
-    with pytest.raises(ValueError, match="LoRA adapters: load its final_model"):
-        inference.of(net.eval())
-
-
 def test_a_decoder_does_not_keep_its_model_alive():
     net = build("llama").requires_grad_(False)
     inference.of(net)
@@ -260,14 +251,96 @@ def test_a_sliding_window_bounds_the_context():
     assert inference.context_length(GPT2Config(**GPT2)) == N_CTX
 
 
-def test_a_model_in_training_mode_is_refused():
-    net = build("llama")
-    inference.check_eval(net)
-    with pytest.raises(ValueError, match=r"model\.eval\(\)"):
-        inference.check_eval(net.train())
+def test_what_cannot_be_read_is_refused_in_words():
+    adapted, net = build("llama"), build("llama").train()
+    lora.add_lora(adapted, 2, seed=0)
+    other = BloomForCausalLM(BloomConfig(vocab_size=9, hidden_size=8, n_layer=1, n_head=2)).eval()
+    for refused, do, words in (
+        (adapted.eval(), inference.of, "LoRA adapters: load its final_model"),
+        (other, inference.of, "'bloom' are not known here, only gpt2, llama"),
+        (net, inference.check_eval, r"model\.eval\(\)"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            do(refused)
 
 
-def test_an_unknown_family_is_refused():
-    net = BloomForCausalLM(BloomConfig(vocab_size=9, hidden_size=8, n_layer=1, n_head=2)).eval()
-    with pytest.raises(ValueError, match="'bloom' are not known here, only gpt2, llama"):
-        inference.of(net)
+# ---- a step as a CUDA graph ----
+
+
+class Again:
+    """In the place of a CUDA graph: its replay does the recorded step again, with the same tensors."""
+
+    def __init__(self, step: GraphedStep) -> None:
+        self.step = step
+
+    def replay(self) -> None:
+        own = self.step
+        own._logits.copy_(own._step(own._ids, own._positions))
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Make `GraphedStep` work without a GPU; return the rows of all steps that were recorded."""
+    rows = []
+
+    def record(self):
+        self._logits = self._step(self._ids, self._positions).fill_(torch.nan)
+        rows.append(len(self._ids))
+        return Again(self)
+
+    monkeypatch.setattr(GraphedStep, "_record", record)
+    return rows
+
+
+def write(architecture: str, graphed: bool) -> list[list[int]]:
+    """Return what rows of several lengths write, which join late, leave early, and pass the end of the window."""
+    tok = models.plants_tokenizer()
+    model = models.plants_model(architecture, tok)
+    inference.of(model)._is_graphed = graphed
+    batch = DecodeBatch(model, tok)
+    batch.eos = -1
+    lengths = (5, 2 * models.N_CTX, 9, models.N_CTX, 3)
+    rows = [Row([1, 7 + n, 8][: 2 + n % 2], Settings(max_new_tokens=new, seed=0), n) for n, new in enumerate(lengths)]
+    batch.add(rows[:3])
+    for _ in range(4):
+        batch.step()
+    batch.add(rows[3:])
+    while batch.rows:
+        batch.step()
+    return [row.new for row in rows]
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
+def test_the_texts_are_the_same_and_few_steps_are_recorded(architecture, recorded):
+    """Rows come and go: a step is recorded for 3 rows, in a larger cache for 4, and for the last ones."""
+    wanted = write(architecture, graphed=False)
+    assert not recorded
+    assert write(architecture, graphed=True) == wanted
+    assert recorded == [3, 4, 2, 1]
+
+
+def test_rows_are_rounded_up_to_a_power_of_two_that_the_cache_has():
+    assert [inference.rounded_up(rows, 64) for rows in (1, 2, 3, 5, 33, 64)] == [1, 2, 4, 8, 64, 64]
+    assert inference.rounded_up(5, 6) == 6
+
+
+def test_a_cache_that_grows_forgets_its_graphs(recorded):
+    decoder = inference.of(build("llama").requires_grad_(False))
+    decoder._is_graphed = True
+    cache = decoder.cache()
+    read(decoder, cache, [[1, 7]])
+    decoder.step(torch.tensor([8]), [2], cache)
+    decoder.step(torch.tensor([9]), [3], cache)
+    assert recorded == [1] and list(cache.graphs) == [1]
+    read(decoder, cache, [[1, 9]], [(1, 0)])
+    assert not cache.graphs
+    decoder.step(torch.tensor([9, 9]), [4, 2], cache)
+    assert recorded == [1, 2]
+
+
+def test_neither_a_mixture_nor_a_model_off_the_gpu_is_recorded():
+    """Which experts a token needs is known only when it is there."""
+    tok = models.plants_tokenizer()
+    with torch.device("meta"):
+        nets = [models.plants_model(kind, tok) for kind in ("llama", "moe")]
+    assert not any(inference.of(net)._is_graphed for net in nets)

@@ -1,15 +1,19 @@
-"""Every stretch that stands in the training text, against a search with `in`."""
+"""Every stretch that stands in the training text, against a search with `in`; diversity over a grid of settings."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from models import PLANTS
 
 from helpers import paths
-from helpers.generate.memorization import Index, Stretch
+from helpers.generate import generate
+from helpers.generate.memorization import Index, Stretch, distinct_share, write_grid
+from helpers.generate.settings import Settings
 from helpers.manifest import RoomError
 
 # few characters, so that much repeats; of one to four bytes, some of which share their first bytes
@@ -93,21 +97,17 @@ def test_a_text_that_is_too_long_is_cut_between_two_characters(limit, held):
     assert all(index.copied(text).longest == len(text) for text in held)
 
 
-def test_one_book_that_is_too_long_is_no_empty_index():
-    index = Index(["春眠不觉晓" * 100, "绿萝"], limit=100)
-    assert (index.documents, index.characters, index.whole) == (1, 33, False)
-    assert index.copied("晓春眠").longest == 3 and index.copied("绿萝").longest == 0
-
-
 def test_memory_is_bounded_by_the_limit_and_that_is_said():
-    """The texts after the one that crosses the limit are not even read."""
+    """The texts after the one that crosses the limit are not even read; one book that is too long is no empty index."""
 
     def endless():
         while True:
             yield "春眠不觉晓"  # 15 bytes and a border
 
-    index = Index(endless(), limit=100)
+    index, book = Index(endless(), limit=100), Index(["春眠不觉晓" * 100, "绿萝"], limit=100)
     assert (index.documents, index.characters, index.whole) == (7, 31, False)
+    assert (book.documents, book.characters, book.whole) == (1, 33, False)
+    assert book.copied("晓春眠").longest == 3 and book.copied("绿萝").longest == 0
 
 
 def test_the_index_of_a_run_reads_its_training_documents_and_no_others(tmp_path, monkeypatch):
@@ -123,3 +123,38 @@ def test_the_index_of_a_run_reads_its_training_documents_and_no_others(tmp_path,
     assert index.documents == 3
     assert index.copied("六\n七").longest == 3 and index.copied("六\n七", shortest=2).stretches[0].document == 2
     assert index.copied("八九十").longest == 0
+
+
+# ---- diversity ----
+
+
+def test_the_grid_measures_what_it_says(small, tok):
+    index = Index([PLANTS])
+    settings = Settings(max_new_tokens=12, seed=3)
+    cells = write_grid(small, tok, ["水", "土"], [0.0, 2.0], [0.5, 1.0], index, samples=4, settings=settings, n=2)
+    assert [(cell.temperature, cell.top_p) for cell in cells] == [(0.0, 0.5), (0.0, 1.0), (2.0, 0.5), (2.0, 1.0)]
+    for cell in cells:
+        wanted = replace(settings, temperature=cell.temperature, top_p=cell.top_p)
+        groups = [[s.text[1:] for s in generate.generate(small, tok, p, wanted, 4)] for p in ("水", "土")]
+        grams = [[text[i : i + 2] for i in range(len(text) - 1)] for group in groups for text in group]
+        pooled = [sum(grams[:4], []), sum(grams[4:], [])]
+        assert cell.diversity == pytest.approx(sum(len(set(all_)) / len(all_) for all_ in pooled) / 2)
+        assert cell.repetition == pytest.approx(sum(1 - len(set(g)) / len(g) for g in grams) / 8)
+        copied = [index.copied(text) for group in groups for text in group]
+        assert cell.longest == pytest.approx(sum(each.longest for each in copied) / 8)
+        assert cell.share == sum(each.known for each in copied) / sum(each.ngrams for each in copied)
+    assert cells[0].diversity <= 0.25 < cells[3].diversity  # greedily all four texts of a prompt are one
+
+
+def test_a_grid_without_an_index_or_with_empty_texts(small, tok):
+    (cell,) = write_grid(small, tok, [""], [1.0], [1.0], settings=Settings(max_new_tokens=0), samples=2)
+    assert (cell.diversity, cell.repetition, cell.longest, cell.share) == (1, 0, None, None)
+    with pytest.raises(ValueError, match="no prompt"):
+        write_grid(small, tok, [], [1.0], [1.0])
+
+
+@pytest.mark.parametrize("n", [0, -1])
+def test_ngrams_have_a_character(small, tok, n):
+    for measure in (lambda: write_grid(small, tok, ["水"], [], [], n=n), lambda: distinct_share(["水土"], n)):
+        with pytest.raises(ValueError, match=f"n is {n}: an n-gram has 1 character or more"):
+            measure()

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
     MinPLogitsWarper,
-    NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
@@ -24,23 +23,21 @@ from helpers.generate import sampling
 
 # few different values, so that there are ties; some tokens removed already; and ordinary floats
 VALUES = st.one_of(st.sampled_from([-math.inf, -2.0, -1.0, 0.0, 1.0, 3.0]), st.floats(-30, 30, width=32))
-
-
 ROWS = 8  # of them 125 examples make 1,000 cases
 thousand = settings(max_examples=125)
 
 
 @st.composite
 def logits(draw) -> torch.Tensor:
-    rows, vocab_size = ROWS, draw(st.integers(2, 12))
-    values = draw(st.lists(st.lists(VALUES, min_size=vocab_size, max_size=vocab_size), min_size=rows, max_size=rows))
-    tensor = torch.tensor(values, dtype=torch.float32)
+    vocab_size = draw(st.integers(2, 12))
+    row = st.lists(VALUES, min_size=vocab_size, max_size=vocab_size)
+    tensor = torch.tensor(draw(st.lists(row, min_size=ROWS, max_size=ROWS)), dtype=torch.float32)
     tensor[:, draw(st.integers(0, vocab_size - 1))] = 0.5  # at least one token is possible
     return tensor
 
 
-def rows_of(data, tensor: torch.Tensor, values) -> list:
-    return data.draw(st.lists(values, min_size=len(tensor), max_size=len(tensor)))
+def a_row_each(data, values) -> list:
+    return data.draw(st.lists(values, min_size=ROWS, max_size=ROWS))
 
 
 def noise_for(tensor: torch.Tensor, seed: int = 0) -> torch.Tensor:
@@ -50,91 +47,59 @@ def noise_for(tensor: torch.Tensor, seed: int = 0) -> torch.Tensor:
 def ids_of(data, tensor: torch.Tensor, width: int) -> torch.Tensor:
     """Draw ids (B, width) of the vocabulary; with few different ones they repeat."""
     token = st.integers(0, min(tensor.shape[1], data.draw(st.sampled_from([2, 3, 12]))) - 1)
-    ids = rows_of(data, tensor, st.lists(token, min_size=width, max_size=width))
-    return torch.tensor(ids, dtype=torch.long).reshape(len(tensor), width)
+    ids = a_row_each(data, st.lists(token, min_size=width, max_size=width))
+    return torch.tensor(ids, dtype=torch.long).reshape(ROWS, width)
 
 
-def same(filter, hf, tensor: torch.Tensor, per_row: list, ids: torch.Tensor | None = None) -> None:
-    """A filter with one number, and with a number a row, gives the bits of transformers' processor."""
-    arguments = () if ids is None else (ids,)
-    expected = [
-        hf(value)(ids if ids is None else ids[i : i + 1], tensor[i : i + 1].clone()) for i, value in enumerate(per_row)
-    ]
-    before = tensor.clone()
-    assert torch.equal(filter(tensor, *arguments, torch.tensor(per_row, dtype=torch.float64)), torch.cat(expected))
-    alone = hf(per_row[0])(ids, tensor.clone())
-    assert torch.equal(filter(tensor, *arguments, per_row[0]), alone)
-    assert torch.equal(tensor, before)  # pure: the argument is left as it was
+@pytest.mark.parametrize(
+    ("filter", "theirs", "values", "most_ids"),
+    [
+        (sampling.top_k, TopKLogitsWarper, st.integers(1, 30), None),
+        (sampling.top_p, TopPLogitsWarper, st.floats(0, 0.999), None),
+        (sampling.temperature, TemperatureLogitsWarper, st.floats(0.05, 5), None),
+        (sampling.min_p, MinPLogitsWarper, st.floats(0, 1), None),
+        (sampling.typical_p, TypicalLogitsWarper, st.floats(0.001, 0.999), None),
+        (sampling.repetition_penalty, RepetitionPenaltyLogitsProcessor, st.floats(0.25, 4), 6),
+        (sampling.no_repeat_ngram, NoRepeatNGramLogitsProcessor, st.integers(1, 4), 12),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+@thousand
+@given(st.data(), logits())
+def test_a_filter_gives_the_bits_of_transformers(filter, theirs, values, most_ids, data, tensor):
+    """With one number, and with a number per row; and the argument is left as it was."""
+    settings, before = a_row_each(data, values), tensor.clone()
+    ids = ids_of(data, tensor, data.draw(st.integers(0, most_ids))) if most_ids else torch.empty(ROWS, 0).long()
+    given = (ids,) if most_ids else ()
+    rows = [theirs(value)(ids[i : i + 1], tensor[i : i + 1].clone()) for i, value in enumerate(settings)]
+    assert torch.equal(filter(tensor, *given, torch.tensor(settings, dtype=torch.float64)), torch.cat(rows))
+    assert torch.equal(filter(tensor, *given, settings[0]), theirs(settings[0])(ids, tensor.clone()))
+    assert torch.equal(tensor, before)
 
 
 @thousand
 @given(st.data(), logits())
-def test_top_k_masks_like_transformers(data, tensor):
-    same(sampling.top_k, TopKLogitsWarper, tensor, rows_of(data, tensor, st.integers(1, 30)))
-
-
-@thousand
-@given(st.data(), logits())
-def test_logit_bias_adds_like_transformers(data, tensor):
-    each = st.dictionaries(st.integers(0, tensor.shape[1] - 1), st.floats(-100, 100, width=32), min_size=1)
-    biases = rows_of(data, tensor, each)
-    ids = torch.zeros(1, 3, dtype=torch.long)
-    added = torch.zeros_like(tensor)
-    for row, bias in zip(added, biases, strict=True):
-        row[list(bias)] = torch.tensor(list(bias.values()))
-    expected = [
-        SequenceBiasLogitsProcessor([[[token], value] for token, value in bias.items()])(ids, tensor[i : i + 1].clone())
-        for i, bias in enumerate(biases)
-    ]
-    assert torch.equal(sampling.logit_bias(tensor, added), torch.cat(expected))
-
-
-@thousand
-@given(st.data(), logits())
-def test_top_p_masks_like_transformers(data, tensor):
-    """A top_p above 0 works at all (it once crashed on a name never imported), and masks exactly as the library."""
-    same(sampling.top_p, TopPLogitsWarper, tensor, rows_of(data, tensor, st.floats(0, 0.999)))
-
-
-@thousand
-@given(st.data(), logits())
-def test_temperature_divides_like_transformers(data, tensor):
-    same(sampling.temperature, TemperatureLogitsWarper, tensor, rows_of(data, tensor, st.floats(0.05, 5)))
-
-
-@thousand
-@given(st.data(), logits())
-def test_repetition_penalty_is_that_of_transformers(data, tensor):
-    ids = ids_of(data, tensor, data.draw(st.integers(1, 6)))
-    penalties = rows_of(data, tensor, st.floats(0.25, 4))
-    same(sampling.repetition_penalty, RepetitionPenaltyLogitsProcessor, tensor, penalties, ids)
-
-
-@thousand
-@given(st.data(), logits())
-def test_min_p_masks_like_transformers(data, tensor):
-    same(sampling.min_p, MinPLogitsWarper, tensor, rows_of(data, tensor, st.floats(0, 1)))
-
-
-@thousand
-@given(st.data(), logits())
-def test_typical_masks_like_transformers(data, tensor):
-    same(sampling.typical_p, TypicalLogitsWarper, tensor, rows_of(data, tensor, st.floats(0.001, 0.999)))
-
-
-@thousand
-@given(st.data(), logits())
-def test_no_repeat_ngram_masks_like_transformers(data, tensor):
-    ids = ids_of(data, tensor, data.draw(st.integers(0, 12)))
-    same(sampling.no_repeat_ngram, NoRepeatNGramLogitsProcessor, tensor, rows_of(data, tensor, st.integers(1, 4)), ids)
+def test_biases_and_bans_are_those_of_transformers(data, tensor):
+    size, ids = tensor.shape[1], torch.zeros(1, 3, dtype=torch.long)
+    tokens = st.integers(0, size - 1)
+    biases = a_row_each(data, st.dictionaries(tokens, st.floats(-100, 100, width=32), min_size=1))
+    added = torch.tensor([[bias.get(token, 0.0) for token in range(size)] for bias in biases])
+    masks = torch.tensor([[token in bias for token in range(size)] for bias in biases])
+    biased, left = sampling.logit_bias(tensor, added), sampling.ban(tensor, masks)
+    for i, bias in enumerate(biases):
+        one = slice(i, i + 1)
+        theirs = SequenceBiasLogitsProcessor([[[token], value] for token, value in bias.items()])
+        assert torch.equal(biased[one], theirs(ids, tensor[one].clone()))
+        assert torch.equal(left[one], SuppressTokensLogitsProcessor(list(bias))(ids, tensor[one]))
+    assert torch.equal(sampling.ban(tensor, masks[0]), SuppressTokensLogitsProcessor(list(biases[0]))(ids, tensor))
 
 
 @settings(max_examples=50)
 @given(st.data(), logits())
 def test_no_repeat_ngram_does_not_see_padding(data, tensor):
     """A row padded on the left is masked as without its padding, by transformers, which knows none."""
-    rows = rows_of(data, tensor, st.lists(st.integers(0, 1), max_size=7))
-    lengths = rows_of(data, tensor, st.integers(0, 4))
+    rows = a_row_each(data, st.lists(st.integers(0, 1), max_size=7))
+    lengths = a_row_each(data, st.integers(0, 4))
     padded = [[-1] * (7 - len(row)) + row for row in rows]
     after = sampling.no_repeat_ngram(tensor, torch.tensor(padded), torch.tensor(lengths))
     for i, (row, n) in enumerate(zip(rows, lengths, strict=True)):
@@ -145,88 +110,60 @@ def test_no_repeat_ngram_does_not_see_padding(data, tensor):
 
 @thousand
 @given(st.data(), logits())
-def test_bans_mask_like_transformers(data, tensor):
-    """By either of its processors: one mask for all rows, or a mask a row."""
-    size = tensor.shape[1]
-    bans = rows_of(data, tensor, st.sets(st.integers(0, size - 1), min_size=1, max_size=size))
-    masks = torch.stack([torch.tensor([token in tokens for token in range(size)]) for tokens in bans])
-    after, ids = sampling.ban(tensor, masks), torch.zeros((1, 1), dtype=torch.long)
-    for i, tokens in enumerate(bans):
-        alone = tensor[i : i + 1]
-        assert torch.equal(after[i : i + 1], SuppressTokensLogitsProcessor(tokens)(ids, alone))
-        assert torch.equal(after[i : i + 1], NoBadWordsLogitsProcessor([[token] for token in tokens])(ids, alone))
-    assert torch.equal(sampling.ban(tensor, masks[0]), SuppressTokensLogitsProcessor(bans[0])(ids, tensor))
-
-
-@thousand
-@given(st.data(), logits())
 def test_presence_and_frequency_penalties_are_the_published_formula(data, tensor):
-    """mu[j] - c[j] × frequency - float(c[j] > 0) × presence, number by number."""
+    """mu[j] - c[j] × frequency - float(c[j] > 0) × presence, number by number; padding counts for nothing."""
     written = ids_of(data, tensor, data.draw(st.integers(0, 8)))
-    padding = torch.full((len(tensor), 2), -1)
-    presences, frequencies = (rows_of(data, tensor, st.integers(-16, 16)) for _ in range(2))
-    presence, frequency = torch.tensor(presences) / 8, torch.tensor(frequencies) / 8
-    after = sampling.presence_and_frequency(tensor, torch.cat([padding, written], dim=1), presence, frequency)
+    presence, frequency = (torch.tensor(a_row_each(data, st.integers(-16, 16))) / 8 for _ in range(2))
+    padded = torch.cat([torch.full((ROWS, 2), -1), written], dim=1)
+    after = sampling.presence_and_frequency(tensor, padded, presence, frequency)
     for i, ids in enumerate(written.tolist()):
-        for j, mu in enumerate(tensor[i].tolist()):
-            count = ids.count(j)
-            expected = mu - count * frequency[i].item() - float(count > 0) * presence[i].item()
-            assert after[i, j].item() == pytest.approx(expected, abs=1e-5)
+        counts = [ids.count(j) for j in range(tensor.shape[1])]
+        expected = [
+            mu - c * frequency[i].item() - float(c > 0) * presence[i].item()
+            for mu, c in zip(tensor[i].tolist(), counts, strict=True)
+        ]
+        assert after[i].tolist() == pytest.approx(expected, abs=1e-5)
 
 
 @settings(max_examples=50)
 @given(logits())
 def test_off_changes_nothing(tensor):
-    ids = torch.zeros((len(tensor), 1), dtype=torch.long)
-    off = torch.ones(len(tensor))
-    for value in (1, off):
-        assert torch.equal(sampling.temperature(tensor, value), tensor)
-        assert torch.equal(sampling.top_p(tensor, value), tensor)
-        assert torch.equal(sampling.repetition_penalty(tensor, ids, value), tensor)
-        assert torch.equal(sampling.typical_p(tensor, value), tensor)
-    for value in (0, off * 0):
-        assert torch.equal(sampling.top_k(tensor, value), tensor)
-        assert torch.equal(sampling.min_p(tensor, value), tensor)
-        assert torch.equal(sampling.no_repeat_ngram(tensor, ids, value), tensor)
-        assert torch.equal(sampling.presence_and_frequency(tensor, ids, value, value), tensor)
-    assert torch.equal(sampling.ban(tensor, torch.zeros(tensor.shape[1], dtype=torch.bool)), tensor)
-    assert sampling.filtered(tensor, ids) is tensor
+    ids = torch.zeros((ROWS, 1), dtype=torch.long)
+    for one, zero in ((1, 0), (torch.ones(ROWS), torch.zeros(ROWS))):
+        for after in (
+            sampling.temperature(tensor, one),
+            sampling.top_p(tensor, one),
+            sampling.typical_p(tensor, one),
+            sampling.repetition_penalty(tensor, ids, one),
+            sampling.top_k(tensor, zero),
+            sampling.min_p(tensor, zero),
+            sampling.no_repeat_ngram(tensor, ids, zero),
+            sampling.presence_and_frequency(tensor, ids, zero, zero),
+        ):
+            assert torch.equal(after, tensor)
+    assert sampling.apply_filters(tensor, ids) is tensor
 
 
 @settings(max_examples=50)
-@given(st.data(), logits())
-def test_temperature_zero_is_greedy(data, tensor):
-    noise = noise_for(tensor, seed=data.draw(st.integers(0, 99)))
-    assert torch.equal(sampling.choose(sampling.temperature(tensor, 0), noise), tensor.argmax(-1))
+@given(st.integers(0, 99), logits())
+def test_temperature_zero_is_greedy(seed, tensor):
+    assert torch.equal(sampling.choose(sampling.temperature(tensor, 0), noise_for(tensor, seed)), tensor.argmax(-1))
 
 
-@pytest.mark.parametrize("t", [5e-324, 1e-30, 1e-7])
-def test_a_temperature_near_zero_does_not_overflow(t):
+def test_settings_at_their_limits():
+    """A temperature near 0 does not overflow, a top_k beyond the vocabulary keeps all, top_p = 0 is greedy."""
     tensor = torch.tensor([[50.0, 80.0, -math.inf, 79.0]])
-    assert sampling.choose(sampling.temperature(tensor, t), noise_for(tensor)).tolist() == [1]
-
-
-def test_top_k_beyond_any_vocabulary_keeps_all():
-    tensor = torch.tensor([[1.0, 2.0, 3.0]])
+    for t in (5e-324, 1e-30, 1e-7):
+        assert sampling.choose(sampling.temperature(tensor, t), noise_for(tensor)).tolist() == [1]
     assert torch.equal(sampling.top_k(tensor, 10**30), tensor)
-
-
-def test_top_p_zero_is_greedy():
-    tensor = torch.tensor([[0.1, 2.0, 1.0], [3.0, 0.0, -1.0]])
-    assert sampling.top_p(tensor, 0).isfinite().tolist() == [[False, True, False], [True, False, False]]
+    assert sampling.top_p(tensor, 0).isfinite().tolist() == [[False, True, False, False]]
 
 
 def test_repetition_penalty_never_makes_a_repeat_more_likely():
-    """Dividing a negative logit raises it: a penalty that always divides rewards the repeat."""
+    """Dividing a negative logit raises it. Padding is ignored, and a token counts once."""
     tensor = torch.tensor([[-4.0, -1.0, 2.0, 0.0]])
-    after = sampling.repetition_penalty(tensor, torch.tensor([[0, 1, 2, 3]]), 1.5)
+    after = sampling.repetition_penalty(tensor, torch.tensor([[-1, -1, 0, 1, 1, 2, 3, 99]]), 1.5)
     assert (after <= tensor).all() and after.tolist() == [[-6.0, -1.5, pytest.approx(4 / 3), 0.0]]
-
-
-def test_repetition_penalty_ignores_padding_and_counts_a_token_once():
-    tensor = torch.tensor([[1.0, 1.0, 1.0]])
-    after = sampling.repetition_penalty(tensor, torch.tensor([[-1, -1, 1, 1, 99]]), 2.0)
-    assert after.tolist() == [[1.0, 0.5, 1.0]]
 
 
 EVERY = dict(
@@ -242,52 +179,48 @@ def test_filters_come_in_the_order_of_transformers():
     allowed = torch.rand(2, 50) < 0.9
     expected = [tensor.masked_fill(~allowed, -torch.inf)]
     for processor in (
-        RepetitionPenaltyLogitsProcessor(1.3),
-        NoRepeatNGramLogitsProcessor(2),
-        TemperatureLogitsWarper(0.7),
-        TopKLogitsWarper(30),
-        TopPLogitsWarper(0.95),
-        MinPLogitsWarper(0.02),
-        TypicalLogitsWarper(0.9),
-    ):
+        RepetitionPenaltyLogitsProcessor(1.3), NoRepeatNGramLogitsProcessor(2), TemperatureLogitsWarper(0.7),
+        TopKLogitsWarper(30), TopPLogitsWarper(0.95), MinPLogitsWarper(0.02), TypicalLogitsWarper(0.9),
+    ):  # fmt: skip
         expected.append(processor(ids, expected[-1]))
     active = {name: value for name, value in EVERY.items() if name not in ("presence_penalty", "frequency_penalty")}
     steps = list(sampling.steps(tensor, ids, allowed=allowed, **active))
     assert [name for name, _ in steps] == ["constraint", *(name for name in IN_ORDER if name != "presence_penalty")]
     for (_, after), wanted in zip(steps, expected, strict=True):
         assert torch.equal(after, wanted)
-    assert torch.equal(sampling.filtered(tensor, ids, allowed=allowed, **active), expected[-1])
+    assert torch.equal(sampling.apply_filters(tensor, ids, allowed=allowed, **active), expected[-1])
 
 
-def test_presence_counts_only_what_the_row_wrote():
-    tensor, ids, written = torch.zeros(1, 4), torch.tensor([[0, 1, 2]]), torch.tensor([[2]])
-    assert sampling.filtered(tensor, ids, written, presence_penalty=1.0).tolist() == [[0, 0, -1, 0]]
-    assert sampling.filtered(tensor, ids, written, frequency_penalty=torch.tensor([2.0])).tolist() == [[0, 0, -2, 0]]
-    assert sampling.filtered(tensor, ids, presence_penalty=1.0).tolist() == [[-1, -1, -1, 0]]
-
-
-def test_each_filter_that_looks_back_reads_its_own_ids():
-    """The n-grams are of the whole text, the repetition penalty is for what the model sees."""
-    ids, written, seen = torch.tensor([[0, 1, 2, 0]]), torch.tensor([[2, 0]]), torch.tensor([[-1, -1, -1, 0]])
-    active = dict(repetition_penalty=2.0, presence_penalty=1.0, no_repeat_ngram=2)
-    after = sampling.filtered(torch.ones(1, 4), ids, written, seen, **active)
-    assert after.tolist() == [[-0.5, -math.inf, 0, 1]]
+@pytest.mark.parametrize(
+    ("active", "wanted"),
+    [
+        (dict(presence_penalty=1.0), [1, 1, 0, 1]),  # what was written
+        (dict(frequency_penalty=torch.tensor([2.0])), [1, 1, -1, 1]),
+        (dict(repetition_penalty=2.0), [0.5, 1, 1, 1]),  # what the model sees
+        (dict(no_repeat_ngram=2), [1, -math.inf, 1, 1]),  # the whole text
+        (dict(repetition_penalty=2.0, presence_penalty=1.0, no_repeat_ngram=2), [0.5, -math.inf, 0, 1]),
+    ],
+)
+def test_each_filter_that_looks_back_reads_its_own_ids(active, wanted):
+    ids, written, seen = torch.tensor([[0, 1, 2, 0]]), torch.tensor([[2]]), torch.tensor([[-1, -1, -1, 0]])
+    assert sampling.apply_filters(torch.ones(1, 4), ids, written, seen, **active).tolist() == [wanted]
 
 
 def test_an_unknown_setting_is_refused():
-    with pytest.raises(TypeError, match="no filter has the name top_z: see sampling.FILTERS"):
-        sampling.filtered(torch.zeros(1, 3), torch.zeros((1, 1), dtype=torch.long), top_k=1, top_z=2)
+    with pytest.raises(TypeError, match="top_z"):
+        sampling.apply_filters(torch.zeros(1, 3), torch.zeros((1, 1), dtype=torch.long), top_k=1, top_z=2)
 
 
 def test_a_row_does_not_depend_on_the_others():
-    """Every filter, each row with its own settings: the same bits in a batch of 12 as alone."""
+    """Every filter, each row with its own settings: the same bits in a batch of 12 as alone; so is the choice."""
     torch.manual_seed(0)
     rows = 12
     tensor, ids = torch.randn(rows, 60) * 3, torch.randint(-1, 6, (rows, 9)).sort().values  # padded on the left
-    allowed = torch.rand(rows, 60) < 0.8
+    allowed, noise = torch.rand(rows, 60) < 0.8, noise_for(tensor)
     settings = {name: value * torch.linspace(0.5, 1, rows, dtype=torch.float64) for name, value in EVERY.items()}
     settings["top_k"], settings["no_repeat_ngram"] = torch.arange(rows) * 3, torch.arange(rows) % 4
     together = list(sampling.steps(tensor, ids, ids[:, 4:], allowed=allowed, **settings))
+    chosen = sampling.choose(tensor, noise).tolist()
     assert [name for name, _ in together] == ["constraint", *IN_ORDER]
     for i in range(rows):
         one = slice(i, i + 1)
@@ -295,13 +228,14 @@ def test_a_row_does_not_depend_on_the_others():
         alone = list(sampling.steps(tensor[one], ids[one], ids[one, 4:], allowed=allowed[one], **own))
         for (_, after), (name, expected) in zip(together, alone, strict=True):
             assert torch.equal(after[one], expected), name
+        assert sampling.choose(tensor[one], noise[one]).item() == chosen[i]
 
 
 def test_a_constraint_wins_over_no_repeat_ngram():
     """The only token that a constraint leaves stood there before: it is written again, other rows are not touched."""
     tensor, ids = torch.zeros(2, 4), torch.tensor([[1, 2], [1, 2]])
     allowed = torch.tensor([[False, True, False, False], [True, True, False, False]])
-    after = sampling.filtered(tensor, ids, allowed=allowed, no_repeat_ngram=1)
+    after = sampling.apply_filters(tensor, ids, allowed=allowed, no_repeat_ngram=1)
     assert after.isfinite().tolist() == [[False, True, False, False], [True, False, False, False]]
 
 
@@ -310,7 +244,7 @@ def test_choice_follows_the_distribution():
     torch.manual_seed(0)
     tensor = torch.randn(1, 60) * 1.5
     active = dict(repetition_penalty=1.3, temperature=1.2, top_k=50, top_p=0.97, min_p=0.005)
-    tensor = sampling.filtered(tensor, torch.arange(0, 60, 7)[None], **active)
+    tensor = sampling.apply_filters(tensor, torch.arange(0, 60, 7)[None], **active)
     many = tensor.expand(100_000, -1)
     chosen = sampling.choose(many, noise_for(many))
     expected, counts = tensor[0].double().softmax(-1) * len(many), torch.bincount(chosen, minlength=60)
@@ -328,20 +262,6 @@ def test_the_first_to_arrive_is_chosen(seed, tensor):
     assert torch.equal(sampling.choose(tensor, noise), (noise / tensor.double().softmax(-1)).argmin(-1))
 
 
-def test_what_was_removed_never_arrives():
-    tensor = torch.tensor([[-math.inf, 0.0, -math.inf, 0.0, -math.inf]])
-    noise = torch.tensor([[1e-300, 700.0, 1e-300, 800.0, 1e-300]], dtype=torch.float64)
-    assert sampling.choose(tensor, noise).tolist() == [1]
-
-
-def test_choice_of_a_row_does_not_depend_on_the_others():
-    torch.manual_seed(0)
-    tensor = torch.randn(16, 40)
-    noise = noise_for(tensor)
-    alone = [sampling.choose(tensor[i : i + 1], noise[i : i + 1]).item() for i in range(16)]
-    assert sampling.choose(tensor, noise).tolist() == alone
-
-
 def test_the_last_digits_of_logits_hardly_ever_matter():
     """They change with the rows of a batch and the number of threads. On a line, thousands of borders would move."""
     torch.manual_seed(0)
@@ -355,14 +275,12 @@ def test_the_last_digits_of_logits_hardly_ever_matter():
 
 
 def test_broken_logits_are_refused():
-    for broken in (math.nan, -math.inf):
+    for broken in ([[math.nan] * 2], [[-math.inf] * 2], [[1.0, math.nan]], [[1.0, 2.0], [-math.inf] * 2]):
         with pytest.raises(ValueError, match="NaN"):
-            sampling.choose(torch.full((1, 3), broken), noise_for(torch.zeros(1, 3)))
+            sampling.choose(torch.tensor(broken), noise_for(torch.tensor(broken)))
         with pytest.raises(ValueError, match="NaN"):
-            sampling.likeliest(torch.tensor([[1.0, 2.0], [broken, broken]]))
-    with pytest.raises(ValueError, match="NaN"):
-        sampling.likeliest(torch.tensor([[1.0, math.nan]]))
-    assert sampling.likeliest(torch.tensor([[1.0, -math.inf, 1.0], [0.0, 2.0, 2.0]])).tolist() == [0, 1]
+            sampling.choose_likeliest(torch.tensor(broken))
+    assert sampling.choose_likeliest(torch.tensor([[1.0, -math.inf, 1.0], [0.0, 2.0, 2.0]])).tolist() == [0, 1]
 
 
 # ---- noise made on a GPU ----
@@ -404,14 +322,11 @@ def test_noise_is_exponential_and_rows_and_draws_do_not_depend_on_each_other():
     assert noise.unique().numel() == noise.numel() and float(noise.min()) > 0
 
 
-def test_a_rows_noise_is_its_own():
+def test_a_rows_noise_is_its_own_and_draws_tokens_with_their_probabilities():
+    """100,000 races between three tokens: frequencies within four standard deviations."""
     alone = sampling.exponential(torch.tensor([9]), torch.tensor([4]), 50)
     among = sampling.exponential(torch.tensor([1, 9, 9]), torch.tensor([4, 4, 5]), 50)
     assert torch.equal(among[1:2], alone) and not torch.equal(among[2:], alone)
-
-
-def test_tokens_are_drawn_with_their_probabilities():
-    """100,000 races between three tokens: frequencies within four standard deviations."""
     n, p = 100_000, torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
     noise = sampling.exponential(torch.full((n,), 11), torch.arange(n), 3)
     counts = sampling.choose(p.log().expand(n, 3), noise).bincount(minlength=3)

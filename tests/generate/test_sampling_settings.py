@@ -3,7 +3,7 @@
 import pytest
 
 from helpers.generate import sampling
-from helpers.generate.settings import DEFAULT, RANGES, Settings
+from helpers.generate.settings import DEFAULT_SETTINGS, RANGES, Settings
 
 
 @pytest.mark.parametrize(
@@ -11,7 +11,7 @@ from helpers.generate.settings import DEFAULT, RANGES, Settings
     [("max_new_tokens", -1), ("temperature", -0.1), ("temperature", float("nan")), ("temperature", float("inf")),
      ("top_k", -1), ("top_p", 1.1), ("top_p", -0.1), ("repetition_penalty", 0), ("min_p", 2), ("typical_p", 0),
      ("presence_penalty", float("nan")), ("frequency_penalty", 101), ("no_repeat_ngram", -1), ("stop", ("",)),
-     ("stop", "水"), ("logprobs", -1)],
+     ("stop", "水"), ("logprobs", -1), ("logit_bias", {1: float("nan")}), ("logit_bias", {1: 101})],
 )  # fmt: skip
 def test_settings_out_of_range_are_refused_in_words(name, value):
     with pytest.raises(ValueError, match=f"{name} is .*: it must be"):
@@ -41,13 +41,8 @@ def test_every_filter_has_a_range_and_every_range_a_filter():
 def test_what_is_offered_is_accepted():
     """The default too; so a slider or a request within its range is never refused later."""
     for name, values in RANGES.items():
-        assert getattr(DEFAULT, name) == values.off
+        assert getattr(DEFAULT_SETTINGS, name) == values.off
         inside = 0.01 if values.low_is_open else values.least
         for value in (inside, values.most, values.off, *(values.slider or ())[:2]):
             assert getattr(Settings(**{name: value}), name) == value
             assert values.least <= value <= values.most
-
-
-def test_settings_are_given_by_name():
-    with pytest.raises(TypeError):
-        Settings(10)

@@ -9,7 +9,7 @@ from displays import HOSTILE, Page, stripped
 from hypothesis import HealthCheck, given, settings
 
 from helpers.generate import explain, memorization, surprisal
-from helpers.generate.diversity import Cell
+from helpers.generate.memorization import Cell
 from helpers.show import notebook as show
 from helpers.show.explain import ALPHAS
 
