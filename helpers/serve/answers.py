@@ -1,7 +1,7 @@
 """What an answer looks like, whole or as the events of a stream: OpenAI's completions and conversations, refusals.
 
-Answers are plain JSON; the OpenAPI description shows one of each, written by the same code. Knows no server and no
-engine: samples and chunks come in, JSON goes out.
+The OpenAPI description shows one of each, written by the same code. Knows no server and no engine: samples and chunks
+come in, JSON goes out.
 """
 
 import json
@@ -20,7 +20,7 @@ from helpers.serve.schema import RequestModels, read_request
 _LOWEST = -9999.0  # in place of a log probability of minus infinity, which JSON cannot write
 _FINISH = {"end": "stop", "stop": "stop", "length": "length", None: None}
 
-to_json = partial(json.dumps, ensure_ascii=False, separators=(",", ":"))
+compact_json = partial(json.dumps, ensure_ascii=False, separators=(",", ":"))
 
 
 def refusal(path: str, status: int, message: str, code: str | None = None, key: str | None = None) -> dict:
@@ -47,7 +47,6 @@ class CompletionWriter:
     model: str
     request: Any  # a body of one of OpenAI's routes
     prompt_tokens: int
-    begun: set[int] = field(default_factory=set, init=False)  # the texts of a stream that have begun
 
     def __post_init__(self) -> None:
         self.id, self.created = f"{self.PREFIX}-{token_hex(12)}", int(time.time())
@@ -71,7 +70,7 @@ class CompletionWriter:
 
     def _json(self, kind: str, choices: list[dict], **more: Any) -> str:
         head = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
-        return to_json(head | {"choices": choices} | more)
+        return compact_json(head | {"choices": choices} | more)
 
     def _usage(self, results: Sequence[Sequence[Sample]]) -> dict:
         read, written = self.prompt_tokens, sum(len(sample.tokens) for samples in results for sample in samples)
@@ -82,7 +81,8 @@ class CompletionWriter:
         return {"usage": None} if self.request.stream_has_usage else {}
 
     def _choice(self, index: int, text: dict, tokens: Sequence[TokenLogprob], reason: str | None) -> dict:
-        logprobs = None if self.request.logprobs in (None, False) else self._logprobs(tokens)
+        asked = self.request.logprobs  # a number, 0 too, or a truth value
+        logprobs = None if asked is None or asked is False else self._logprobs(tokens)
         return {"index": index, **text, "finish_reason": _FINISH[reason], "logprobs": logprobs}
 
     def _logprobs(self, tokens: Sequence[TokenLogprob]) -> dict:
@@ -103,6 +103,7 @@ class ChatWriter(CompletionWriter):
     KINDS = ("chat.completion", "chat.completion.chunk")
 
     left_out: int  # the oldest messages, for which the context had no room
+    begun: set[int] = field(default_factory=set, init=False)  # the answers of a stream that have begun
 
     def whole(self, results: Sequence[Sequence[Sample]]) -> str:
         choices = [

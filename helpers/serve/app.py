@@ -65,7 +65,7 @@ STATE = web.AppKey("state", AppState)
 
 def answer(data: object, status: int = 200, **headers: str) -> web.Response:
     """Return a JSON response in UTF-8; Chinese stays readable. `data`: JSON text, or what becomes it."""
-    text = data if isinstance(data, str) else answers.to_json(data)
+    text = data if isinstance(data, str) else answers.compact_json(data)
     return web.Response(text=text, status=status, headers=headers, content_type="application/json")
 
 
@@ -359,7 +359,7 @@ async def _send_stream(request: web.Request, job: Job, writer: CompletionWriter)
         refusal = to_refusal(error, request)
         state.metrics.refused(refusal.code)
         body = answers.refusal(request.path, refusal.status, refusal.message, refusal.code)
-        await response.write(sse_event(answers.to_json(body)))
+        await response.write(sse_event(answers.compact_json(body)))
     await response.write(sse_event("[DONE]"))
     await response.write_eof()
     return response

@@ -54,9 +54,10 @@ class _Request:
         # until now the future was pending: a running one could no longer be cancelled
         if not self.future.set_running_or_notify_cancel():
             return
+        if error:
+            self.future.set_exception(error)
+            return
         try:
-            if error:
-                raise error
             self.future.set_result([row.result(tokenizer, self.prompt) for row in self.rows])
         except Exception as failure:
             self.future.set_exception(failure)

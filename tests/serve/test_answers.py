@@ -28,6 +28,19 @@ def chat_writer(**more):
     return ChatWriter("m", schema.read_request(MODELS.chat, json.dumps({"messages": TALK, **more}).encode()), 3, 2)
 
 
+@pytest.mark.parametrize(
+    "writer, told",
+    [
+        (completion_writer(), False), (completion_writer(logprobs=0), True),
+        (chat_writer(), False), (chat_writer(logprobs=False), False), (chat_writer(logprobs=True), True),
+    ],
+)  # fmt: skip
+def test_log_probabilities_are_told_to_whom_asked(writer, told):
+    """For completions 0 is a number of rivals: the tokens themselves are told."""
+    answers = json.loads(writer.whole([[SAMPLE]])), json.loads(writer.event(0, "b", (NEVER,), None))
+    assert [answer["choices"][0]["logprobs"] is not None for answer in answers] == [told, told]
+
+
 def test_minus_infinity_is_a_number_in_json():
     (told,) = json.loads(completion_writer(logprobs=1).whole([[SAMPLE]]))["choices"]
     assert told["logprobs"]["token_logprobs"] == [-9999.0]

@@ -10,7 +10,7 @@ from models import PLANTS
 from service import wait_until
 
 from helpers.generate import generate, inference
-from helpers.generate.batch import DecodeBatch, Row, prompt_ids
+from helpers.generate.batch import DecodeBatch, Row
 from helpers.generate.settings import Settings
 from helpers.serve.engine import Engine, NotRunning, QueueFull
 from helpers.serve.limits import Limits
@@ -268,14 +268,6 @@ def test_close_can_cancel(start):
     for future in futures:
         with pytest.raises(CancelledError):
             future.result(60)
-
-
-def test_ids_that_the_caller_has_are_taken(start, tok, monkeypatch):
-    ids, settings = prompt_ids(tok, "绿萝"), Settings(max_new_tokens=5, seed=0)
-    engine = start()
-    expected = engine.submit("绿萝", settings).result(60)
-    monkeypatch.setattr("helpers.serve.engine.prompt_ids", lambda *_: pytest.fail("encoded a second time"))
-    assert engine.submit("绿萝", settings, ids=ids).result(60) == expected
 
 
 def test_no_tokens_wanted_is_the_prompt(start):

@@ -1,10 +1,8 @@
 """The forms of requests and answers, as OpenAI's own client meets them and as an enemy does."""
 
-import asyncio
-
 import openai
 import pytest
-from service import FakeEngine, chat_tokenizer, in_loop, in_thread, post, serving, tiny_engine, tiny_model
+from service import FakeEngine, chat_tokenizer, in_thread, post, tiny_engine, tiny_model
 
 from helpers.generate import generate
 from helpers.generate.settings import Settings
@@ -315,14 +313,6 @@ def test_a_conversation_without_end_is_refused_unread(count, status, words):
     assert words in answer["error"]["message"]
 
 
-@pytest.mark.parametrize("turns", [199, 21])
-def test_the_longest_conversation_is_answered(turns):
-    """As many messages and as many bytes as a request may have."""
-    talk = [(user, assistant)[n % 2]("plant" * min(400, 55_000 // turns // 5)) for n in range(turns - 1)] + [user("土")]
-    status, answer = post({"messages": talk}, CHAT, engine=FakeEngine(tokenizer=chat_tokenizer()))
-    assert status == 200 and answer["messages_left_out"] > 0
-
-
 # ---- from the request to the settings ----
 
 
@@ -363,18 +353,3 @@ def test_all_prompts_or_none():
     engine = FakeEngine(held=True, room=1)
     assert post({"prompt": ["a", "b"]}, COMPLETIONS, engine=engine)[0] == 429
     assert [future.cancelled() for future in engine.futures] == [True]
-
-
-@in_loop
-async def test_two_conversations_at_once_are_each_as_alone():
-    bodies = [{"messages": messages, "max_tokens": 20, "seed": 5, "n": 2} for messages in (TALK, [user("龟背竹")])]
-    with tiny_engine(chat_tokenizer()) as engine:
-        async with serving(engine) as session:
-
-            async def send(body):
-                async with session.post(CHAT, json=body) as response:
-                    return (await response.json())["choices"]
-
-            alone = [await send(body) for body in bodies]
-            assert list(await asyncio.gather(*map(send, bodies))) == alone
-            assert alone[0] != alone[1]
