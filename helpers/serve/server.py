@@ -49,10 +49,13 @@ def curl(address: str, key: str = "") -> str:
 
 
 def _without_words(record: logging.LogRecord) -> bool:
-    """Keep the words of a request out of the log: an error of aiohttp may quote them, and broken HTTP is no news."""
+    """Keep the words of a request out of the log, where an error of aiohttp may quote them.
+
+    Broken HTTP and a client that leaves are no news.
+    """
     error = record.exc_info[1] if record.exc_info else None
     record.msg, record.args, record.exc_info = f"a connection failed: {type(error).__name__}", None, None
-    return not isinstance(error, HttpProcessingError)
+    return not isinstance(error, HttpProcessingError | ConnectionError)
 
 
 _connection_log.addFilter(_without_words)
@@ -164,10 +167,8 @@ def serve(options: argparse.Namespace, key: str | None, limits: Limits, listenin
         engine.on_failure = partial(asyncio.get_running_loop().call_soon_threadsafe, stopped.set)
         engine.start()
         runner, address = await start_server(app, options.host, listening=listening)
-        served, call = (
-            f"the {options.room} model of run '{options.run}'",
-            curl(address, key_in_shell(options, bool(key))),
-        )
+        served = f"the {options.room} model of run '{options.run}'"
+        call = curl(address, key_in_shell(options, bool(key)))
         print(f"{served} answers at {address} until Ctrl-C. Try: {call}", flush=True)
         await stopped.wait()
         code = 0 if engine.alive else 1

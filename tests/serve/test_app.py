@@ -323,7 +323,7 @@ async def test_a_stream_that_fails_says_so(path, body, error, words):
      ("/v1/chat/completions", TALK)],
 )  # fmt: skip
 @in_loop
-async def test_a_client_that_leaves_takes_its_rows_along(path, body):
+async def test_a_client_that_leaves_takes_its_rows_along(path, body, caplog):
     engine = FakeEngine(held=True, tokenizer=chat_tokenizer())
     async with serving(engine) as session:
         task = asyncio.create_task(session.post(path, json=body))
@@ -333,6 +333,7 @@ async def test_a_client_that_leaves_takes_its_rows_along(path, body):
             (await task).close()
         task.cancel()
         await until(engine.futures[0].cancelled)
+    assert not caplog.records
 
 
 @pytest.mark.slow
