@@ -961,10 +961,10 @@ def serve(folder: Path, device: torch.device) -> None:
     async def until_stopped() -> None:
         stopped = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-        runner, address = await server.start(make_app(running, limits))
+        runner, address = await server.start_server(make_app(running, limits))
         print(address, flush=True)
         await stopped.wait()
-        await server.stop(runner)
+        await server.stop_server(runner)
 
     asyncio.run(until_stopped())
     running.close(cancel=True)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import copy
+import functools
 import json
 import threading
 import time
@@ -86,10 +87,11 @@ class FakeEngine:
         max_rows: int = 16,
         error: Exception | None = None,
         tokenizer: PreTrainedTokenizerFast | None = None,
+        length: int = 1,
     ):
         self.held, self.room, self.max_rows, self.error = held, room, max_rows, error
         self.tokenizer, self.on_first_token, self.alive = tokenizer or tiny_tokenizer(), None, True
-        self.tokens = 0
+        self.tokens, self.length = 0, length  # times that a text is repeated
         self.asked, self.encoded, self.futures, self.listeners = [], [], [], []
 
     @property
@@ -128,7 +130,7 @@ class FakeEngine:
                 self.tokens += samples
                 if self.listeners[number]:
                     for sample in range(samples):
-                        self.write(number, sample, f"，第{sample}份", "end")
+                        self.write(number, sample, f"，第{sample}份" * self.length, "end")
                 future.set_result([Sample(f"{prompt}，第{n}份", True, [5, 6, 7], "end") for n in range(samples)])
 
 
@@ -139,15 +141,32 @@ def app_with(engine, **options):
 
 
 @contextlib.asynccontextmanager
-async def serving(engine, **options):
-    """Serve an engine, or an application that is made already; give a client's session."""
+async def listening(engine, **options):
+    """Serve an engine, or an application that is made already; give a client's session and the port."""
     app = engine if isinstance(engine, aiohttp.web.Application) else app_with(engine, **options)
-    runner, address = await server.start(app)
+    runner, address = await server.start_server(app)
     try:
-        async with aiohttp.ClientSession(address, timeout=aiohttp.ClientTimeout(20)) as session:
-            yield session
+        async with aiohttp.ClientSession(address, timeout=aiohttp.ClientTimeout(60)) as session:
+            yield session, runner.addresses[0][1]
     finally:
-        await server.stop(runner)
+        await server.stop_server(runner)
+
+
+@contextlib.asynccontextmanager
+async def serving(engine, **options):
+    """Do the same; give the session only."""
+    async with listening(engine, **options) as (session, _):
+        yield session
+
+
+def in_loop(test):
+    """Run an async test in an event loop of its own."""
+
+    @functools.wraps(test)
+    def run(*arguments, **named):
+        return asyncio.run(test(*arguments, **named))
+
+    return run
 
 
 def fetch(method, path, engine=None, options=None, **request):
@@ -169,14 +188,14 @@ def post(body, path="/generate", **kwargs):
     return status, answer
 
 
-async def until(condition, seconds=30.0):
+async def until(condition):
     """Wait until a condition is true; the time is for a busy machine."""
-    async with asyncio.timeout(seconds):
+    async with asyncio.timeout(60):
         while not condition():
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.002)
 
 
-def wait_until(condition, seconds=30.0):
+def wait_until(condition, seconds=60.0):
     """Do the same in a test without an event loop."""
     end = time.monotonic() + seconds
     while not condition():
@@ -199,17 +218,17 @@ def in_thread(engine, **options):
     thread.start()
 
     def run(coroutine):
-        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(30)
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(60)
 
     async def begin():
-        return await server.start(app_with(engine, **options))
+        return await server.start_server(app_with(engine, **options))
 
     try:
         runner, address = run(begin())
         try:
             yield address
         finally:
-            run(server.stop(runner))
+            run(server.stop_server(runner))
             assert not [task for task in run(tasks()) if not task.done()]
     finally:
         loop.call_soon_threadsafe(loop.stop)
@@ -222,40 +241,27 @@ async def tasks():
     return asyncio.all_tasks() - {asyncio.current_task()}
 
 
-# ---- bare connections ----
+async def raw(port, data=b"", drip=b""):
+    """Send bytes over a bare connection, and perhaps some more in drips; return all that comes until it is closed."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
 
+    async def send_slowly():
+        with contextlib.suppress(ConnectionError):
+            for byte in drip:
+                writer.write(bytes([byte]))
+                await writer.drain()
+                await asyncio.sleep(0.05)
 
-class Wire:
-    """A bare connection to a server."""
-
-    def __init__(self, reader, writer):
-        self.reader, self.writer = reader, writer
-
-    @classmethod
-    async def open(cls, session, data=b""):
-        reader, writer = await asyncio.open_connection("127.0.0.1", session._base_url.port)
-        writer.write(data)
-        return cls(reader, writer)
-
-    async def all(self, seconds=10):
-        """Return everything that comes until the server closes."""
-        try:
-            return await asyncio.wait_for(self.reader.read(), seconds)
-        except ConnectionResetError:
-            return b""
-        finally:
-            self.writer.close()
+    dripping = asyncio.create_task(send_slowly())
+    try:
+        async with asyncio.timeout(60):
+            return await reader.read()
+    except ConnectionResetError:
+        return b""
+    finally:
+        dripping.cancel()
+        writer.close()
 
 
 HEAD = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n"
-
-
-async def drip(wire, data):
-    """Send a byte every now and then, for as long as it is taken."""
-    try:
-        for byte in data:
-            wire.writer.write(bytes([byte]))
-            await wire.writer.drain()
-            await asyncio.sleep(0.1)
-    except ConnectionError:
-        pass

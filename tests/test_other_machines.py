@@ -21,7 +21,6 @@ from service import make_run
 from helpers import paths
 from helpers.device import memory_peak
 from helpers.files import write_folder, write_text
-from helpers.serve.server import main as serve
 
 UNIX_ONLY = ("resource", "fcntl", "pwd", "grp", "termios", "tty", "pty", "readline")
 
@@ -117,14 +116,6 @@ sys.exit(main(["--run", "tiny", "--port", "0"]))
     finally:
         process.kill()
         process.stdout.close()
-
-
-def test_several_processes_are_refused_where_they_cannot_share_a_port(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("RUNS_DIR", str(tmp_path))
-    make_run()
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert serve(["--run", "tiny", "--processes", "2"]) == 1
-    assert "only Linux deals connections to one port out" in capsys.readouterr().err
 
 
 READ_ONLY = """

@@ -300,7 +300,7 @@ QUESTIONS = {
     "API key": "serve.auth",
     "CORS": "serve.auth",
     "rate limit": "serve.auth",
-    "timeout": "serve.connections",
+    "timeout": "serve.server",
     "server-sent events": "serve.app",
     "Prometheus": "serve.metrics",
 }

@@ -1,343 +1,137 @@
 """What an answer looks like, whole or as the events of a stream: OpenAI's completions and conversations, refusals.
 
-Knows no server and no engine: samples and chunks come in, JSON goes out.
+The OpenAPI description shows one of each, written by the same code. Knows no server and no engine: samples and chunks
+come in, JSON goes out.
 """
 
 import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from secrets import token_hex
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 
 from helpers.generate.settings import Sample, TokenLogprob
-from helpers.serve.schema import ChatRequest, CompletionRequest
+from helpers.serve.schema import RequestModels, read_request
 
-LOWEST = -9999.0  # in place of a log probability of minus infinity, which JSON cannot write
-FinishReason = Literal["stop", "length"]
-FINISH: dict[str | None, FinishReason | None] = {"end": "stop", "stop": "stop", "length": "length", None: None}
+_LOWEST = -9999.0  # in place of a log probability of minus infinity, which JSON cannot write
+_FINISH = {"end": "stop", "stop": "stop", "length": "length", None: None}
 
-
-class Usage(BaseModel):
-    """Tokens read and written."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
+compact_json = partial(json.dumps, ensure_ascii=False, separators=(",", ":"))
 
 
-class Logprobs(BaseModel):
-    """Per new token: its text, its natural log probability, the likeliest tokens with theirs, its start in `text`."""
-
-    tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
-    text_offset: list[int]
-
-
-class CompletionChoice(BaseModel):
-    """A text, or in a stream a part of it; finish_reason is null until its last part."""
-
-    index: int
-    text: str
-    finish_reason: FinishReason | None
-    logprobs: Logprobs | None
-
-
-class Completion(BaseModel):
-    """The answer of /v1/completions, or one event of its stream."""
-
-    id: str
-    object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    usage: Usage | None = None
-
-
-# of these an answer may hold a hundred thousand: dataclasses are made several times as fast as pydantic's models
-@dataclass(slots=True)
-class ChatLogprob:
-    """A token with its natural log probability; its bytes are null where it is only a part of a character."""
-
-    token: str
-    logprob: float
-    bytes: list[int] | None
-
-
-@dataclass(slots=True)
-class ChatToken(ChatLogprob):
-    """A token that was written, and the likeliest ones in its place."""
-
-    top_logprobs: list[ChatLogprob]
-
-
-class ChatLogprobs(BaseModel):
-    """The tokens of an answer, or of a part of it."""
-
-    content: list[ChatToken]
-
-
-class ChatAnswer(BaseModel):
-    """What the assistant says."""
-
-    role: Literal["assistant"] = "assistant"
-    content: str
-
-
-class ChatChoice(BaseModel):
-    """An answer to the last question."""
-
-    index: int
-    message: ChatAnswer
-    finish_reason: FinishReason | None
-    logprobs: ChatLogprobs | None
-
-
-class ChatCompletion(BaseModel):
-    """The answer of /v1/chat/completions."""
-
-    id: str
-    object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage
-    messages_left_out: int  # the oldest ones, for which the context had no room
-
-
-class ChatDelta(BaseModel):
-    """The new part of an answer; only the first one tells the role."""
-
-    role: Literal["assistant"] | None = None
-    content: str
-
-
-class ChatChunkChoice(BaseModel):
-    """A part of an answer; finish_reason is null until its last part."""
-
-    index: int
-    delta: ChatDelta
-    finish_reason: FinishReason | None
-    logprobs: ChatLogprobs | None
-
-
-class ChatChunk(BaseModel):
-    """One event of a streamed answer; only the first one tells how many messages were left out."""
-
-    id: str
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    created: int
-    model: str
-    choices: list[ChatChunkChoice]
-    usage: Usage | None = None
-    messages_left_out: int | None = None
-
-
-class ModelCard(BaseModel):
-    """A model that this server has."""
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str
-
-
-class ModelList(BaseModel):
-    """The answer of /v1/models."""
-
-    object: Literal["list"] = "list"
-    data: list[ModelCard]
-
-
-class Status(BaseModel):
-    """The answer of /healthz and /readyz."""
-
-    status: str
-
-
-class Error(BaseModel):
-    """A refusal, outside of /v1: the reason in words."""
-
-    error: str
-
-
-class ErrorDetail(BaseModel):
-    """What was wrong, in OpenAI's terms."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class OpenAIError(BaseModel):
-    """A refusal, under /v1."""
-
-    error: ErrorDetail
-
-
-def refusal(path: str, status: int, message: str, code: str | None = None, key: str | None = None) -> BaseModel:
-    """Return the error body in the format of its route: OpenAI's under /v1, the plain one elsewhere."""
+def refusal(path: str, status: int, message: str, code: str | None = None, key: str | None = None) -> dict:
+    """Return the error body in the form of its route: OpenAI's under /v1, the plain one elsewhere."""
     if not path.startswith("/v1/"):
-        return Error(error=message)
+        return {"error": message}
     kind = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}.get(status)
     kind = kind or ("server_error" if status >= 500 else "invalid_request_error")
-    return OpenAIError(error=ErrorDetail(message=message, type=kind, param=key, code=code))
+    return {"error": {"message": message, "type": kind, "param": key, "code": code}}
+
+
+def model_card(name: str, created: int) -> dict:
+    """Return what OpenAI's API tells of a model."""
+    return {"id": name, "object": "model", "created": created, "owned_by": "chinese-gpt"}
 
 
 @dataclass
-class Writer:
-    """Writes the JSON of one answer, whole or in events; all events have one id and one date."""
+class CompletionWriter:
+    """Writes what /v1/completions answers, whole or in events; all events have one id and one date."""
 
-    PREFIX: ClassVar[str]  # of the id
+    PREFIX: ClassVar[str] = "cmpl"  # of the id
+    KINDS: ClassVar[tuple[str, str]] = ("text_completion", "text_completion")  # of a whole answer, of an event
 
     model: str
     request: Any  # a body of one of OpenAI's routes
     prompt_tokens: int
-    id: str = field(default="", init=False)
-    created: int = field(default_factory=lambda: int(time.time()), init=False)
 
     def __post_init__(self) -> None:
-        self.id = f"{self.PREFIX}-{token_hex(12)}"
+        self.id, self.created = f"{self.PREFIX}-{token_hex(12)}", int(time.time())
 
     def whole(self, results: Sequence[Sequence[Sample]]) -> str:
         """Return the JSON of the whole answer; `results` are the samples of each prompt."""
-        raise NotImplementedError
+        choices: list[dict] = []
+        for prompt, samples in zip(self.request.prompts, results, strict=True):
+            for sample in samples:
+                text = {"text": sample.text[len(prompt) :]}
+                choices.append(self._choice(len(choices), text, sample.logprobs, sample.reason))
+        return self._json(self.KINDS[0], choices, usage=self._usage(results))
 
     def event(self, index: int, text: str, tokens: Sequence[TokenLogprob], reason: str | None) -> str:
         """Return the JSON of an event: new characters of text `index`, their tokens, and in its last one the reason."""
-        raise NotImplementedError
+        return self._json(self.KINDS[1], [self._choice(index, {"text": text}, tokens, reason)], **self._no_usage())
 
     def ending(self, results: Sequence[Sequence[Sample]]) -> str | None:
         """Return the JSON of the last event, which holds the usage; None if it was not asked for."""
-        return self._json([], self._usage(results)) if self.request.stream_has_usage else None
+        return self._json(self.KINDS[1], [], usage=self._usage(results)) if self.request.stream_has_usage else None
 
-    def _json(self, choices: list[Any], usage: Usage | None = None) -> str:
-        raise NotImplementedError
+    def _json(self, kind: str, choices: list[dict], **more: Any) -> str:
+        head = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return compact_json(head | {"choices": choices} | more)
 
-    def _head(self) -> dict[str, Any]:
-        return {"id": self.id, "created": self.created, "model": self.model}
-
-    def _usage(self, results: Sequence[Sequence[Sample]]) -> Usage:
+    def _usage(self, results: Sequence[Sequence[Sample]]) -> dict:
         read, written = self.prompt_tokens, sum(len(sample.tokens) for samples in results for sample in samples)
-        return Usage(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
+        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
+    def _no_usage(self) -> dict:
+        """Return what an event says of the usage before the last one tells it: null, or nothing if it never will."""
+        return {"usage": None} if self.request.stream_has_usage else {}
 
-def likeliest(samples: Sequence[Sample], n: int) -> Sequence[Sample]:
-    """Return the n samples with the highest mean log probability per token, the best first.
+    def _choice(self, index: int, text: dict, tokens: Sequence[TokenLogprob], reason: str | None) -> dict:
+        asked = self.request.logprobs  # a number, 0 too, or a truth value
+        logprobs = None if asked is None or asked is False else self._logprobs(tokens)
+        return {"index": index, **text, "finish_reason": _FINISH[reason], "logprobs": logprobs}
 
-    The mean, as OpenAI has it: the sum would favour short texts. A text without a token comes last. If there are
-    no more than n, they are returned as they are.
-    """
-    if n >= len(samples):
-        return samples
-    means = [
-        sum(t.logprob for t in each.logprobs) / len(each.logprobs) if each.logprobs else LOWEST for each in samples
-    ]
-    return [samples[i] for i in sorted(range(len(samples)), key=lambda i: -means[i])[:n]]
-
-
-@dataclass
-class CompletionWriter(Writer):
-    """Writes what /v1/completions answers."""
-
-    PREFIX = "cmpl"
-
-    request: CompletionRequest
-    _begun: set[int] = field(default_factory=set)  # the texts of a stream that have begun
-
-    def whole(self, results: Sequence[Sequence[Sample]]) -> str:
-        choices: list[CompletionChoice] = []
-        for prompt, samples in zip(self.request.prompts, results, strict=True):
-            for sample in likeliest(samples, self.request.n):
-                text = sample.text if self.request.echo else sample.text[len(prompt) :]
-                choices.append(self._choice(len(choices), text, sample.logprobs, sample.reason))
-        return self._json(choices, self._usage(results))
-
-    def event(self, index: int, text: str, tokens: Sequence[TokenLogprob], reason: str | None) -> str:
-        if self.request.echo and index not in self._begun:
-            text = self.request.prompts[index // self.request.n] + text
-        self._begun.add(index)
-        return self._json([self._choice(index, text, tokens, reason)])
-
-    def _json(self, choices: list[CompletionChoice], usage: Usage | None = None) -> str:
-        answer = Completion(**self._head(), choices=choices, usage=usage)
-        return answer.model_dump_json(exclude=None if usage or self.request.stream_has_usage else {"usage"})
-
-    def _choice(self, index: int, text: str, tokens: Sequence[TokenLogprob], reason: str | None) -> CompletionChoice:
-        logprobs = None
-        if self.request.logprobs is not None:
-            logprobs = Logprobs(
-                tokens=[token.text for token in tokens],
-                token_logprobs=[max(token.logprob, LOWEST) for token in tokens],
-                top_logprobs=[_rivals(token) for token in tokens],
-                text_offset=[token.start for token in tokens],
-            )
-        return CompletionChoice(index=index, text=text, finish_reason=FINISH[reason], logprobs=logprobs)
+    def _logprobs(self, tokens: Sequence[TokenLogprob]) -> dict:
+        """Per token: its text, its natural log probability, the likeliest tokens with theirs, its start in the text."""
+        return {
+            "tokens": [token.text for token in tokens],
+            "token_logprobs": [max(token.logprob, _LOWEST) for token in tokens],
+            "top_logprobs": [_rivals(token) for token in tokens],
+            "text_offset": [token.start for token in tokens],
+        }
 
 
 @dataclass
-class ChatWriter(Writer):
+class ChatWriter(CompletionWriter):
     """Writes what /v1/chat/completions answers."""
 
     PREFIX = "chatcmpl"
+    KINDS = ("chat.completion", "chat.completion.chunk")
 
-    request: ChatRequest
-    left_out: int
-    _begun: set[int] = field(default_factory=set)  # the answers of a stream that have begun
+    left_out: int  # the oldest messages, for which the context had no room
+    begun: set[int] = field(default_factory=set, init=False)  # the answers of a stream that have begun
 
     def whole(self, results: Sequence[Sequence[Sample]]) -> str:
         choices = [
-            ChatChoice(
-                index=index, message=ChatAnswer(content=sample.text), finish_reason=FINISH[sample.reason],
-                logprobs=self._logprobs(sample.logprobs),
-            )
-            for index, sample in enumerate(results[0])
-        ]  # fmt: skip
-        answer = ChatCompletion(
-            **self._head(), choices=choices, usage=self._usage(results), messages_left_out=self.left_out
-        )
-        return answer.model_dump_json()
+            self._choice(i, {"message": {"role": "assistant", "content": each.text}}, each.logprobs, each.reason)
+            for i, each in enumerate(results[0])
+        ]
+        return self._json(self.KINDS[0], choices, usage=self._usage(results), messages_left_out=self.left_out)
 
     def event(self, index: int, text: str, tokens: Sequence[TokenLogprob], reason: str | None) -> str:
-        role: Literal["assistant"] | None = None if index in self._begun else "assistant"
-        choice = ChatChunkChoice(
-            index=index, delta=ChatDelta(role=role, content=text), finish_reason=FINISH[reason],
-            logprobs=self._logprobs(tokens),
-        )  # fmt: skip
-        event = self._json([choice], left_out=None if self._begun else self.left_out)
-        self._begun.add(index)
-        return event
+        role = {} if index in self.begun else {"role": "assistant"}  # only the first event of an answer tells it
+        left_out = {} if self.begun else {"messages_left_out": self.left_out}
+        self.begun.add(index)
+        choice = self._choice(index, {"delta": role | {"content": text}}, tokens, reason)
+        return self._json(self.KINDS[1], [choice], **self._no_usage(), **left_out)
 
-    def _json(self, choices: list[ChatChunkChoice], usage: Usage | None = None, left_out: int | None = None) -> str:
-        chunk = ChatChunk(**self._head(), choices=choices, usage=usage, messages_left_out=left_out).model_dump()
-        if not self.request.stream_has_usage:
-            del chunk["usage"]
-        # what only the first events tell is not null in the others: it is not there
-        for part, key in ((chunk, "messages_left_out"), *((choice["delta"], "role") for choice in chunk["choices"])):
-            if part[key] is None:
-                del part[key]
-        return json.dumps(chunk, ensure_ascii=False)
-
-    def _logprobs(self, tokens: Sequence[TokenLogprob]) -> ChatLogprobs | None:
-        if not self.request.logprobs:
-            return None
-        return ChatLogprobs(
-            content=[
-                ChatToken(
-                    *_told(token.text, token.logprob), [ChatLogprob(*_told(*rival)) for rival in token.alternatives]
-                )
+    def _logprobs(self, tokens: Sequence[TokenLogprob]) -> dict:
+        return {
+            "content": [
+                _told(token.text, token.logprob) | {"top_logprobs": [_told(*rival) for rival in token.alternatives]}
                 for token in tokens
             ]
-        )
+        }
 
 
-def _told(token: str, logprob: float) -> tuple[str, float, list[int] | None]:
+def _told(token: str, logprob: float) -> dict:
+    """Return a token, its log probability, and its bytes; these are null where it is only a part of a character."""
     whole = "\ufffd" not in token
-    return token, max(logprob, LOWEST), list(token.encode()) if whole else None
+    return {"token": token, "logprob": max(logprob, _LOWEST), "bytes": list(token.encode()) if whole else None}
 
 
 def _rivals(token: TokenLogprob) -> dict[str, float]:
@@ -347,6 +141,59 @@ def _rivals(token: TokenLogprob) -> dict[str, float]:
     """
     rivals: dict[str, float] = {}
     for text, logprob in token.alternatives:  # the likeliest first
-        rivals.setdefault(text, max(logprob, LOWEST))
+        rivals.setdefault(text, max(logprob, _LOWEST))
     # as OpenAI does it: the token itself is in the list, also when it is not one of the likeliest
-    return rivals | {token.text: max(token.logprob, LOWEST)}
+    return rivals | {token.text: max(token.logprob, _LOWEST)}
+
+
+# ---- the description for programs ----
+
+
+def _operation(summary: str, error: dict, answer: Any, body: Any = None, event: str = "") -> dict:
+    """Return the description of a route, with an answer and an event of its stream; error: the form of a reason."""
+    told: dict[str, dict] = {"application/json": {"schema": {}, "example": answer}}
+    if event:
+        about = "events, each as `data: {…}`; the last one is `data: [DONE]`"
+        told["text/event-stream"] = {"schema": {"description": about}, "example": f"data: {event}\n\n"}
+    reason = {"application/json": {"schema": {"type": "object", "properties": {"error": error}}}}
+    refused = {"description": "refused, in words", "content": reason}
+    answers = {"200": {"description": "the answer", "content": told}, "4XX": refused, "5XX": refused}
+    if not body:
+        return {"get": {"summary": summary, "responses": answers}}
+    schema = {"schema": {"$ref": f"#/components/schemas/{body.__name__}"}}
+    asked = {"required": True, "content": {"application/json": schema}}
+    return {"post": {"summary": summary, "responses": answers, "requestBody": asked}}
+
+
+def describe_api(requests: RequestModels, has_key: bool) -> dict:
+    """Return the OpenAPI 3.1 description of the service; has_key: whether requests must carry an API key."""
+    bodies = (requests.generate, requests.completion, requests.chat)
+    _, completion, chat = (read_request(body, body.example.encode()) for body in bodies)
+    plain: dict = {"type": "string"}
+    detailed = {"type": "object", "properties": {key: {} for key in refusal("/v1/", 400, "")["error"]}}
+    card = model_card("sample", 0)
+
+    def writes(summary: str, writer: CompletionWriter, body: Any) -> dict:
+        whole = json.loads(writer.whole([[Sample("你好，世界", True, [1], "end")]]))
+        return _operation(summary, detailed, whole, body, writer.event(0, "，世界", (), None))
+
+    complete, converse = CompletionWriter("sample", completion, 1), ChatWriter("sample", chat, 1, left_out=0)
+    paths = {
+        "/generate": _operation("continue a text, as the book does", plain, ["你好，世界"], requests.generate),
+        "/v1/completions": writes("continue texts, as OpenAI does", complete, requests.completion),
+        "/v1/chat/completions": writes("answer in a conversation, as OpenAI does", converse, requests.chat),
+        "/v1/models": _operation("the model that is served", detailed, {"object": "list", "data": [card]}),
+        "/v1/models/{model}": _operation("is this the model?", detailed, card)
+        | {"parameters": [{"name": "model", "in": "path", "required": True, "schema": plain}]},
+        "/healthz": _operation("is the process alive?", plain, {"status": "ok"}),
+        "/readyz": _operation("does its engine run?", plain, {"status": "ready"}),
+    }
+    reference = "#/components/schemas/{model}"
+    _, schemas = models_json_schema([(body, "validation") for body in bodies], ref_template=reference)
+    components: dict[str, Any] = {"schemas": schemas["$defs"]}
+    described: dict[str, Any] = {"openapi": "3.1.0", "info": {"title": "Chinese GPT", "version": "1"}, "paths": paths}
+    if has_key:
+        paths["/healthz"]["get"]["security"] = []
+        components["securitySchemes"] = {scheme: {"type": "http", "scheme": scheme} for scheme in ("bearer", "basic")}
+        described["security"] = [{scheme: []} for scheme in components["securitySchemes"]]
+    return described | {"components": components}

@@ -10,7 +10,8 @@ import json
 import logging
 import time
 import traceback
-from collections.abc import AsyncIterator, Iterable
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,89 +20,82 @@ from string import Template
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
-from pydantic import BaseModel
 
 from helpers.generate import dialogue
-from helpers.generate.batch import check_bias, prompt_ids
-from helpers.generate.settings import RANGES, Sample, Settings
+from helpers.generate.batch import prompt_ids
+from helpers.generate.settings import RANGES, Chunk, Settings
 from helpers.generate.surprisal import LEVELS
-from helpers.serve import answers, auth, connections, openapi, schema
-from helpers.serve.answers import ChatWriter, CompletionWriter, Writer
+from helpers.serve import answers, auth, schema
+from helpers.serve.answers import ChatWriter, CompletionWriter
 from helpers.serve.auth import Refusal
 from helpers.serve.engine import Engine, NotRunning, QueueFull
 from helpers.serve.limits import DEFAULT_LIMITS, Limits
-from helpers.serve.metrics import Metrics
-from helpers.serve.overload import Shedder
-from helpers.serve.streams import ChunkQueue, event, events
+from helpers.serve.metrics import ServiceMetrics
 from helpers.vocab.chat import ChatError, TooLong
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
-TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 PAGE = {  # address -> file
     "/" if file.name == "index.html" else f"/{file.name}": file
     for file in sorted(Path(__file__).with_name("page").iterdir())
-    if file.suffix in TYPES
+    if file.suffix in _TYPES
 }
+_LONG = 50  # tokens; an event of more takes milliseconds to write
 
 
 @dataclass
 class AppState:
     """What one application knows while it runs."""
 
-    name: str  # of the model
+    engine: Engine
     limits: Limits
+    guard: auth.Guard
+    metrics: ServiceMetrics
     requests: schema.RequestModels
-    no_chat: str | None = None  # why the model holds no conversation, and what to do; None: it does
+    name: str  # of the model
+    no_chat: str | None  # why the model holds no conversation, and what to do; None: it does
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False  # the server is stopping: new requests are refused
     deadlines: set[asyncio.Timeout] = field(default_factory=set)  # of the requests under way
 
 
-ENGINE = web.AppKey("engine", Engine)
 STATE = web.AppKey("state", AppState)
-GUARD = web.AppKey("guard", auth.Guard)
-LISTENER = web.AppKey("listener", connections.Listener)
-METRICS = web.AppKey("metrics", Metrics)
-OPENAPI = web.AppKey("openapi", str)
 
 
 def answer(data: object, status: int = 200, **headers: str) -> web.Response:
-    """Return a JSON response in UTF-8; Chinese stays readable. `data`: a pydantic model, JSON text, or plain data."""
-    if isinstance(data, BaseModel):
-        data = data.model_dump_json()
-    text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
+    """Return a JSON response in UTF-8; Chinese stays readable. `data`: JSON text, or what becomes it."""
+    text = data if isinstance(data, str) else answers.compact_json(data)
     return web.Response(text=text, status=status, headers=headers, content_type="application/json")
 
 
-def queue_full() -> Refusal:
-    """Return the refusal of a request for which the queue has no place."""
-    message = "too many requests are waiting: try again in a moment"
-    return Refusal(429, message, "full", **{hdrs.RETRY_AFTER: "1"})
+# ---- refusals ----
 
 
-def stopping() -> Refusal:
+def _stopping() -> Refusal:
     """Return the refusal of a request that comes, or is not finished, when the server stops."""
     return Refusal(503, "the server is stopping: ask another one, or later", "stopping")
 
 
 def to_refusal(error: Exception, request: web.Request) -> Refusal:
     """Return the refusal for an error; an unexpected error is logged, and its details are not sent."""
+    state = request.app[STATE]
     match error:
-        case Refusal(code="body_too_slow") if request.app[STATE].draining:
-            return stopping()  # it may have come in time: aiohttp hears nothing more once it is told to stop
+        case Refusal(code="body_too_slow") if state.draining:
+            return _stopping()  # it may have come in time: aiohttp hears nothing more once it is told to stop
         case Refusal():
             return error
         case schema.Invalid():
             return Refusal(400, str(error), "invalid", error.key)
         case QueueFull():
-            return queue_full()
+            message = "too many requests are waiting: try again in a moment"
+            return Refusal(429, message, "full", **{hdrs.RETRY_AFTER: "1"})
         case NotRunning():
             return Refusal(503, "the server cannot generate text right now: try again later", "not_ready")
+        case TimeoutError() if state.draining:
+            return _stopping()
         case TimeoutError():
-            if request.app[STATE].draining:
-                return stopping()
-            seconds = request.app[STATE].limits.text_seconds
+            seconds = state.limits.text_seconds
             return Refusal(503, f"no answer within {seconds:g} seconds: ask for fewer tokens or samples", "timeout")
         case web.HTTPMethodNotAllowed():
             allowed = ", ".join(sorted(error.allowed_methods))
@@ -114,11 +108,11 @@ def to_refusal(error: Exception, request: web.Request) -> Refusal:
             return Refusal(error.status, error.reason, "http")
     # log where it failed, without the message: the message of an error may quote a prompt
     trace = "".join(traceback.format_tb(error.__traceback__))
-    log.error("%s failed: %s\n%s", route(request), type(error).__name__, trace)
+    _log.error("%s failed: %s\n%s", _route(request), type(error).__name__, trace)
     return Refusal(500, "the server failed; the reason is in its log", "failed")
 
 
-def route(request: web.Request) -> str:
+def _route(request: web.Request) -> str:
     """Return the application's own name of the route: what the client typed stays out of logs and metrics."""
     resource = request.match_info.route.resource
     return resource.canonical if resource else "elsewhere"
@@ -127,11 +121,11 @@ def route(request: web.Request) -> str:
 @web.middleware
 async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Check a request, answer it, count it; every error becomes a refusal in JSON."""
-    app, since, status = request.app, time.perf_counter(), 499  # nginx's status of a client that has disconnected
+    state, since, status = request.app[STATE], time.perf_counter(), 499  # nginx's status of a client that has left
     try:
-        if app[STATE].draining and request.path != auth.KEYLESS_PATH:
-            raise stopping()
-        app[GUARD].check(request)
+        if state.draining and request.path != auth.KEYLESS_PATH:
+            raise _stopping()
+        state.guard.check(request)
         response = await handler(request)
         status = response.status
         return response
@@ -140,79 +134,17 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
     except Exception as error:
         refusal = to_refusal(error, request)
         status = refusal.status
-        app[METRICS].refused(refusal.code)
+        state.metrics.refused(refusal.code)
         body = answers.refusal(request.path, status, refusal.message, refusal.code, refusal.key)
         response = answer(body, status, **refusal.headers)
         if status in (408, 503):  # the client cannot go on
             response.force_close()
         return response
     finally:
-        app[METRICS].answered(route(request), status, time.perf_counter() - since)
+        state.metrics.answered(_route(request), status, time.perf_counter() - since)
 
 
-@contextlib.asynccontextmanager
-async def deadline(app: web.Application) -> AsyncIterator[None]:
-    """Limit the time of a request; a server that stops may shorten it. Raises TimeoutError, or Refusal if it does."""
-    state = app[STATE]
-    if state.draining:  # since this request began: no time is left for it
-        raise stopping()
-    async with asyncio.timeout(state.limits.text_seconds) as limit:
-        state.deadlines.add(limit)
-        try:
-            yield
-        finally:
-            state.deadlines.discard(limit)
-
-
-WRITING = ("/generate", "/v1/completions", "/v1/chat/completions")  # the routes that need the engine
-
-
-def make_shedder(engine: Engine, state: AppState, metrics: Metrics) -> Shedder:
-    """Return what refuses requests for text while the queue is full, with the answer that the routes give then.
-
-    Neither key nor host is looked at for it: it says nothing that a stranger must not know.
-    """
-
-    def refusal(path: str) -> bytes:
-        full = queue_full()
-        body = answers.refusal(path, full.status, full.message, full.code)
-        return connections.in_bytes(answer(body, full.status, **{hdrs.VARY: "Origin"}, **full.headers))
-
-    def on_refused(path: str) -> None:
-        metrics.refused("full")
-        metrics.answered(path, 429, 0)
-
-    refusals = {path.encode(): refusal(path) for path in WRITING}
-    return Shedder(lambda: engine.full and not state.draining, refusals, on_refused)
-
-
-async def read(request: web.Request, model: type[schema.Body]) -> schema.Body:
-    """Return the checked body of a request; raises Refusal, schema.Invalid, or QueueFull.
-
-    If the queue is full, nothing is read: in a flood, refusals must not take the time that texts are written in.
-    """
-    if request.app[ENGINE].full:
-        raise QueueFull
-    return schema.read(model, await auth.read_json(request, request.app[STATE].limits))
-
-
-def check_settings(app: web.Application, settings: Settings) -> Settings:
-    """Return the settings of a request; raises Refusal where they name tokens that the model does not have."""
-    try:
-        check_bias(settings, len(app[ENGINE].tokenizer))
-    except ValueError as error:
-        raise Refusal(400, str(error), "invalid", "logit_bias") from None
-    return settings
-
-
-def encode_prompts(app: web.Application, prompts: list[str]) -> list[list[int]]:
-    """Return the ids of each prompt; raises Refusal if they are too many together."""
-    ids = [prompt_ids(app[ENGINE].tokenizer, prompt) for prompt in prompts]
-    count, most = sum(map(len, ids)), app[STATE].limits.max_prompt_tokens
-    if count > most:
-        message = f"the prompt has {count} tokens, and {most} are allowed: give a shorter beginning"
-        raise Refusal(400, message, "context_length_exceeded", "prompt")
-    return ids
+# ---- texts ----
 
 
 @dataclass
@@ -225,140 +157,215 @@ class Job:
     samples: int
 
 
-def submit(app: web.Application, job: Job, chunks: ChunkQueue | None = None) -> list[Future]:
-    """Hand every prompt to the engine and return the futures, all or none; `chunks` receives the texts as they grow."""
-    engine, futures = app[ENGINE], []
-    if not engine.alive:
-        raise NotRunning
-    try:
-        for number, (prompt, ids) in enumerate(zip(job.prompts, job.ids, strict=True)):
-            listener = None if chunks is None else partial(chunks.put, number)
-            futures.append(engine.submit(prompt, job.settings, job.samples, ids=ids, listener=listener))
-    except BaseException:
-        cancel(futures)
-        raise
-    return futures
-
-
-def cancel(futures: list[Future]) -> None:
-    """Remove from the engine what is not done."""
-    for future in futures:
-        future.cancel()
-
-
-async def results(futures: list[Future]) -> list[list[Sample]]:
-    """Wait for the samples of each prompt; a cancelled wait removes the rows from the engine's batch."""
-    try:
-        return await asyncio.gather(*map(asyncio.wrap_future, futures))
-    finally:
-        cancel(futures)
-
-
-async def post_generate(request: web.Request) -> web.Response:
-    """Answer {"context", "maxlength", "samples", …} with a list of strings; each starts with the context.
-
-    The event loop only waits here: tokens are computed in the engine's thread. If the client disconnects, aiohttp
-    cancels this coroutine, which cancels the future, which removes the rows from the engine's batch.
-    """
-    app = request.app
-    wanted = await read(request, app[STATE].requests.generate)
-    job = Job(wanted.prompts, encode_prompts(app, wanted.prompts), wanted.settings(), wanted.samples)
-    with app[GUARD].track_request(request):
-        async with deadline(app):
-            (samples,) = await results(submit(app, job))
-            return answer([sample.text for sample in samples])
+async def post_generate(request: web.Request) -> web.StreamResponse:
+    """Answer {"context", "maxlength", "samples", …} with a list of strings; each starts with the context."""
+    state = request.app[STATE]
+    wanted = await _read_body(request, state.requests.generate)
+    job = Job([wanted.context], _encode(state, [wanted.context]), wanted.settings(), wanted.samples)
+    return await _send(request, job, lambda results: json.dumps([each.text for each in results[0]], ensure_ascii=False))
 
 
 async def post_completions(request: web.Request) -> web.StreamResponse:
     """Answer as OpenAI's /v1/completions does, whole or as a stream of server-sent events."""
-    app = request.app
-    wanted = await read(request, app[STATE].requests.completion)
-    check_model(app, wanted.model)
-    settings = check_settings(app, wanted.settings())
-    job = Job(wanted.prompts, encode_prompts(app, wanted.prompts), settings, wanted.samples)
-    return await write(request, CompletionWriter(app[STATE].name, wanted, sum(map(len, job.ids))), job)
+    state = request.app[STATE]
+    wanted = await _read_body(request, state.requests.completion)
+    _check_model(state, wanted.model)
+    job = Job(wanted.prompts, _encode(state, wanted.prompts), wanted.settings(), wanted.n)
+    writer = CompletionWriter(state.name, wanted, sum(map(len, job.ids)))
+    return await _send(request, job, writer.whole, writer if wanted.stream else None)
 
 
 async def post_chat(request: web.Request) -> web.StreamResponse:
     """Answer as OpenAI's /v1/chat/completions does; the oldest messages are left out where the context is full."""
-    app = request.app
-    wanted = await read(request, app[STATE].requests.chat)
-    check_model(app, wanted.model)
-    opening = open_answer(app, wanted)
-    settings = replace(check_settings(app, wanted.settings()), max_new_tokens=opening.max_new_tokens)
-    writer = ChatWriter(app[STATE].name, wanted, len(opening.ids), opening.left_out)
-    return await write(request, writer, Job([""], [opening.ids], settings, wanted.samples))
-
-
-def check_model(app: web.Application, model: str | None) -> None:
-    """Raise Refusal if a request names another model than this server has."""
-    name = app[STATE].name
-    if model not in (None, name):
-        raise Refusal(404, f"this server has no such model: its model is '{name}'", "model_not_found", "model")
-
-
-def open_answer(app: web.Application, wanted: schema.ChatRequest) -> dialogue.AnswerPrompt:
-    """Return what the model reads of a conversation; raises Refusal if it cannot answer it."""
-    state, engine = app[STATE], app[ENGINE]
+    state = request.app[STATE]
+    wanted = await _read_body(request, state.requests.chat)
+    _check_model(state, wanted.model)
     if state.no_chat:
         raise Refusal(400, state.no_chat, "no_chat")
+    settings, messages = wanted.settings(), [message.plain for message in wanted.messages]
+    n_ctx, longest, most = state.engine.n_ctx, settings.max_new_tokens, state.limits.max_prompt_tokens
     try:
-        return dialogue.answer_prompt(
-            engine.tokenizer, wanted.conversation, engine.n_ctx, wanted.longest, state.limits.max_prompt_tokens
-        )
-    except TooLong as error:
-        raise Refusal(400, str(error), "context_length_exceeded", "messages") from None
+        opening = dialogue.answer_prompt(state.engine.tokenizer, messages, n_ctx, longest, most)
     except ChatError as error:
-        raise Refusal(400, str(error), "invalid", "messages") from None
+        code = "context_length_exceeded" if isinstance(error, TooLong) else "invalid"
+        raise Refusal(400, str(error), code, "messages") from None
+    job = Job([""], [opening.ids], replace(settings, max_new_tokens=opening.max_new_tokens), wanted.n)
+    writer = ChatWriter(state.name, wanted, len(opening.ids), opening.left_out)
+    return await _send(request, job, writer.whole, writer if wanted.stream else None)
 
 
-async def write(request: web.Request, writer: Writer, job: Job) -> web.StreamResponse:
-    """Let the engine write, and answer whole or as a stream, as the request has it."""
-    app = request.app
-    with app[GUARD].track_request(request):
-        if writer.request.stream:
-            return await stream(request, writer, job)
-        async with deadline(app):
-            samples = await results(submit(app, job))
+async def _read_body(request: web.Request, model: type[schema.Body]) -> schema.Body:
+    """Return the checked body of a request; raises Refusal, schema.Invalid, or QueueFull.
+
+    If the queue is full, nothing is read: in a flood, refusals must not take the time that texts are written in.
+    """
+    state = request.app[STATE]
+    if state.engine.full:
+        raise QueueFull
+    return schema.read_request(model, await auth.read_json(request, state.limits))
+
+
+def _check_model(state: AppState, model: str | None) -> None:
+    if model not in (None, state.name):
+        raise Refusal(404, f"this server has no such model: its model is '{state.name}'", "model_not_found", "model")
+
+
+def _encode(state: AppState, prompts: list[str]) -> list[list[int]]:
+    """Return the ids of each prompt; raises Refusal if they are too many together."""
+    ids = [prompt_ids(state.engine.tokenizer, prompt) for prompt in prompts]
+    count, most = sum(map(len, ids)), state.limits.max_prompt_tokens
+    if count > most:
+        message = f"the prompt has {count} tokens, and {most} are allowed: give a shorter beginning"
+        raise Refusal(400, message, "context_length_exceeded", "prompt")
+    return ids
+
+
+@contextlib.asynccontextmanager
+async def deadline(state: AppState) -> AsyncIterator[None]:
+    """Limit the time of a request; a server that stops may shorten it. Raises TimeoutError, or Refusal if it does."""
+    if state.draining:  # since this request began: no time is left for it
+        raise _stopping()
+    async with asyncio.timeout(state.limits.text_seconds) as limit:
+        state.deadlines.add(limit)
+        try:
+            yield
+        finally:
+            state.deadlines.discard(limit)
+
+
+@contextlib.contextmanager
+def submitted(state: AppState, job: Job, chunks: "ChunkQueue | None" = None) -> Iterator[list[Future]]:
+    """Hand every prompt to the engine, all or none; on leaving, remove from it what is not done.
+
+    chunks: receives the texts as they grow.
+    """
+    futures: list[Future] = []
+    if not state.engine.alive:
+        raise NotRunning
+    try:
+        for number, (prompt, ids) in enumerate(zip(job.prompts, job.ids, strict=True)):
+            listener = None if chunks is None else partial(chunks.put, number)
+            futures.append(state.engine.submit(prompt, job.settings, job.samples, ids=ids, listener=listener))
+        yield futures
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+async def _send(
+    request: web.Request, job: Job, whole: Callable[[list], str], writer: CompletionWriter | None = None
+) -> web.StreamResponse:
+    """Let the engine write, and answer by `whole`, or with a writer as a stream.
+
+    The event loop only waits here: tokens are computed in the engine's thread. If the client disconnects, aiohttp
+    cancels this coroutine, which cancels the futures, which removes the rows from the engine's batch.
+    """
+    state = request.app[STATE]
+    with state.guard.track_request(request):
+        if writer:
+            return await _send_stream(request, job, writer)
+        async with deadline(state):
+            with submitted(state, job) as futures:
+                samples = await asyncio.gather(*map(asyncio.wrap_future, futures))
             if job.settings.logprobs is None:  # written sooner than a thread begins
-                return answer(writer.whole(samples))
+                return answer(whole(samples))
             # with 20 alternatives per token, long answers hold 100,000 of them: the loop must not wait for that
-            return answer(await asyncio.to_thread(writer.whole, samples))
+            return answer(await asyncio.to_thread(whole, samples))
 
 
-async def stream(request: web.Request, writer: Writer, job: Job) -> web.StreamResponse:
+# ---- streams ----
+
+
+class ChunkQueue:
+    """Chunks on their way from the engine's thread to the event loop; all that are waiting are taken at once."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[tuple[int, Chunk | None]] = deque()
+        self._ready = asyncio.Event()
+        self._called = False  # the loop is on its way: one call wakes it for everything that arrives until it looks
+
+    def put(self, number: int, chunk: Chunk | None) -> None:
+        """Add a chunk of prompt `number`, or None when this prompt is done; callable in any thread, returns at once."""
+        self._waiting.append((number, chunk))
+        if not self._called:
+            self._called = True
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the reader
+                self._loop.call_soon_threadsafe(self._ready.set)
+
+    async def take(self) -> list[tuple[int, Chunk | None]]:
+        """Wait until there is something, and return all of it."""
+        await self._ready.wait()
+        self._ready.clear()
+        self._called = False  # before looking: what arrives from now on calls again
+        return [self._waiting.popleft() for _ in range(len(self._waiting))]
+
+
+async def _events(writer: CompletionWriter, chunks: ChunkQueue, futures: list[Future]) -> AsyncIterator[bytes]:
+    """Yield events as the texts grow, several at once if they grow faster than events are sent."""
+    for number, future in enumerate(futures):
+        future.add_done_callback(partial(lambda number, _: chunks.put(number, None), number))
+    unfinished = len(futures)
+    while unfinished:
+        # 1. take all that is new, by text
+        new: dict[int, list[Chunk]] = defaultdict(list)
+        for number, chunk in await chunks.take():
+            if chunk is None:
+                unfinished -= 1
+            else:
+                new[number * writer.request.n + chunk.sample].append(chunk)
+        # 2. one event per text
+        lines = []
+        for index, parts in new.items():
+            tokens = [token for part in parts for token in part.logprobs]
+            lines.append(writer.event(index, "".join(part.text for part in parts), tokens, parts[-1].reason))
+            if len(tokens) > _LONG:  # the client has not read for a while: others have their turn before its next text
+                await asyncio.sleep(0)
+        if lines:
+            yield b"".join(map(sse_event, lines))
+    ending = writer.ending([future.result() for future in futures])  # raises the error of a failed request
+    if ending:
+        yield sse_event(ending)
+
+
+def sse_event(data: str) -> bytes:
+    """Return a server-sent event; JSON text has no line break of its own."""
+    return f"data: {data}\n\n".encode()
+
+
+async def _send_stream(request: web.Request, job: Job, writer: CompletionWriter) -> web.StreamResponse:
     """Send the text as it is written; an error is sent as an event, and the last event is always [DONE].
 
     The answer begins with the first chunk: until then a refusal is an ordinary response.
     """
-    chunks = ChunkQueue()
+    state, chunks = request.app[STATE], ChunkQueue()
     # a proxy that buffers the answer would make a stream useless
     response = web.StreamResponse(headers={"X-Accel-Buffering": "no"})
-    response.content_type = "text/event-stream"
-    response.charset = "utf-8"
-    futures = submit(request.app, job, chunks)
+    response.content_type, response.charset = "text/event-stream", "utf-8"
     try:
-        async with deadline(request.app):
-            async for data in events(writer, chunks, futures):
-                if not response.prepared:
+        with submitted(state, job, chunks) as futures:
+            async with deadline(state):
+                async for data in _events(writer, chunks, futures):
+                    if not response.prepared:
+                        await response.prepare(request)
+                    await response.write(data)
+                if not response.prepared:  # nothing to send, not even an empty last chunk
                     await response.prepare(request)
-                await response.write(data)
-            if not response.prepared:  # nothing to send, not even an empty last chunk
-                await response.prepare(request)
     except ConnectionError:
         raise
     except Exception as error:
         if not response.prepared:
             raise
         refusal = to_refusal(error, request)
-        request.app[METRICS].refused(refusal.code)
+        state.metrics.refused(refusal.code)
         body = answers.refusal(request.path, refusal.status, refusal.message, refusal.code)
-        await response.write(event(body.model_dump_json()))
-    finally:
-        cancel(futures)
-    await response.write(event("[DONE]"))
+        await response.write(sse_event(answers.compact_json(body)))
+    await response.write(sse_event("[DONE]"))
     await response.write_eof()
     return response
+
+
+# ---- what needs no text ----
 
 
 def fill_page(html: str, limits: Limits, has_chat: bool) -> str:
@@ -389,79 +396,55 @@ def fill_page(html: str, limits: Limits, has_chat: bool) -> str:
 
 async def get_page(request: web.Request) -> web.Response:
     """Send a file of the page."""
-    file = PAGE[request.path]
+    file, state = PAGE[request.path], request.app[STATE]
     text = file.read_text("utf-8")
     if file.name == "index.html":
-        text = fill_page(text, request.app[STATE].limits, has_chat=request.app[STATE].no_chat is None)
-    return web.Response(text=text, content_type=TYPES[file.suffix])
-
-
-def model_card(app: web.Application) -> answers.ModelCard:
-    """Return the name of the model, as OpenAI's API tells it."""
-    return answers.ModelCard(id=app[STATE].name, created=app[STATE].created, owned_by="chinese-gpt")
+        text = fill_page(text, state.limits, has_chat=state.no_chat is None)
+    return web.Response(text=text, content_type=_TYPES[file.suffix])
 
 
 async def get_models(request: web.Request) -> web.Response:
-    """Name all models, which is one, as OpenAI's /v1/models does."""
-    return answer(answers.ModelList(data=[model_card(request.app)]))
+    """Name all models, which is one, as OpenAI's /v1/models does; or the one that is asked for, if it is this one."""
+    state = request.app[STATE]
+    card = answers.model_card(state.name, state.created)
+    if "model" not in request.match_info:
+        return answer({"object": "list", "data": [card]})
+    _check_model(state, request.match_info["model"])
+    return answer(card)
 
 
-async def get_model(request: web.Request) -> web.Response:
-    """Name the model that is asked for, if it is this one."""
-    check_model(request.app, request.match_info["model"])
-    return answer(model_card(request.app))
-
-
-async def get_healthz(request: web.Request) -> web.Response:
-    """Report that the event loop is alive."""
-    return answer(answers.Status(status="ok"))
-
-
-async def get_readyz(request: web.Request) -> web.Response:
-    """Report whether the engine runs and the server is not stopping.
+async def get_health(request: web.Request) -> web.Response:
+    """Report that the event loop is alive, and at /readyz whether the engine runs and the server is not stopping.
 
     A full queue is no reason to leave a load balancer's rotation: it has places again in a moment.
     """
-    if not request.app[ENGINE].alive:
+    asks_for_engine = request.path != auth.KEYLESS_PATH
+    if asks_for_engine and not request.app[STATE].engine.alive:
         raise Refusal(503, "the engine does not run", "not_ready")
-    return answer(answers.Status(status="ready"))
+    return answer({"status": "ready" if asks_for_engine else "ok"})
 
 
 async def get_metrics(request: web.Request) -> web.Response:
     """Return this process's metrics in the format of Prometheus."""
-    body, content_type = request.app[METRICS].text()
+    body, content_type = request.app[STATE].metrics.text()
     return web.Response(body=body, headers={hdrs.CONTENT_TYPE: content_type})
 
 
 async def get_openapi(request: web.Request) -> web.Response:
     """Describe what this service takes and returns."""
-    return answer(request.app[OPENAPI])
+    state = request.app[STATE]
+    return answer(answers.describe_api(state.requests, state.guard.has_key))
 
 
-def why_no_chat(engine: Engine) -> str | None:
-    """Return why the engine's model cannot hold a conversation and what to do; None if it can."""
-    try:
-        dialogue.check_tokenizer(engine.tokenizer)
-    except ChatError as error:
-        return str(error)
-    return None
-
-
-def add_routes(app: web.Application) -> None:
-    """Connect each address with its handler."""
-    for path, post in zip(WRITING, (post_generate, post_completions, post_chat), strict=True):
-        app.router.add_post(path, post)
-    gets = {
-        "/v1/models": get_models,
-        "/v1/models/{model}": get_model,
-        "/healthz": get_healthz,
-        "/readyz": get_readyz,
-        "/metrics": get_metrics,
-    }
-    for path, get in (gets | {"/openapi.json": get_openapi} | dict.fromkeys(PAGE, get_page)).items():
-        app.router.add_get(path, get)
-    for path in (*WRITING, "/v1/models", "/v1/models/{model}"):
-        app.router.add_route("OPTIONS", path, app[GUARD].allow_origin)
+POSTS = {"/generate": post_generate, "/v1/completions": post_completions, "/v1/chat/completions": post_chat}
+GETS = dict.fromkeys(PAGE, get_page) | {
+    "/v1/models": get_models,
+    "/v1/models/{model}": get_models,
+    "/healthz": get_health,
+    "/readyz": get_health,
+    "/metrics": get_metrics,
+    "/openapi.json": get_openapi,
+}
 
 
 def make_app(
@@ -481,27 +464,23 @@ def make_app(
     and the address that it listens on. origins: foreign origins (`https://example.org`, exact) whose pages may call.
     proxies: addresses of reverse proxies, which are trusted to name the client.
     """
+    no_chat = None
+    try:
+        dialogue.check_tokenizer(engine.tokenizer)
+    except ChatError as error:
+        no_chat = str(error)
     limits = replace(limits, max_samples=min(limits.max_samples, engine.max_rows))
-    metrics = Metrics()
-    metrics.watch(lambda: engine.waiting, lambda: engine.rows, lambda: engine.tokens)
+    metrics = ServiceMetrics(lambda: (engine.waiting, engine.rows, engine.tokens))
     if engine.on_first_token is None:
         engine.on_first_token = metrics.first_token
-
-    def refuse_broken(path: str, status: int, message: str) -> web.Response:
-        return answer(answers.refusal(path, status, message, "bad_http"), status)
-
-    def on_broken(status: int, error: BaseException | None) -> None:
-        metrics.refused("bad_http" if error else "too_many_connections")
-        if status >= 500 and error:
-            log.error("a connection failed: %s", type(error).__name__)
-
     guard = auth.Guard(api_key, hosts, origins, proxies, limits)
-    requests = schema.request_models(limits)
-    app = web.Application(middlewares=[error_middleware])
-    app[ENGINE], app[METRICS], app[GUARD] = engine, metrics, guard
-    app[STATE] = state = AppState(name, limits, requests, why_no_chat(engine))
-    app[LISTENER] = connections.Listener(refuse_broken, on_broken, make_shedder(engine, state, metrics), limits)
-    app[OPENAPI] = json.dumps(openapi.describe(requests, guard.has_key), ensure_ascii=False)
+    app = web.Application(middlewares=[error_middleware], client_max_size=limits.max_body_bytes)
+    app[STATE] = AppState(engine, limits, guard, metrics, schema.request_models(limits), name, no_chat)
     app.on_response_prepare.append(guard.add_headers)
-    add_routes(app)
+    for path, post in POSTS.items():
+        app.router.add_post(path, post)
+    for path, get in GETS.items():
+        app.router.add_get(path, get)
+    for path in (*POSTS, *(path for path in GETS if path.startswith("/v1/"))):
+        app.router.add_route("OPTIONS", path, guard.allow_origin)
     return app

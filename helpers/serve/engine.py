@@ -21,11 +21,11 @@ from helpers.generate.batch import DecodeBatch, Row, prompt_ids
 from helpers.generate.settings import DEFAULT_SETTINGS, Chunk, Sample, Settings
 from helpers.serve.limits import DEFAULT_LIMITS, Limits
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 OnChunk = Callable[[Chunk], None]
 # parameters; the steps of a small model are too short to be shared among cores: with 3 million, one thread is faster
-SMALL = 30_000_000
+_SMALL = 30_000_000
 
 
 class QueueFull(RuntimeError):
@@ -54,23 +54,21 @@ class _Request:
         # until now the future was pending: a running one could no longer be cancelled
         if not self.future.set_running_or_notify_cancel():
             return
-        try:
-            samples = [] if error else [row.result(tokenizer, self.prompt) for row in self.rows]
-        except Exception as failure:
-            error = failure
         if error:
             self.future.set_exception(error)
-        else:
-            self.future.set_result(samples)
+            return
+        try:
+            self.future.set_result([row.result(tokenizer, self.prompt) for row in self.rows])
+        except Exception as failure:
+            self.future.set_exception(failure)
 
 
 class Engine:
     """A worker thread around a `DecodeBatch`; submit from any thread.
 
-    limits: max_rows, max_queue and queue_seconds are used here. threads: cores that a large model may use (default:
-    all); a small one uses one. on_first_token(seconds) is called in the engine's thread, with the time between a
-    request and its first token. on_failure() is called there when the thread ends before `close`: the engine is of no
-    more use then, and all requests have been told.
+    limits: max_rows, max_queue and queue_seconds are used here. on_first_token(seconds) is called in the engine's
+    thread, with the time between a request and its first token. on_failure() is called there when the thread ends
+    before `close`: the engine is of no more use then, and all requests have been told.
     """
 
     def __init__(
@@ -79,12 +77,10 @@ class Engine:
         tokenizer: PreTrainedTokenizerFast,
         limits: Limits = DEFAULT_LIMITS,
         *,
-        threads: int | None = None,
         on_first_token: Callable[[float], None] | None = None,
     ) -> None:
         self.model, self.tokenizer, self.limits = model, tokenizer, limits
         self.max_rows = limits.max_rows
-        self.threads = 1 if model.num_parameters() <= SMALL else threads
         self.tokens = 0  # written since the engine started
         self.on_first_token = on_first_token
         self.on_failure: Callable[[], object] | None = None
@@ -179,7 +175,7 @@ class Engine:
         except Exception as error:
             # without its message, which may quote a prompt
             trace = "".join(traceback.format_tb(error.__traceback__))
-            log.error("the engine has failed: %s\n%s", type(error).__name__, trace)
+            _log.error("the engine has failed: %s\n%s", type(error).__name__, trace)
         finally:
             with self._wake:
                 failed, self._closing = not self._closing, True
@@ -192,8 +188,8 @@ class Engine:
                 self.on_failure()
 
     def _write(self) -> None:
-        if self.threads:
-            torch.set_num_threads(self.threads)  # of this thread only: other threads keep the other cores
+        if self.model.num_parameters() <= _SMALL:
+            torch.set_num_threads(1)  # of this thread only: other threads keep the other cores
         while (joining := self._admit()) is not None:
             try:
                 # 1. new requests join the batch

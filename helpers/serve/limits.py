@@ -27,11 +27,9 @@ class Limits:
     max_rows: int = _limit(16, "texts written at once, in one batch")
     max_queue: int = _limit(64, "requests that may wait for a place in the batch")
     max_concurrent: int = _limit(32, "requests per client that are not yet answered")
-    max_connections: int = _limit(900, "open connections; many systems allow a process 1024 open files")
     # times
-    header_seconds: float = _limit(8.0, "seconds within which a whole header must arrive")
+    header_seconds: float = _limit(8.0, "seconds within which a whole header must arrive, also the next one")
     body_seconds: float = _limit(5.0, "seconds within which a body must arrive")
-    write_seconds: float = _limit(20.0, "seconds after which a client that does not read is disconnected")
     queue_seconds: float = _limit(30.0, "seconds that a request may wait for a place in the batch")
     text_seconds: float = _limit(120.0, "seconds from a request to its whole text")
     grace_seconds: float = _limit(25.0, "seconds that requests have to finish when the server stops")

@@ -10,33 +10,38 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
-SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
+_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 
 
-class Metrics(Collector):
-    """The metrics of one application, in a registry of its own: two servers in one process do not mix."""
+class ServiceMetrics(Collector):
+    """The metrics of one application, in a registry of its own: two servers in one process do not mix.
 
-    def __init__(self) -> None:
+    now() returns the numbers of waiting requests, of running rows, and of tokens written so far.
+    """
+
+    def __init__(self, now: Callable[[], tuple[int, int, int]]) -> None:
+        self._now = now
         self._registry = registry = CollectorRegistry()
         self._requests = Counter("chinese_gpt_requests", "Requests answered", ["route", "status"], registry=registry)
         self._rejects = Counter("chinese_gpt_rejects", "Requests refused", ["reason"], registry=registry)
         self._latency = Histogram(
-            "chinese_gpt_request_seconds", "From request to whole answer", ["route"], buckets=SECONDS, registry=registry
+            "chinese_gpt_request_seconds",
+            "From request to whole answer",
+            ["route"],
+            buckets=_SECONDS,
+            registry=registry,
         )
         self._first_token = Histogram(
-            "chinese_gpt_first_token_seconds", "From request to first token", buckets=SECONDS, registry=registry
+            "chinese_gpt_first_token_seconds", "From request to first token", buckets=_SECONDS, registry=registry
         )
-
-    def watch(self, waiting: Callable[[], int], rows: Callable[[], int], tokens: Callable[[], int]) -> None:
-        """Set the functions that return the numbers of waiting requests, running rows, and tokens written so far."""
-        self._waiting, self._rows, self._tokens = waiting, rows, tokens
-        self._registry.register(self)
+        registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the numbers that are read only now, for the registry."""
-        yield GaugeMetricFamily("chinese_gpt_waiting", "Requests in the queue", value=self._waiting())
-        yield GaugeMetricFamily("chinese_gpt_rows", "Texts being written", value=self._rows())
-        yield CounterMetricFamily("chinese_gpt_tokens_written", "Tokens written", value=self._tokens())
+        waiting, rows, tokens = self._now()
+        yield GaugeMetricFamily("chinese_gpt_waiting", "Requests in the queue", value=waiting)
+        yield GaugeMetricFamily("chinese_gpt_rows", "Texts being written", value=rows)
+        yield CounterMetricFamily("chinese_gpt_tokens_written", "Tokens written", value=tokens)
 
     def answered(self, route: str, status: int, seconds: float) -> None:
         """Count an answer; `route` is the application's own name of it, never what the client typed."""

@@ -1,27 +1,48 @@
-"""What an answer looks like: numbers that JSON can write, bytes of tokens, what only the first events tell."""
+"""What an answer looks like: numbers that JSON can write, bytes of tokens, what only the first events tell; OpenAPI."""
 
 import json
+from dataclasses import replace
 
 import pytest
+from service import fetch
 
 from helpers.generate.settings import Sample, TokenLogprob
 from helpers.serve import schema
-from helpers.serve.answers import ChatCompletion, ChatWriter, CompletionWriter
+from helpers.serve.answers import ChatWriter, CompletionWriter, describe_api
+from helpers.serve.app import GETS, PAGE, POSTS
 from helpers.serve.limits import DEFAULT_LIMITS
 
 MODELS = schema.request_models(DEFAULT_LIMITS)
 NEVER = TokenLogprob(1, "b", float("-inf"), 9, (("c", 0.0), ("\ufffd", -1.0)))
 SAMPLE = Sample("ab", True, [1], "end", (NEVER,))
+TALK = [{"role": "user", "content": "a"}]
+
+
+def completion_writer(**more):
+    return CompletionWriter(
+        "m", schema.read_request(MODELS.completion, json.dumps({"prompt": "a", **more}).encode()), 1
+    )
 
 
 def chat_writer(**more):
-    body = json.dumps({"messages": [{"role": "user", "content": "a"}], **more})
-    return ChatWriter("m", schema.read(MODELS.chat, body.encode()), 3, 2)
+    return ChatWriter("m", schema.read_request(MODELS.chat, json.dumps({"messages": TALK, **more}).encode()), 3, 2)
+
+
+@pytest.mark.parametrize(
+    "writer, told",
+    [
+        (completion_writer(), False), (completion_writer(logprobs=0), True),
+        (chat_writer(), False), (chat_writer(logprobs=False), False), (chat_writer(logprobs=True), True),
+    ],
+)  # fmt: skip
+def test_log_probabilities_are_told_to_whom_asked(writer, told):
+    """For completions 0 is a number of rivals: the tokens themselves are told."""
+    answers = json.loads(writer.whole([[SAMPLE]])), json.loads(writer.event(0, "b", (NEVER,), None))
+    assert [answer["choices"][0]["logprobs"] is not None for answer in answers] == [told, told]
 
 
 def test_minus_infinity_is_a_number_in_json():
-    wanted = schema.read(MODELS.completion, b'{"prompt": "a", "logprobs": 1}')
-    told = json.loads(CompletionWriter("m", wanted, 1).whole([[SAMPLE]]))["choices"][0]
+    (told,) = json.loads(completion_writer(logprobs=1).whole([[SAMPLE]]))["choices"]
     assert told["logprobs"]["token_logprobs"] == [-9999.0]
     assert told["logprobs"]["top_logprobs"] == [{"c": 0.0, "\ufffd": -1.0, "b": -9999.0}]
     assert told["finish_reason"] == "stop"
@@ -35,45 +56,25 @@ def test_minus_infinity_is_a_number_in_json():
     ],
 )
 def test_of_bytes_that_share_one_name_the_likeliest_is_told(own, told):
-    wanted = schema.read(MODELS.completion, b'{"prompt": "a", "logprobs": 3}')
     token = TokenLogprob(1, *own, 9, (("\ufffd", -0.5), ("\ufffd", -2.0), ("c", -3.0)))
-    answer = json.loads(CompletionWriter("m", wanted, 1).whole([[Sample("ab", True, [1], "end", (token,))]]))
+    answer = json.loads(completion_writer(logprobs=3).whole([[replace(SAMPLE, logprobs=(token,))]]))
     assert list(answer["choices"][0]["logprobs"]["top_logprobs"][0].items()) == list(told.items())
 
 
 def test_a_chat_answer_tells_each_token_and_its_rivals():
-    answer = chat_writer(logprobs=True, top_logprobs=2).whole([[SAMPLE]])
-    assert ChatCompletion.model_validate_json(answer, strict=True)  # as /openapi.json has it
-    told = json.loads(answer)
-    assert told["choices"] == [
-        {
-            "index": 0,
-            "message": {"role": "assistant", "content": "ab"},
-            "finish_reason": "stop",
-            "logprobs": {
-                "content": [
-                    {
-                        "token": "b",
-                        "logprob": -9999.0,
-                        "bytes": [98],
-                        "top_logprobs": [
-                            {"token": "c", "logprob": 0.0, "bytes": [99]},
-                            {"token": "\ufffd", "logprob": -1.0, "bytes": None},  # a part of a character
-                        ],
-                    }
-                ]
-            },
-        }
-    ]
+    told = json.loads(chat_writer(logprobs=True, top_logprobs=2).whole([[SAMPLE]]))
+    rivals = [{"token": "c", "logprob": 0.0, "bytes": [99]}, {"token": "\ufffd", "logprob": -1.0, "bytes": None}]
+    token = {"token": "b", "logprob": -9999.0, "bytes": [98], "top_logprobs": rivals}
+    message = {"role": "assistant", "content": "ab"}
+    (choice,) = told["choices"]
+    assert choice == {"index": 0, "message": message, "finish_reason": "stop", "logprobs": {"content": [token]}}
     assert told["usage"] == {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
     assert (told["object"], told["messages_left_out"]) == ("chat.completion", 2)
-    assert told["id"].startswith("chatcmpl-")
 
 
 @pytest.mark.parametrize("usage", [False, True])
 def test_the_first_event_of_each_answer_tells_the_role(usage):
-    more = {"stream": True, "n": 2} | ({"stream_options": {"include_usage": True}} if usage else {})
-    writer = chat_writer(**more)
+    writer = chat_writer(stream=True, n=2, **{"stream_options": {"include_usage": True}} if usage else {})
     asked = [(0, "x", None), (1, "y", None), (0, "", "end"), (1, "z", "length")]
     told = [json.loads(writer.event(index, text, (), reason)) for index, text, reason in asked]
     choices = [event["choices"][0] for event in told]
@@ -81,9 +82,32 @@ def test_the_first_event_of_each_answer_tells_the_role(usage):
     assert [choice["delta"]["content"] for choice in choices] == ["x", "y", "", "z"]
     assert [choice["finish_reason"] for choice in choices] == [None, None, "stop", "length"]
     assert [event.get("messages_left_out", "-") for event in told] == [2, "-", "-", "-"]
-    assert len({event["id"] for event in told}) == 1 and {event["object"] for event in told} == {
-        "chat.completion.chunk"
-    }
+    assert {(event["id"], event["object"]) for event in told} == {(told[0]["id"], "chat.completion.chunk")}
     assert all(("usage" in event) == usage for event in told)
     ending = writer.ending([[SAMPLE, SAMPLE]])
     assert (json.loads(ending)["usage"]["completion_tokens"] == 2) if usage else ending is None
+
+
+# ---- the description for programs ----
+
+
+def test_openapi_tells_every_route_and_the_limits():
+    key = {"options": {"max_length": 77, "api_key": "k"}, "headers": {"Authorization": "Bearer k"}}
+    status, _, told = fetch("GET", "/openapi.json", **key)
+    assert status == 200 and set(told["paths"]) == set(POSTS) | set(GETS) - set(PAGE) - {"/metrics", "/openapi.json"}
+    schemas = told["components"]["schemas"]
+    assert schemas["CompletionRequest"]["properties"]["max_tokens"]["maximum"] == 77
+    assert schemas["GenerateRequest"]["properties"]["maxlength"]["maximum"] == 77
+    assert schemas["ChatRequest"]["properties"]["max_tokens"]["anyOf"][0]["maximum"] == 77
+    assert schemas["ChatRequest"]["properties"]["messages"]["maxItems"] == 200
+    required = [schemas[name]["required"] for name in ("GenerateRequest", "CompletionRequest", "ChatRequest")]
+    assert required == [["context"], ["prompt"], ["messages"]]
+    assert schemas["CompletionRequest"]["additionalProperties"] is False
+    references = {part.split('"')[0] for part in json.dumps(told).split("#/components/schemas/")[1:]}
+    assert references <= set(schemas)
+
+
+@pytest.mark.parametrize("has_key", [True, False])
+def test_openapi_tells_who_must_send_a_key(has_key):
+    told = describe_api(MODELS, has_key)
+    assert ("security" in told, "security" in told["paths"]["/healthz"]["get"]) == (has_key, has_key)

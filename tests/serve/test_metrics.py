@@ -1,66 +1,64 @@
 """The metrics and the log: what was counted, and no word of a request in either."""
 
-import asyncio
 import logging
 
-from service import JSON, FakeEngine, Wire, serving, tiny_engine
+import pytest
+from service import JSON, FakeEngine, in_loop, listening, raw, serving, tiny_engine
 
-from helpers.serve.app import METRICS, make_app
+from helpers.serve.app import STATE, make_app
+
+MARK, KEY = "zebrasecret", {"Authorization": "Bearer the-key"}
+ASKED = [
+    (method, path, {"headers": KEY} | request)
+    for path in ("/generate", "/v1/completions")
+    for method, request in [
+        *(("POST", {"json": body}) for body in ({"context": MARK}, {"prompt": MARK}, {MARK: MARK})),
+        ("POST", {"json": {"prompt": MARK, "stream": True}}),
+        ("POST", {"json": {"prompt": MARK, "model": MARK, "user": MARK}}),
+        ("POST", {"data": MARK}),
+        ("POST", {"data": b'{"' + MARK.encode(), "headers": KEY | JSON}),
+    ]
+] + [
+    ("GET", f"/{MARK}?{MARK}={MARK}", {"headers": KEY | {"User-Agent": MARK, "Referer": MARK}}),
+    ("GET", "/", {"headers": {"Authorization": f"Bearer {MARK}"}}),
+    ("GET", "/", {"headers": KEY | {"Host": MARK, "Origin": f"https://{MARK}"}}),
+    (MARK.upper(), "/generate", {"headers": KEY}),
+]
+BROKEN = ["{}\r\n\r\n", "GET /{} HTTP/1.1\r\n{}\r\n\r\n", "GET / HTTP/1.1\r\nA: {}\0\r\n\r\n"]
 
 
-def test_no_word_of_a_request_in_logs_or_figures(caplog):
+@pytest.mark.parametrize("engine", [{}, {"error": RuntimeError(MARK)}, {"room": 0}])
+def test_no_word_of_a_request_in_logs_or_figures(caplog, engine):
     """The marker stands in prompts, keys, paths, headers, models, and in what breaks HTTP's rules."""
-    mark = "zebrasecret"
 
-    async def scene(engine):
-        app = make_app(engine, api_key="the-key")
-        async with serving(app) as session:
-            key = {"Authorization": "Bearer the-key"}
+    @in_loop
+    async def figures():
+        async with listening(FakeEngine(**engine), api_key="the-key") as (session, port):
+            for method, path, request in ASKED:
+                async with session.request(method, path, **request) as response:
+                    await response.read()
+            for data in BROKEN:
+                await raw(port, data.format(MARK, MARK).encode())
+            async with session.get("/metrics", headers=KEY) as response:
+                return await response.text()
 
-            async def call(method, path, headers=key, **request):
-                async with session.request(method, path, headers=headers, **request) as response:
-                    return response.status, await response.text()
-
-            for path in ("/generate", "/v1/completions"):
-                for body in ({"context": mark}, {"prompt": mark}, {"prompt": mark, "stream": True}, {mark: mark}):
-                    await call("POST", path, json=body)
-                await call("POST", path, json={"prompt": mark, "model": mark, "user": mark})
-                await call("POST", path, data=mark)
-                await call("POST", path, data=b'{"' + mark.encode(), headers=key | JSON)
-            await call("GET", f"/{mark}?{mark}={mark}", headers=key | {"User-Agent": mark, "Referer": mark})
-            await call("GET", "/", headers={"Authorization": f"Bearer {mark}"})
-            await call("GET", "/", headers=key | {"Host": mark, "Origin": f"https://{mark}"})
-            await call(mark.upper(), "/generate")
-            for data in ("{}\r\n\r\n", "GET /{} HTTP/1.1\r\n{}\r\n\r\n", "GET / HTTP/1.1\r\nA: {}\0\r\n\r\n"):
-                await (await Wire.open(session, data.format(mark, mark).encode())).all()
-            return (await call("GET", "/metrics"))[1]
-
-    with caplog.at_level(logging.DEBUG, logger="helpers"), caplog.at_level(logging.DEBUG, logger="aiohttp"):
-        for engine in (FakeEngine(), FakeEngine(error=RuntimeError(mark)), FakeEngine(room=0)):
-            figures = asyncio.run(scene(engine))
-            assert mark not in figures.lower()
-            assert "the-key" not in figures
-    assert "RuntimeError" in caplog.text
-    assert mark not in caplog.text.lower()
-    assert "the-key" not in caplog.text
+    with caplog.at_level(logging.DEBUG):
+        told = figures() + "".join(map(str, (vars(record) for record in caplog.records if record.name != "asyncio")))
+    assert MARK not in told.lower() and "the-key" not in told
+    assert ("RuntimeError" in caplog.text) == ("error" in engine)
 
 
-def test_the_figures():
-    async def scene(engine):
+@in_loop
+async def test_the_figures():
+    with tiny_engine() as engine:
         async with serving(engine) as session:
             for _ in range(3):
-                async with session.post(
-                    "/generate", json={"context": "春天", "samples": 2, "maxlength": 7}
-                ) as response:
-                    assert response.status == 200
-            async with session.post("/v1/completions", json={}) as response:
-                assert response.status == 400
+                body = {"context": "春天", "samples": 2, "maxlength": 7}
+                assert (await session.post("/generate", json=body)).status == 200
+            assert (await session.post("/v1/completions", json={})).status == 400
             async with session.get("/metrics") as response:
                 assert response.content_type == "text/plain"
-                return (await response.text()).splitlines()
-
-    with tiny_engine() as engine:
-        figures = asyncio.run(scene(engine))
+                figures = (await response.text()).splitlines()
     assert 'chinese_gpt_requests_total{route="/generate",status="200"} 3.0' in figures
     assert 'chinese_gpt_requests_total{route="/v1/completions",status="400"} 1.0' in figures
     assert 'chinese_gpt_rejects_total{reason="invalid"} 1.0' in figures
@@ -71,6 +69,6 @@ def test_the_figures():
 
 
 def test_two_applications_do_not_share_figures():
-    apps = [make_app(FakeEngine()) for _ in range(2)]
-    apps[0][METRICS].refused("full")
-    assert [b'reason="full"' in app[METRICS].text()[0] for app in apps] == [True, False]
+    one, other = (make_app(FakeEngine())[STATE].metrics for _ in range(2))
+    one.refused("full")
+    assert [b'reason="full"' in metrics.text()[0] for metrics in (one, other)] == [True, False]

@@ -79,7 +79,7 @@ class Site:
         apps = [make_app(self.engine), make_app(self.engine, api_key=KEY)]
         add_template(self.engine.tokenizer)  # an application looks for it once, when it is made
         apps.append(make_app(self.engine, Limits(max_messages=9), name="<b>园丁</b>"))
-        started = [self.run(server.start(app)) for app in apps]
+        started = [self.run(server.start_server(app)) for app in apps]
         self.runners = [runner for runner, _ in started]
         self.url, self.locked_url, self.chat_url = (url for _, url in started)
         self.prefixed_url = self.run(self._proxy()) + "/deep/inside"
@@ -107,7 +107,7 @@ class Site:
     def close(self):
         self.engine.close(cancel=True)
         for runner in self.runners:
-            self.run(server.stop(runner))
+            self.run(server.stop_server(runner))
         self.run(self.proxy.cleanup())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()

@@ -12,13 +12,13 @@ import threading
 
 import aiohttp
 import pytest
-import torch
 from service import (
     HEAD,
     FakeEngine,
-    Wire,
+    app_with,
     chat_tokenizer,
     events_of,
+    in_loop,
     make_run,
     tiny_model,
     tiny_tokenizer,
@@ -28,104 +28,119 @@ from service import (
 
 from helpers.generate.batch import DecodeBatch
 from helpers.serve import server
-from helpers.serve.app import ENGINE, LISTENER, STATE, make_app
-from helpers.serve.limits import Limits
+from helpers.serve.app import STATE
 
 STREAM = {"prompt": "x", "n": 2, "stream": True}
 
 
-def test_stopping_lets_a_running_request_finish():
-    async def scene():
-        engine = FakeEngine(held=True)
-        runner, address = await server.start(make_app(engine))
-        async with aiohttp.ClientSession(address) as session:
-            running = asyncio.create_task(session.post("/generate", json={"context": "x", "samples": 2}))
-            await until(lambda: engine.futures)
-            stopping = asyncio.create_task(server.stop(runner))
-            await asyncio.sleep(0.1)
-            assert not stopping.done()
-            async with aiohttp.ClientSession(address) as late:
-                with pytest.raises(aiohttp.ClientConnectorError):
-                    await late.get("/healthz")
-            engine.release()
-            response = await running
-            assert (response.status, await response.json()) == (200, ["x，第0份", "x，第1份"])
-            await asyncio.wait_for(stopping, 5)
-
-    asyncio.run(scene())
+@in_loop
+async def test_stopping_lets_a_running_request_finish():
+    engine = FakeEngine(held=True)
+    runner, address = await server.start_server(app_with(engine))
+    async with aiohttp.ClientSession(address) as session, aiohttp.ClientSession(address) as late:
+        running = asyncio.create_task(session.post("/generate", json={"context": "x", "samples": 2}))
+        await until(lambda: engine.futures)
+        stopping = asyncio.create_task(server.stop_server(runner))
+        await until(lambda: runner.app[STATE].draining and not runner.sites)
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await late.get("/healthz")
+        assert not stopping.done()
+        engine.release()
+        response = await running
+        assert (response.status, await response.json()) == (200, ["x，第0份", "x，第1份"])
+        await stopping
 
 
-def test_what_outlasts_the_grace_time_is_told_so():
+@in_loop
+async def test_what_outlasts_the_grace_time_is_told_so():
     """Not cut in two: a whole refusal, a stream that says why it ends."""
-
-    async def scene():
-        engine = FakeEngine(held=True)
-        runner, address = await server.start(make_app(engine, Limits(grace_seconds=0.3)))
-        async with aiohttp.ClientSession(address) as session:
-            whole = asyncio.create_task(session.post("/generate", json={"context": "x"}))
-            piecewise = asyncio.create_task(session.post("/v1/completions", json=STREAM))
-            await until(lambda: len(engine.futures) == 2)
-            engine.write(1 if engine.listeners[1] else 0, 0, "你")
-            response = await piecewise
-            await asyncio.wait_for(server.stop(runner), 5)
-            assert "the server is stopping" in events_of(await response.content.read())[-1]["error"]["message"]
-            refused = await whole
-            assert refused.status == 503 and "the server is stopping" in (await refused.json())["error"]
-            assert engine.waiting == 0
-
-    asyncio.run(scene())
+    engine = FakeEngine(held=True)
+    runner, address = await server.start_server(app_with(engine, grace_seconds=0.3))
+    async with aiohttp.ClientSession(address) as session:
+        piecewise = asyncio.create_task(session.post("/v1/completions", json=STREAM))
+        await until(lambda: engine.futures)
+        whole = asyncio.create_task(session.post("/generate", json={"context": "x"}))
+        await until(lambda: len(engine.futures) == 2)
+        engine.write(0, 0, "你")
+        response = await piecewise
+        await server.stop_server(runner)
+        assert "the server is stopping" in events_of(await response.content.read())[-1]["error"]["message"]
+        refused = await whole
+        assert refused.status == 503 and "the server is stopping" in (await refused.json())["error"]
+        assert engine.waiting == 0
 
 
-def test_a_request_whose_time_is_just_over_does_not_hinder_a_stop():
-    async def scene():
-        engine = FakeEngine(held=True)
-        app = make_app(engine, Limits(text_seconds=0.2))
-        runner, address = await server.start(app)
-        async with aiohttp.ClientSession(address) as session:
-            late = asyncio.create_task(session.post("/generate", json={"context": "x"}))
-            await until(lambda: app[STATE].deadlines)
-            (limit,) = app[STATE].deadlines
-            while not limit.expired():  # it is cancelled now, and its task has not run yet
-                await asyncio.sleep(0)
-            await asyncio.wait_for(server.stop(runner), 5)
-            assert (await late).status == 503
-
-    asyncio.run(scene())
+@in_loop
+async def test_a_request_whose_time_is_just_over_does_not_hinder_a_stop():
+    app = app_with(FakeEngine(held=True), text_seconds=0.2)
+    runner, address = await server.start_server(app)
+    async with aiohttp.ClientSession(address) as session:
+        late = asyncio.create_task(session.post("/generate", json={"context": "x"}))
+        await until(lambda: app[STATE].deadlines)
+        (limit,) = app[STATE].deadlines
+        while not limit.expired():  # it is cancelled now, and its task has not run yet
+            await asyncio.sleep(0)
+        await server.stop_server(runner)
+        assert (await late).status == 503
 
 
-def test_a_request_that_is_still_arriving_when_the_server_stops_is_told_so():
-    async def scene():
-        engine = FakeEngine(held=True)
-        app = make_app(engine, Limits(body_seconds=1.0))
-        runner, address = await server.start(app)
-        async with aiohttp.ClientSession(address) as session:
-            wire = await Wire.open(session, HEAD + b"\r\n")
-            await until(lambda: app[LISTENER].connections)
-            await asyncio.sleep(0.1)  # its head has been read
-            stopping = asyncio.create_task(server.stop(runner))
-            await until(lambda: app[STATE].draining)
-            wire.writer.write(json.dumps({"context": "x"}).ljust(100).encode())
-            answer = await wire.all()
-            assert answer.startswith(b"HTTP/1.1 503") and b"the server is stopping" in answer
-            assert not engine.futures
-            await asyncio.wait_for(stopping, 5)
-
-    asyncio.run(scene())
+@in_loop
+async def test_a_request_that_is_still_arriving_when_the_server_stops_is_told_so(monkeypatch):
+    engine, reading = FakeEngine(held=True), []
+    really = aiohttp.web.Request.read
+    monkeypatch.setattr(aiohttp.web.Request, "read", lambda request: reading.append(request) or really(request))
+    runner, _ = await server.start_server(app_with(engine, body_seconds=1.0))
+    reader, writer = await asyncio.open_connection(*runner.addresses[0])
+    writer.write(HEAD + b"\r\n")
+    await until(lambda: reading)
+    stopping = asyncio.create_task(server.stop_server(runner))
+    await until(lambda: runner.app[STATE].draining)
+    writer.write(json.dumps({"context": "x"}).ljust(100).encode())
+    answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 503") and b"the server is stopping" in answer
+    assert not engine.futures
+    await stopping
+    writer.close()
 
 
 # ---- the command ----
 
 
-def test_the_port_is_taken(capsys, monkeypatch):
+def refusal_of(arguments, capsys, monkeypatch):
+    """Return what the command says, which must end before the model is loaded."""
     monkeypatch.setattr(server.generate, "load", lambda *_: pytest.fail("the model was loaded for nothing"))
+    assert server.main(["--run", "any", "--port", "0", *arguments]) == 1
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--host", "0.0.0.0"], "other machines can call 0.0.0.0, and there is no API key"),
+        (["--host", ""], "other machines can call every address"),
+        (["--host", "::"], "other machines"),
+        (["--host", "example.org"], "other machines"),
+        (["--api-key-file", "/nowhere"], "cannot read the API key from /nowhere"),
+        (["--origin", "*"], "is not an origin"),
+        (["--allow-host", "https://gpt.example.org"], "is not the name of a host"),
+        (["--proxy", "nginx"], "is not the address of a proxy"),
+        (["--max-length", "0"], "max_length is 0: it must be 1 or more"),
+        (["--body-seconds", "nan"], "body_seconds is nan: it must be above 0"),
+    ],
+)
+def test_it_refuses_to_start(monkeypatch, capsys, arguments, words):
+    monkeypatch.delenv(server.KEY, raising=False)
+    assert words in refusal_of(arguments, capsys, monkeypatch)
+
+
+def test_the_port_is_taken(capsys, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        assert server.main(["--run", "any", "--port", str(port)]) == 1
-    error = capsys.readouterr().err
-    assert f"cannot listen on 127.0.0.1:{port}" in error and "choose another --port" in error
+        port = str(other.getsockname()[1])
+        said = refusal_of(["--room", "base", "--port", port], capsys, monkeypatch)
+    assert f"cannot listen on 127.0.0.1:{port}" in said and "choose another --port" in said
     monkeypatch.setenv(server.KEY, "k")
-    assert server.main(["--run", "any", "--host", "no such host", "--room", "base"]) == 1
-    assert "choose another --host" in capsys.readouterr().err
+    said = refusal_of(["--room", "base", "--host", "no such host"], capsys, monkeypatch)
+    assert "choose another --host" in said
 
 
 def test_the_run_is_missing(capsys, monkeypatch, tmp_path):
@@ -140,9 +155,8 @@ def test_the_model_is_there_before_the_first_request(monkeypatch, capsys):
     happened = []
 
     class Recorded(FakeEngine):
-        def __init__(self, model, tokenizer, limits, threads):
+        def __init__(self, model, tokenizer, limits):
             super().__init__()
-            assert threads == torch.get_num_threads()  # one process has all
             happened.append((model, tokenizer))
 
         def start(self):
@@ -151,18 +165,18 @@ def test_the_model_is_there_before_the_first_request(monkeypatch, capsys):
         def close(self, cancel):
             happened.append("close")
 
-    async def start_on(app, listening, host):
+    async def start_server(app, host, listening):
         assert listening.getsockname()[0] == host == "127.0.0.1"
         assert gc.get_freeze_count() > 100_000  # objects of torch and of the model: never searched for garbage again
         happened.append("serve")
         os.kill(os.getpid(), signal.SIGTERM)
-        return await start_really(app, listening, host)
+        return await really(app, host, listening=listening)
 
-    start_really = server.start_on
+    really = server.start_server
     monkeypatch.setattr(server.generate, "load", lambda run, room: (f"{run} {room}", "tokenizer"))
     monkeypatch.setattr(server, "Engine", Recorded)
-    monkeypatch.setattr(server, "start_on", start_on)
-    assert server.main(["--run", "sample", "--port", "0"]) == 0
+    monkeypatch.setattr(server, "start_server", start_server)
+    assert server.main(["--run", "sample", "--room", "base", "--port", "0"]) == 0
     assert happened == [("sample base", "tokenizer"), "start", "serve", "close"]
     assert gc.get_freeze_count() == 0
     said = capsys.readouterr().out
@@ -183,44 +197,21 @@ def test_a_server_whose_engine_fails_for_good_ends(monkeypatch, capsys):
             answers = [session.post("/generate", json={"context": "x"}) for _ in range(2)]
             statuses.extend([answer.status for answer in await asyncio.gather(*answers)])
 
-    async def start_on(app, listening, host):
-        engines.append(app[ENGINE])
-        runner, address = await start_really(app, listening, host)
+    async def start_server(app, host, listening):
+        engines.append(app[STATE].engine)
+        runner, address = await really(app, host, listening=listening)
         calling.append(threading.Thread(target=lambda: asyncio.run(call(address))))
         calling[0].start()
         return runner, address
 
-    start_really = server.start_on
-    monkeypatch.setattr(server, "start_on", start_on)
+    really = server.start_server
+    monkeypatch.setattr(server, "start_server", start_server)
     monkeypatch.setattr(server.generate, "load", lambda *_: (tiny_model(), tiny_tokenizer()))
     monkeypatch.setattr(DecodeBatch, "step", step)
     assert server.main(["--run", "any", "--room", "base", "--port", "0", "--max-rows", "1"]) == 1
     calling[0].join()
     assert sorted(statuses) == [500, 503]  # the one that was written, the one that waited
     assert "another one can take its place" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        (["--host", "0.0.0.0"], "other machines can call 0.0.0.0, and there is no API key"),
-        (["--host", ""], "other machines can call every address"),
-        (["--host", "::"], "other machines"),
-        (["--host", "example.org"], "other machines"),
-        (["--api-key-file", "/nowhere"], "cannot read the API key from /nowhere"),
-        (["--processes", "0"], "it must be 1 or more"),
-        (["--origin", "*"], "is not an origin"),
-        (["--allow-host", "https://gpt.example.org"], "is not the name of a host"),
-        (["--proxy", "nginx"], "is not the address of a proxy"),
-        (["--max-length", "0"], "max_length is 0: it must be 1 or more"),
-        (["--body-seconds", "nan"], "body_seconds is nan: it must be above 0"),
-    ],
-)
-def test_it_refuses_to_start(monkeypatch, capsys, arguments, words):
-    monkeypatch.delenv(server.KEY, raising=False)
-    monkeypatch.setattr(server.generate, "load", lambda *_: pytest.fail("the model was loaded for nothing"))
-    assert server.main(["--run", "any", "--port", "0", *arguments]) == 1
-    assert words in capsys.readouterr().err
 
 
 def test_where_the_key_comes_from(monkeypatch, tmp_path):
@@ -230,27 +221,25 @@ def test_where_the_key_comes_from(monkeypatch, tmp_path):
     monkeypatch.setenv(server.KEY, "from-the-environment")
     assert server.read_key(None) == "from-the-environment"
     file = tmp_path / "key"
-    file.write_text("from-a-file\n")
-    assert server.read_key(str(file)) == "from-a-file"
-    file.write_text("from-a-file\r\n", "utf-8-sig")  # as editors on Windows leave it
-    assert server.read_key(str(file)) == "from-a-file"
+    for ending, encoding in (("\n", "utf-8"), ("\r\n", "utf-8-sig")):  # as editors on Windows leave it
+        file.write_text(f"from-a-file{ending}", encoding)
+        assert server.read_key(str(file)) == "from-a-file"
     for wrong in ("", "two words", "钥匙"):
-        file.write_text(wrong)
+        file.write_text(wrong, "utf-8")
         with pytest.raises(ValueError, match="one word of ASCII"):
             server.read_key(str(file))
 
 
-def test_the_suggested_command_has_the_key(monkeypatch, tmp_path):
+def test_the_suggested_command_has_the_key(tmp_path):
     """Tried in a shell: a key from a file is read there, one from outside is there already."""
     file = tmp_path / "my key"
     file.write_text("from-a-file\n")
     for given, key in (["--api-key-file", str(file)], "from-a-file"), ([], "from-outside"):
-        options = server.parser().parse_args(["--run", "any", *given])
+        options = server.server_parser().parse_args(["--run", "any", *given])
         command = server.curl("http://localhost", server.key_in_shell(options, True))
-        shown = subprocess.run(
-            ["sh", "-c", command.replace("curl", "printf '%s|'", 1)],
-            env={"PATH": os.environ["PATH"], server.KEY: "from-outside"}, capture_output=True, text=True, check=True,
-        )  # fmt: skip
+        environment = {"PATH": os.environ["PATH"], server.KEY: "from-outside"}
+        shell = ["sh", "-c", command.replace("curl", "printf '%s|'", 1)]
+        shown = subprocess.run(shell, env=environment, capture_output=True, text=True, check=True)
         assert f"|Authorization: Bearer {key}|" in shown.stdout
     assert "Authorization" not in server.curl("http://localhost", server.key_in_shell(options, False))
 
@@ -258,13 +247,10 @@ def test_the_suggested_command_has_the_key(monkeypatch, tmp_path):
 # ---- which model of the run ----
 
 
-LAST = {"base": ["train"], "chat": ["train", "chat"], "reward": ["train", "reward"]}
-
-
-@pytest.mark.parametrize("made, wanted", [(made, wanted) for wanted, made in LAST.items()])
+@pytest.mark.parametrize("made, wanted", [([], "base"), (["chat"], "chat"), (["reward"], "reward")])
 def test_the_last_model_that_the_run_has(monkeypatch, tmp_path, made, wanted):
     monkeypatch.setenv("RUNS_DIR", str(tmp_path))
-    for stage in made:
+    for stage in ["train", *made]:
         make_run(stage)
     asked = []
     monkeypatch.setattr(server, "serve", lambda options, *_: asked.append(options.room) or 0)
