@@ -59,7 +59,7 @@ def ids_of(messages):
 
 def directly(messages, **settings):
     """Return the answer that the model writes after the ids of a conversation, without any server."""
-    return "".join(generate.stream(tiny_model(), chat_tokenizer(), ids_of(messages), Settings(**settings)))
+    return "".join(generate.stream_text(tiny_model(), chat_tokenizer(), ids_of(messages), Settings(**settings)))
 
 
 both = pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
