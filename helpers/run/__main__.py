@@ -39,8 +39,11 @@ def _run(asked: argparse.Namespace) -> int:
     values = plan_parameters(stages, asked.run, asked.corpus, asked.presets, asked.settings)
     if not set(stages) & set(paths.STAGES):
         _require_run(asked.run)
-    if any(preset.endswith(".json") for preset in asked.presets):
-        print("its vocab_size is not used: the model has a row for each token of notebook 02's vocabulary", flush=True)
+    for preset in asked.presets:
+        if preset.endswith(".json"):
+            print(
+                f"{preset}: vocab_size is not used: the model has a row for each token of 02's vocabulary", flush=True
+            )
     run_stages(asked.run, values, asked.force)
     return 0
 

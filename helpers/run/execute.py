@@ -87,10 +87,7 @@ def run_stages(run: str, values: Values, force: bool) -> None:
 
 
 def execute(run: str, stage: str, values: dict[str, Any], environment: Mapping[str, str]) -> None:
-    """Execute a notebook with its parameters into the run's folder; raise StageFailed if a cell fails.
-
-    environment: variables that only its kernel gets.
-    """
+    """Execute a notebook with its parameters into the run's folder; raise StageFailed if a cell fails."""
     notebook, target = paths.notebook(stage), paths.executed_copy(run, stage)
     target.parent.mkdir(parents=True, exist_ok=True)
     defaults = notebook_parameters(stage)

@@ -123,11 +123,11 @@ def _read_model_config(path: Path) -> Values:
     for name, value in {"n_ctx": length, **shape, "attn_pdrop": dropout}.items():
         if type(value) not in ((int, float) if name == "attn_pdrop" else (int,)):
             raise Refused(f"{path.name}: {name} is {value!r}: a GPT-2 needs it, as a number")
-    gelu = {"gelu_new", "gelu_pytorch_tanh"}  # one function under two names
-    for name, ours in (("model_type", {"gpt2"}), ("activation_function", gelu), ("tie_word_embeddings", {True}),
-                       ("n_inner", {None, 4 * config["n_embd"]}), ("n_ctx", {length}), ("resid_pdrop", {dropout}),
-                       ("embd_pdrop", {dropout})):  # fmt: skip
-        if name in config and config[name] not in ours:
+    gelu = ("gelu_new", "gelu_pytorch_tanh")  # one function under two names
+    for name, *ours in (("model_type", "gpt2"), ("activation_function", *gelu), ("tie_word_embeddings", True),
+                        ("n_inner", 4 * config["n_embd"]), ("n_ctx", length), ("resid_pdrop", dropout),
+                        ("embd_pdrop", dropout)):  # fmt: skip
+        if config.get(name) not in [None, *ours]:
             hint = "; for a LLaMA-like model see --preset minimind" if name == "model_type" else ""
             raise Refused(f"{path.name}: {name} is {config[name]!r}: here it is {' or '.join(map(str, ours))}{hint}")
     return {"tokenize": {"n_ctx": length}, "train": {"architecture": "gpt2", **shape, "dropout": float(dropout)}}

@@ -38,6 +38,8 @@ def run_sweep(asked: argparse.Namespace) -> int:
         return plan_parameters(_STAGES, run, asked.corpus, asked.presets, asked.settings, combination)
 
     name, grid = asked.run, read_sweep_file(asked.file)
+    if asked.draws < 0:
+        raise Refused("--draws is a number from 1 on")
     base = plan(name, {})
     for parameter, values in grid.items():
         for value in values:

@@ -222,6 +222,7 @@ def test_the_model_is_the_one_that_the_config_describes(tmp_path):
         ({"n_inner": 100}, "n_inner is 100: here it is"),
         ({"n_positions": 32}, "n_ctx is 64: here it is 32"),
         ({"resid_pdrop": 0.2}, "resid_pdrop is 0.2: here it is 0.1"),
+        ({"embd_pdrop": [0.1]}, "embd_pdrop is [0.1]"),
         ({"attn_pdrop": [0.1]}, "attn_pdrop is [0.1]"),
         ({"n_layer": "12"}, "n_layer is '12'"),
         ({"n_head": None}, "n_head is None"),

@@ -185,6 +185,7 @@ def test_two_processes_share_the_runs_and_that_of_a_killed_one_is_taken_again(sw
         ("learning_rate: [0.1]", [], "here it is lr"),
         ("run: [a, b]", [], "--run"),
         ("lr: [fast]", [], "lr is 'fast', str"),
+        ("lr: [0.1]", ["--draws", "-1"], "--draws"),
         *((text, [], "expected lines") for text in ("", "lr: 0.1", "lr: []", "lr: [1, 1]", "on: [1]", "- lr")),
         ("lr: [[1]]", [], "lr is [1], list"),
         ("lr: [", [], "not readable YAML"),
