@@ -28,7 +28,7 @@ ENV PATH=/course/.venv/bin:$PATH RUNS_DIR=/data/runs HF_HOME=/data/huggingface G
 COPY --chown=reader:reader pyproject.toml constraints.txt README.md LICENSE ./
 ARG PIP_INDEX_URL
 RUN mkdir helpers && touch helpers/__init__.py \
- && pip install --no-cache-dir -e ".[text,fast]" -c constraints.txt \
+ && pip install --no-cache-dir -e ".[text]" -c constraints.txt \
  && python -m ipykernel install --sys-prefix --name python3
 COPY --chown=reader:reader . .
 

@@ -23,7 +23,7 @@ export ENV
 PY := "$$ENV/bin/python"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev run test unit test-outside test-deeper test-faults bench lab serve refresh lint clean
+.PHONY: help setup setup-dev run test unit test-all test-faults bench lab serve refresh lint clean
 
 NBVAL := --nbval --nbval-current-env --nbval-sanitize-with tests/nbval.cfg \
 	--nbval-cell-timeout 3600 --nbval-kernel-startup-timeout 180
@@ -37,24 +37,23 @@ help:  ## this list
 run: setup  ## the six notebooks in order, then runs/<RUN>/report.html; CORPUS: your own text; PRESET: presets/<PRESET>.yaml
 	@$(PY) -m helpers.run --run "$$RUN" $${CORPUS:+--corpus "$$CORPUS"} $${PRESET:+--preset "$$PRESET"}
 
-test: setup-dev  ## unit tests, the six notebooks at a tiny scale, and the committed outputs computed anew (about 20 minutes)
+# the long training first, alone: it needs both cores
+test: setup-dev  ## the committed outputs computed anew, the unit tests, the six notebooks at a tiny scale (a quarter of an hour)
 	@RUNS_DIR="$$(mktemp -d)" && export RUNS_DIR && trap 'rm -rf "$$RUNS_DIR"' EXIT && \
-	HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest notebooks/0[1-6]_*.ipynb tests $(NBVAL) $(SHARED) -m "not outside"
+	HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest notebooks/0[1-6]_*.ipynb $(NBVAL) -q && \
+	HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests -m "not outside and not clock" -q $(SHARED)
 
 unit: setup-dev  ## the unit tests that need no long training, no injected fault and no browser (under three minutes)
-	@HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests -m "not slow and not outside" -q $(SHARED)
+	@HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests -m "not slow and not outside and not clock" -q $(SHARED)
 
-test-outside: setup-dev  ## JupyterLab in a browser, nginx, the package index, and each command of the README (about fifteen minutes)
+test-all: test test-faults  ## also what measures time, JupyterLab in a browser, nginx, each command of the docs, the side doors' outputs (an hour)
 	@RUNS_DIR="$$(mktemp -d)" && export RUNS_DIR && trap 'rm -rf "$$RUNS_DIR"' EXIT && \
-	HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests -m outside
-
-test-deeper: setup-dev  ## the committed outputs of notebooks/deeper/ computed anew, on a run of its own
-	@RUNS_DIR="$$(mktemp -d)" && export RUNS_DIR && trap 'rm -rf "$$RUNS_DIR"' EXIT && \
+	HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests -m "outside or clock" -q && \
 	$(PY) -m helpers.run corpus vocab tokenize && \
-	HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest notebooks/deeper/*.ipynb $(NBVAL)
+	HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest notebooks/deeper/*.ipynb $(NBVAL) -q
 
 test-faults: setup-dev  ## every fault of training with its full counts: killed, damaged, full, poisoned (about ten minutes)
-	@FAULTS=full HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests/train/test_checkpoint.py tests/train/test_faults.py
+	@FAULTS=full HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests/train/test_checkpoint.py tests/train/test_faults.py -q
 
 bench: setup-dev  ## what benchmarks/README.md reports; RUN must be trained (about an hour, 5 GB of temporary files)
 	@$(PY) -m benchmarks.train_speed && $(PY) -m benchmarks.block_speed && $(PY) -m benchmarks.recipes --run "$$RUN" && \
@@ -88,7 +87,7 @@ setup-dev:
 	@$(call install,$(EVERYTHING),chinese-gpt-set-up-dev)
 	@cp "$$ENV/chinese-gpt-set-up-dev" "$$ENV/chinese-gpt-set-up"
 
-EVERYTHING := dev,text,cluster,fast
+EVERYTHING := dev,text,cluster,sweep
 # install EXTRAS, and leave a file of that name which says what it was done for
 define install
 wanted=$$(pwd; cat pyproject.toml constraints.txt); \

@@ -5,7 +5,7 @@ from collections import Counter
 from itertools import islice
 
 from helpers import paths
-from helpers.chat.data import messages_of
+from helpers.chat.data import exchange_messages
 from helpers.corpus import built_in
 from helpers.manifest import write_manifest
 from helpers.tokens.shards import write_shards
@@ -14,7 +14,7 @@ from helpers.train.model import build_model, make_config
 from helpers.vocab import tokenizer
 
 N_CTX = 128
-TALKS = [messages_of(exchanges) for exchanges in islice(built_in.conversations(220), 220)]
+TALKS = [exchange_messages(exchanges) for exchanges in islice(built_in.conversations(220), 220)]
 
 
 def text_of(messages) -> str:

@@ -1,4 +1,4 @@
-"""Answers of a model that was taught to answer: many conversations at once."""
+"""Answers of a chat model, to many conversations at once. Knows nothing of training."""
 
 from collections.abc import Sequence
 
@@ -16,10 +16,10 @@ def answer_batch(
     conversations: Sequence[Sequence[Message]],
     settings: Settings = DEFAULT,
 ) -> list[Sample]:
-    """Return one answer to the last message of each conversation, in order; the texts hold the answers only.
+    """Return one answer to the last message of each conversation, in order, without the conversation.
 
-    With a seed, each conversation has random numbers of its own, by its place: a question that is asked several times
-    gets different answers, and the same ones in the next call.
+    With a seed, the random numbers go by the conversation's place: a question asked several times gets different
+    answers, and the same ones in the next call.
     """
     prompts = [encode_messages(tokenizer, messages, generation_prompt=True).ids for messages in conversations]
     rows = [Row(ids, settings, number) for number, ids in enumerate(prompts)]
@@ -27,6 +27,6 @@ def answer_batch(
     return [row.result(tokenizer, "") for row in rows]
 
 
-def ask(question: str) -> list[Message]:
-    """Return a conversation that begins with a question."""
+def as_messages(question: str) -> list[Message]:
+    """Return the conversation that a question begins."""
     return [{"role": "user", "content": question}]

@@ -1,15 +1,22 @@
-"""What a model learns to answer from: the conversations of a run, and plain documents against forgetting.
+"""What a model learns to answer from: conversations and plain documents, packed into windows.
 
-Conversations are documents of room 01 that keep their turns (`messages`). The built-in corpus has as many as one likes,
-drawn from its grammar, and the exact probability of each answer. Knows nothing of models.
+Conversations are documents of room 01 that keep their turns (`messages`). The built-in grammar gives any number of
+them, and the exact probability of each answer. A window is filled with whole conversations; in each of them positions
+begin at 0 again, which tells the attention where one ends (a block-diagonal mask): a packed batch computes what its
+conversations give one by one, and hardly any place is padding. Knows nothing of models.
 """
 
+import bisect
+import copy
 import math
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 
+import numpy as np
+import torch
 from transformers import PreTrainedTokenizerFast
 
 from helpers import paths
@@ -17,11 +24,12 @@ from helpers.corpus import built_in
 from helpers.corpus.find import BUILT_IN
 from helpers.corpus.shards import read_texts, shard_documents
 from helpers.manifest import RoomError, open_room
-from helpers.vocab.chat import ASSISTANT, USER, Encoded, Message
+from helpers.tokens.windows import IGNORE
+from helpers.vocab.chat import ASSISTANT, SYSTEM, USER, Encoded, Message, encode_messages
 from helpers.vocab.tokenizer import encode
 
 BUILT_IN_COUNT = 12_000  # conversations of the built-in grammar to learn from
-VALIDATION = 500  # and those that are kept out of training
+VALIDATION = 500  # more of them, kept out of training
 
 
 @dataclass(frozen=True)
@@ -30,7 +38,7 @@ class Lessons:
 
     train: list[list[Message]]
     val: list[list[Message]]
-    floor_bits_per_char: float | None  # of the answers in `val`: what the built-in grammar itself needs for them
+    floor_bits_per_char: float | None  # what the built-in grammar itself needs for the answers in `val`
 
     @property
     def val_characters(self) -> int:
@@ -38,7 +46,7 @@ class Lessons:
         return sum(len(each["content"]) for talk in self.val for each in talk if each["role"] == ASSISTANT)
 
 
-def messages_of(exchanges: Sequence[built_in.Exchange]) -> list[Message]:
+def exchange_messages(exchanges: Sequence[built_in.Exchange]) -> list[Message]:
     """Return a conversation of the built-in corpus as messages."""
     return [
         {"role": role, "content": content}
@@ -50,23 +58,21 @@ def messages_of(exchanges: Sequence[built_in.Exchange]) -> list[Message]:
 def load_lessons(run: str, most: int, seed: int) -> Lessons:
     """Return at most `most` conversations of a run to learn from, and those kept out; 0: all, or BUILT_IN_COUNT.
 
-    From a corpus of one's own they are the documents that are conversations, in the split of room 01. Raises RoomError
-    where there are none.
+    Of an own corpus they are the documents with messages, in the split of room 01. Raises RoomError if there are none.
     """
     facts = open_room(run, "corpus")["result"]
     if facts["source"] == BUILT_IN:
-        drawn = list(
-            built_in.conversations((most or BUILT_IN_COUNT) + VALIDATION, seed + 1)
-        )  # another seed than that of the documents
-        kept_out, learnt = drawn[:VALIDATION], drawn[VALIDATION:]
-        bits = math.fsum(each.bits for exchanges in kept_out for each in exchanges)
-        lessons = Lessons(list(map(messages_of, learnt)), list(map(messages_of, kept_out)), None)
-        return Lessons(lessons.train, lessons.val, bits / lessons.val_characters)
+        # with another seed than the documents
+        drawn = list(built_in.conversations((most or BUILT_IN_COUNT) + VALIDATION, seed + 1))
+        bits = math.fsum(each.bits for exchanges in drawn[:VALIDATION] for each in exchanges)
+        talks = list(map(exchange_messages, drawn))
+        lessons = Lessons(talks[VALIDATION:], talks[:VALIDATION], None)
+        return replace(lessons, floor_bits_per_char=bits / lessons.val_characters)
     train = list(islice(_conversations(run, "train"), most or None))
     val = list(islice(_conversations(run, "val"), most or None))
     if not train or not val:
         raise RoomError(
-            f"the corpus of run '{run}' holds {len(train)} conversations to learn from and {len(val)} to be judged by. "
+            f"the corpus of run '{run}' holds {len(train)} conversations to learn from and {len(val)} for validation. "
             "Put your conversations (messages, ShareGPT, Alpaca, or a CSV with the columns question and answer) beside "
             f"your texts, and start again: python -m helpers.run --run {run} --corpus FOLDER"
         )
@@ -79,11 +85,10 @@ def _conversations(run: str, split: str) -> Iterator[list[Message]]:
 
 
 def plain_documents(run: str, tokenizer: PreTrainedTokenizerFast, count: int, n_ctx: int, seed: int) -> list[Encoded]:
-    """Return up to `count` of a run's training documents as ids to be learnt whole; of a long one, a window of it.
+    """Return up to `count` training documents as ids to be learnt whole; of a long one, a random window.
 
-    Seen again between the conversations, they keep the model from forgetting what it could (rehearsal; Robins 1995).
-    Drawn in one pass, with room for `count` of them only (reservoir sampling; Vitter 1985). Where a document is longer
-    than a window, the place of the window is drawn too: were it left out, long documents would be forgotten.
+    Between the conversations they keep the model from forgetting (rehearsal; Robins 1995). They are drawn in one pass,
+    with `count` of them in memory (reservoir sampling; Vitter 1985).
     """
     if not count:
         return []
@@ -97,8 +102,141 @@ def plain_documents(run: str, tokenizer: PreTrainedTokenizerFast, count: int, n_
     replayed = []
     for text in drawn:
         ids = [tokenizer.bos_token_id, *encode(tokenizer, text), tokenizer.eos_token_id]
-        if len(ids) > n_ctx + 1:  # one more than inputs: the last id is a label only
+        if len(ids) > n_ctx + 1:  # the last id is a label only
             begin = rng.randrange(len(ids) - n_ctx)
             ids = ids[begin : begin + n_ctx + 1]
         replayed.append(Encoded(ids, [True] * len(ids)))
     return replayed
+
+
+def fitting(
+    tokenizer: PreTrainedTokenizerFast,
+    conversations: Iterable[Sequence[Message]],
+    n_ctx: int,
+    left_out: list[Sequence[Message]] | None = None,
+) -> Iterator[Encoded]:
+    """Yield conversations as ids; one longer than a window in pieces of whole exchanges, each with the system line.
+
+    An exchange that no window holds is left out, and added to the list `left_out`.
+    """
+    for messages in conversations:
+        encoded = encode_messages(tokenizer, messages)
+        if len(encoded.ids) <= n_ctx + 1:
+            yield encoded
+            continue
+        system = list(messages[:1]) if messages[0]["role"] == SYSTEM else []
+        piece: list[Message] = []
+        held = None  # the piece so far, as ids
+        for at in range(len(system), len(messages) - 1, 2):
+            exchange = messages[at : at + 2]
+            longer = encode_messages(tokenizer, [*system, *piece, *exchange])
+            if held and len(longer.ids) > n_ctx + 1:
+                yield held
+                piece, longer = [], encode_messages(tokenizer, [*system, *exchange])
+            if len(longer.ids) <= n_ctx + 1:
+                piece, held = [*piece, *exchange], longer
+            else:  # this exchange alone is too long
+                piece, held = [], None
+                if left_out is not None:
+                    left_out.append(exchange)
+        if held:
+            yield held
+
+
+class Conversations:
+    """Windows of at most `n_ctx` ids over encoded conversations: the `tokens.windows.Examples` of fine-tuning.
+
+    The window of the conversations 1 2 3 4 and 5 6 7, whose answers are 3 4 and 7, with n_ctx = 6, pad_id = 0:
+
+        inputs     1    2    3    5    6    0
+        labels  -100    3    4 -100    7 -100
+        positions  0    1    2    0    1    0
+
+    Raises ValueError for a conversation that is too long (see `fitting`), and if there is none.
+    """
+
+    packed = True
+
+    def __init__(self, conversations: Iterable[Encoded], n_ctx: int, pad_id: int):
+        self.n_ctx, self.pad_id = n_ctx, pad_id
+        # 1. all ids in a row: five bytes a token
+        ids, is_answer, sizes = array("i"), bytearray(), array("i")
+        for each in conversations:
+            ids.extend(each.ids)
+            is_answer.extend(each.is_answer)
+            sizes.append(len(each.ids))
+        if not sizes:
+            raise ValueError("there is no conversation to learn from")
+        self.ids, self.is_answer = np.frombuffer(ids, np.intc), np.frombuffer(is_answer, np.bool_)  # (tokens,) each
+        self.begins = np.concatenate([[0], np.cumsum(sizes)])  # (conversations + 1,)
+        # 2. who shares a window
+        inputs = np.diff(self.begins) - 1  # the last id is a label only
+        if inputs.max() > n_ctx:
+            raise ValueError(f"a conversation has {inputs.max() + 1} tokens, and a window of {n_ctx} holds {n_ctx + 1}")
+        self.windows = pack_windows(inputs, n_ctx)
+        # 3. what each window holds
+        labels = np.add.reduceat(self.is_answer, self.begins[:-1], dtype=np.int64) - self.is_answer[self.begins[:-1]]
+        self.lengths = np.array([int(inputs[members].sum()) for members in self.windows])  # (windows,)
+        self.labels = np.array([int(labels[members].sum()) for members in self.windows])  # (windows,)
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def first(self, count: int) -> "Conversations":
+        """Return the first `count` of these windows."""
+        part = copy.copy(self)
+        part.windows, part.lengths, part.labels = self.windows[:count], self.lengths[:count], self.labels[:count]
+        return part
+
+    def conversation(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return (ids, is_answer) of one conversation, (tokens,) each."""
+        part = slice(self.begins[number], self.begins[number + 1])
+        return self.ids[part], self.is_answer[part]
+
+    def count_labels(self, indices: np.ndarray) -> int:
+        """Return how many tokens of these windows have a label."""
+        return int(self.labels[indices].sum())
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return (inputs, labels, positions) of one window, each (n_ctx,) int64."""
+        inputs = np.full(self.n_ctx, self.pad_id, np.int64)
+        labels = np.full(self.n_ctx, IGNORE, np.int64)
+        positions = np.zeros(self.n_ctx, np.int64)
+        at = 0
+        for member in self.windows[index]:
+            ids, is_answer = self.conversation(member)
+            end = at + len(ids) - 1
+            inputs[at:end] = ids[:-1]
+            labels[at:end] = np.where(is_answer[1:], ids[1:], IGNORE)
+            positions[at:end] = np.arange(end - at)
+            at = end
+        positions[at:] = np.arange(self.n_ctx - at)
+        return inputs, labels, positions
+
+    def batch(self, indices: Sequence[int] | np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return (inputs, labels, positions), each (B, T) int64; T is the longest window, rounded up to 8."""
+        rows = zip(*(self[int(i)] for i in indices), strict=True)
+        width = min(self.n_ctx, -8 * (-int(self.lengths[np.asarray(indices)].max()) // 8))
+        inputs, labels, positions = (torch.from_numpy(np.stack(each)[:, :width]) for each in rows)
+        return inputs, labels, positions
+
+
+def pack_windows(sizes: np.ndarray, n_ctx: int) -> list[list[int]]:
+    """Return which conversations share a window (best fit decreasing; Johnson et al. 1974).
+
+    The longest is placed first, and each where it leaves the least room.
+    """
+    windows: list[list[int]] = []
+    free: list[tuple[int, int]] = []  # (room left, window), sorted
+    for number in sizes.argsort(kind="stable")[::-1].tolist():
+        size = int(sizes[number])
+        place = bisect.bisect_left(free, (size, 0))
+        if place == len(free):
+            windows.append([])
+            left, window = n_ctx, len(windows) - 1
+        else:
+            left, window = free.pop(place)
+        windows[window].append(number)
+        if left > size:
+            bisect.insort(free, (left - size, window))
+    return windows

@@ -1,6 +1,6 @@
 """One fine-tuning run of deeper/chat: from a base model and conversations to `runs/NAME/chat/final_model`.
 
-The loop, its checkpoints and its guarantees are those of room 04.
+With room 04's loop, checkpoints and guarantees. Knows nothing of templates and sampling.
 """
 
 import json
@@ -15,8 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from helpers import paths
 from helpers.chat import lora
-from helpers.chat.data import Lessons, load_lessons, plain_documents
-from helpers.chat.packing import Conversations, fitting
+from helpers.chat.data import Conversations, Lessons, fitting, load_lessons, plain_documents
 from helpers.chat.start import load_start
 from helpers.device import pick_precision
 from helpers.files import fingerprint, write_text
@@ -30,7 +29,7 @@ from helpers.train.trainer import Trainer, evaluate
 from helpers.vocab.chat import Encoded, Message
 from helpers.vocab.tokenizer import decode, load_tokenizer
 
-UPDATES, MOST_EPOCHS = 100, 3  # by rule: so many updates, unless they would show a conversation more often than that
+_UPDATES, _MOST_EPOCHS = 100, 3  # by rule: 100 updates, but no conversation more than three times
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +65,9 @@ class ChatSettings:
             raise ValueError(f"lr is {self.lr}: it must be above 0")
 
     def for_trainer(self, windows: int) -> TrainSettings:
-        """Return the settings of the training loop, for so many windows."""
+        """Return the settings of the training loop for this number of windows."""
         per_epoch = math.ceil(windows / (self.batch_size * self.gradient_accumulation))
-        epochs = self.epochs or min(MOST_EPOCHS, math.ceil(UPDATES / per_epoch))
+        epochs = self.epochs or min(_MOST_EPOCHS, math.ceil(_UPDATES / per_epoch))
         warmup_steps = min(self.warmup_steps, epochs * per_epoch // 5)
         return TrainSettings(
             run=self.run, epochs=epochs, max_minutes=self.max_minutes, batch_size=self.batch_size,
@@ -79,7 +78,7 @@ class ChatSettings:
 
 
 class ChatTrainer(Trainer):
-    """The loop of room 04; a model with adapters is written with them merged in."""
+    """The loop of room 04; adapters are merged into the model that is written."""
 
     def export(self, name: str) -> None:
         """Write the model as a plain Hugging Face folder."""
@@ -89,36 +88,30 @@ class ChatTrainer(Trainer):
 
 @dataclass
 class FineTuning:
-    """A fine-tuning that is ready to run: what it learns from, and the trainer."""
+    """A fine-tuning that is ready to run."""
 
     settings: ChatSettings
     lessons: Lessons
     trainer: ChatTrainer
-    exchanges_left_out: int  # questions with their answers that no window holds, of training and validation
+    exchanges_left_out: int  # questions with their answers that no window holds
 
     def run(self) -> dict[str, Any]:
-        """Train to the end, or until a file STOP appears in the room; return the run's figures.
-
-        val_bits_per_char is that of the answers alone, which `floor_bits_per_char` bounds where it is known.
-        """
-        more = {
-            "floor_bits_per_char": self.lessons.floor_bits_per_char,
-            "exchanges_left_out": self.exchanges_left_out,
-        }
+        """Train to the end, or until a file STOP appears in the room; return figures, of answers alone."""
+        floor = {"floor_bits_per_char": self.lessons.floor_bits_per_char}
         with occupied(self.trainer.folder):
-            return self.trainer.run() | more
+            return self.trainer.run() | floor | {"exchanges_left_out": self.exchanges_left_out}
 
     def start(self) -> Training:
-        """Do the same in a worker thread; return at once."""
+        """Start `run` in a worker thread."""
         total_steps = 0 if self.trainer.budget.by_clock else self.trainer.total_steps
         return Training(self.trainer.folder, self.run, total_steps)
 
 
-def prepare(settings: ChatSettings, lessons: Lessons | None = None, folder: Path | None = None) -> FineTuning:
-    """Load the base model, encode and pack the conversations, make the room ready; a run that is there is resumed.
+def prepare_tuning(settings: ChatSettings, lessons: Lessons | None = None, folder: Path | None = None) -> FineTuning:
+    """Load the base model, pack the conversations, make the room ready; an interrupted run is resumed.
 
-    `lessons`: conversations that are loaded already; `folder`: another place than the run's chat room, for a trial.
-    Raises RoomError where there are no conversations or no base model, ValueError and ChatError.
+    `lessons`: conversations already loaded; `folder`: another place than the run's chat room, for a trial. Raises
+    RoomError where there are no conversations or no base model, ValueError and ChatError.
     """
     # 1. the model and its lessons
     lessons = lessons or load_lessons(settings.run, settings.conversations, settings.seed)
@@ -133,35 +126,32 @@ def prepare(settings: ChatSettings, lessons: Lessons | None = None, folder: Path
     fit, judged = (
         _at_least_one(fitting(tokenizer, part, n_ctx, left_out), n_ctx, longer) for part in (lessons.train, lessons.val)
     )
-    train = Conversations(chain(fit, replayed), n_ctx, tokenizer.pad_token_id)
-    val = Conversations(judged, n_ctx, tokenizer.pad_token_id)
-    parts = {"train": train, "val": val}
-    # 3. the room: what decides the result says whether a model that is there can be resumed
-    corpus = open_room(settings.run, "corpus")["outputs"]
-    given = settings.pretrained_model
+    parts = {
+        split: Conversations(encoded, n_ctx, tokenizer.pad_token_id)
+        for split, encoded in {"train": chain(fit, replayed), "val": judged}.items()
+    }
+    # 3. the room: a model that is there is resumed if what decides the result has stayed the same
+    corpus, given = open_room(settings.run, "corpus")["outputs"], settings.pretrained_model
     base = digests(given) if given else open_room(settings.run, "train")["outputs"]
-    wanted = settings.for_trainer(len(train))
-    how = [settings.pretrained_model, settings.conversations, settings.replay, n_ctx, settings.lora_rank]
+    wanted = settings.for_trainer(len(parts["train"]))
+    how = [given, settings.conversations, settings.replay, n_ctx, settings.lora_rank]
     identity = fingerprint(wanted.identity(), how, corpus, base)
     folder = folder or paths.room(settings.run, "chat")
     claim(folder, identity, settings.resume)
     write_text(folder / "parameters.json", json.dumps(asdict(settings), ensure_ascii=False, indent=1))
     per_token = {split: answer_characters(tokenizer, part) / int(part.labels.sum()) for split, part in parts.items()}
     trainer = ChatTrainer(
-        model, train, val, wanted, folder, tokenizer, chars_per_token=per_token, identity=identity
-    )  # fmt: skip
+        model, parts["train"], parts["val"], wanted, folder, tokenizer, chars_per_token=per_token, identity=identity
+    )
     return FineTuning(settings, lessons, trainer, len(left_out))
 
 
 def _at_least_one(conversations: Iterator[Encoded], n_ctx: int, longer: bool) -> Iterator[Encoded]:
-    """Yield conversations; raise ValueError if there is none: with plain documents beside them nobody would notice."""
+    """Yield conversations; raise ValueError if there is none, which plain documents beside them would hide."""
     first = next(conversations, None)
     if first is None:
         cure = "a larger n_ctx in deeper/chat" if longer else "a base model trained with a larger one, from 03 on"
-        raise ValueError(
-            f"no conversation fits into a window of {n_ctx} tokens: each question with its answer is longer. "
-            f"They need {cure}"
-        )
+        raise ValueError(f"no conversation fits into a window of {n_ctx} tokens: they need {cure}")
     yield first
     yield from conversations
 

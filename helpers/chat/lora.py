@@ -1,7 +1,6 @@
 """LoRA: beside each frozen matrix two thin ones are trained, whose product is added to it (Hu et al. 2021).
 
-Fewer numbers to train means less memory for gradients and moments. Merged, nothing of it is left but other weights.
-The layers are those of `peft`.
+Fewer trained numbers need less memory for gradients and moments. The layers come from `peft`.
 """
 
 import peft
@@ -17,8 +16,8 @@ _ADAPTER = "default"
 def add_lora(model: PreTrainedModel, rank: int, seed: int = 0) -> None:
     """Put an adapter of this rank beside every matrix of the blocks, in place, and freeze all other weights.
 
-    At first the adapters add nothing. The experts of a mixture are no matrices but a block of them: they stay frozen.
-    Raises ValueError for a rank below 1.
+    At first the adapters add nothing. The experts of a mixture, a block of matrices, stay frozen. Raises
+    ValueError for a rank below 1.
     """
     if rank < 1:
         raise ValueError(f"lora_rank is {rank}: give 1 or more, 8 is usual")

@@ -18,12 +18,12 @@ def load_start(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast, int]:
     """Return (model, tokenizer with a chat template, n_ctx) of a run's base model, or of a pretrained one.
 
-    `pretrained_model` is a folder or a Hub name; its own template is kept. For `n_ctx` 0 the rule takes the context
-    that room 03 cut for the run, or for a pretrained model 512, and never more than the model has.
+    `pretrained_model` is a folder or a Hub name; its own template is kept. An `n_ctx` of 0 becomes that of room 03, or
+    512 for a pretrained model, and at most what the model has.
     """
     # 1. model and tokenizer
     if pretrained_model:
-        tokenizer = vocabulary.load_pretrained(pretrained_model)
+        tokenizer = vocabulary.load_pretrained_tokenizer(pretrained_model)
         name, usual = pretrained_model, 512
     else:
         open_room(run, "train")
@@ -47,9 +47,9 @@ def load_start(
 
 @torch.no_grad()
 def start_roles(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Begin the user's token as a document's start, the assistant's as a line break: the model knows what follows them.
+    """Initialise the embedding of the user's token from <bos>, and the assistant's from the line break.
 
-    Rows that were never trained say nothing, and the first updates would go into mending that.
+    The model knows what follows these. With untrained rows the first updates would go into mending them.
     """
     line_break = encode(tokenizer, "\n") or [tokenizer.eos_token_id]  # some vocabularies have none
     ids = {role: tokenizer.convert_tokens_to_ids(token) for role, token in role_tokens(tokenizer).items()}

@@ -1,19 +1,21 @@
-"""The same questions before and after: how many answers were put right, how many were broken, and how sure that is."""
+"""The same questions before and after: how many answers were put right, how many broken, how sure that is.
+
+Knows nothing of how the model was trained.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
 
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from helpers.chat.answer import answer_batch, ask
+from helpers.chat.answer import answer_batch, as_messages
 from helpers.corpus.built_in import Question
 from helpers.generate.settings import Settings
 from helpers.reward import judge
 
 GREEDY = Settings(max_new_tokens=80, temperature=0.0)
-RESAMPLED = 2000
+_RESAMPLED = 2000
 Interval = tuple[float, float]
 
 
@@ -24,10 +26,8 @@ def marks(
     settings: Settings = GREEDY,
 ) -> np.ndarray:
     """Return which questions a model answers right, (questions,); by default it always takes the likeliest token."""
-    answers = answer_batch(model, tokenizer, [ask(each.prompt.strip()) for each in questions], settings)
-    return np.array(
-        [bool(judge.reward(question, each.text)) for question, each in zip(questions, answers, strict=True)]
-    )
+    answers = answer_batch(model, tokenizer, [as_messages(each.prompt.strip()) for each in questions], settings)
+    return np.array([judge.reward(question, each.text) > 0 for question, each in zip(questions, answers, strict=True)])
 
 
 @dataclass(frozen=True)
@@ -40,31 +40,27 @@ class Comparison:
     gain: float  # after − before
     gain_interval: Interval
     wrong: int  # answers that were wrong before
-    put_right: float  # the share of those that are right now; 0 if none was wrong
+    put_right: float  # the share of them that is right now; 0 if none was wrong
     put_right_interval: Interval
-    broken: float  # the share of the others that are wrong now
+    broken: float  # the share of the others that is wrong now
     broken_interval: Interval
 
 
-def compare(questions: Sequence[Question], before: np.ndarray, after: np.ndarray, seed: int = 0) -> Comparison:
+def compare_marks(questions: Sequence[Question], before: np.ndarray, after: np.ndarray, seed: int = 0) -> Comparison:
     """Return the comparison of two models' marks on the same questions.
 
     The intervals come from drawing combinations anew (cluster bootstrap; Efron 1979, Field and Welsh 2007): questions
-    on one combination in other words go right or wrong together, and count as less than so many questions.
+    on one combination go right or wrong together, so many of them say little more than one.
     """
     # 1. per combination: questions, right before, right after, put right, broken
-    numbers: dict[tuple[str, ...], int] = {}
-    fresh = count()
     kinds = [(each.plant, each.topic, each.situation) for each in questions]
-    for kind in kinds:
-        if kind not in numbers:
-            numbers[kind] = next(fresh)
+    numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
     columns = np.stack([np.ones(len(before)), before, after, ~before & after, before & ~after], 1)  # (Q, 5)
     table = np.zeros((len(numbers), 5))
     np.add.at(table, [numbers[kind] for kind in kinds], columns)
-    # 2. the sums, and those of combinations drawn with replacement
-    drawn = np.random.default_rng(seed).integers(len(table), size=(RESAMPLED, len(table)))
-    sums = np.concatenate([table.sum(0)[None], table[drawn].sum(1)])  # (1 + RESAMPLED, 5)
+    # 2. their sums, and the sums of combinations drawn with replacement
+    drawn = np.random.default_rng(seed).integers(len(table), size=(_RESAMPLED, len(table)))
+    sums = np.concatenate([table.sum(0)[None], table[drawn].sum(1)])  # (1 + _RESAMPLED, 5)
     n, was, now, righted, spoiled = sums.T
     shares = np.stack([(now - was) / n, righted / np.maximum(n - was, 1), spoiled / np.maximum(was, 1)])
     low, high = np.quantile(shares[:, 1:], [0.025, 0.975], axis=1)

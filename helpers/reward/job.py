@@ -1,7 +1,7 @@
 """One training run of deeper/reward: from an answering model to a better one, by GRPO or by DPO.
 
-Both ask the same kind of questions, draw the same kind of endings, are held near the start by the same anchor, and have
-the same time. Only the matrices inside the blocks are trained. The final model is the mean of the weights over the
+Both ask the same kind of questions, draw the same kind of endings, have the same anchor near the start and the same
+time. Only the matrices inside the blocks are trained. The final model is the mean of the weights over the
 last updates. A run takes minutes: it keeps no checkpoints, and one that was interrupted begins again.
 """
 
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from helpers import paths
@@ -23,17 +24,17 @@ from helpers.corpus.find import BUILT_IN
 from helpers.device import pick_device, pick_precision, widest_float
 from helpers.generate import generate
 from helpers.manifest import MANIFEST, RoomError, open_room
-from helpers.reward import dpo, grpo, policy
-from helpers.reward.asker import Asker
-from helpers.reward.policy import Branch
-from helpers.reward.rollout import Group, Opening, write_endings, write_openings
+from helpers.reward import losses, policy
+from helpers.reward.judge import Asker
+from helpers.reward.policy import Branch, EndingScores
+from helpers.reward.rollout import AnswerOpening, Group, write_endings, write_openings
 from helpers.train import optim
 from helpers.train.model import blocks
 
 METHODS = ("grpo", "dpo")
-SURVEY = 4  # the asker begins with what so many updates' questions earn
-AHEAD = 4  # openings are written for so many updates at once
-COLLECTING = 0.4  # DPO: the share of the time in which pairs are drawn
+_SURVEY = 4  # updates' worth of questions whose rewards the asker begins with
+_AHEAD = 4  # updates for which openings are written at once
+_COLLECTING = 0.4  # DPO: the share of the time in which pairs are drawn
 AVERAGED = 0.4  # the share of the time, its last, whose weights are averaged
 
 
@@ -72,13 +73,12 @@ class RewardSettings:
 def load_beginning(settings: RewardSettings) -> tuple[PreTrainedModel, PreTrainedTokenizerFast, str]:
     """Return (model in eval mode, tokenizer with a chat template, which of the run's models it is).
 
-    Raises RoomError where the run's corpus is not the built-in one: nobody can check answers about another text.
+    Raises RoomError where the run's corpus is not the built-in one, because nothing could judge the answers.
     """
     if open_room(settings.run, "corpus")["result"]["source"] != BUILT_IN:
         raise RoomError(
-            f"the corpus of run '{settings.run}' is your own, and a reward needs a judge: only of the built-in corpus "
-            "is it known which answers are right. Run it on a run without --corpus, or write a judge for your text: "
-            "helpers/reward/judge.py is one"
+            f"the corpus of run '{settings.run}' is your own, and a reward needs a judge: only for the built-in corpus "
+            "there is one. Take a run without --corpus, or write a judge for your text, like helpers/reward/judge.py"
         )
     has_chat = (paths.room(settings.run, "chat") / MANIFEST).is_file()
     begin = settings.begin if settings.begin != "auto" else "chat" if has_chat else "base"
@@ -95,17 +95,17 @@ class Learner:
         for model in (self.start, self.model):  # rows of a few tokens: two products are quicker than the fused kernel
             model.set_attn_implementation("eager")
         self.precision = pick_precision(settings.precision, start.device)
-        # the tied table and the norms serve all texts: what is to be learnt is a conclusion, and that is in the blocks
+        # the tied table and the norms serve all texts; a conclusion is learnt in the blocks
         self.trained = [p for block in blocks(self.model) for p in block.parameters() if p.ndim > 1]
         for p in self.trained:
             p.requires_grad_(True)
         self.optimizer = torch.optim.AdamW(self.trained, betas=(0.9, 0.98), weight_decay=0.0)
         self.scaler = torch.amp.GradScaler(start.device.type, enabled=self.precision == "fp16")
         self.asker = Asker(settings.focus, settings.seed)
-        self.openings: list[Opening] = []
+        self.openings: list[AnswerOpening] = []
         self.step, self.updates, self.begin = 0, 0, time.perf_counter()
-        self.mean: list[Tensor] = []  # of the weights, since AVERAGED began
-        self.averaged = 0
+        # the mean of all weights on the way (Polyak and Juditsky 1992)
+        self.mean = AveragedModel(self.model, multi_avg_fn=get_swa_multi_avg_fn())
 
     @property
     def progress(self) -> float:
@@ -117,43 +117,43 @@ class Learner:
     # ---- 1. answers ----
 
     def draw(self) -> list[Group]:
-        """Ask questions, write endings, have them judged, and tell the asker."""
+        """Ask questions, write endings and judge them; the asker records the rewards."""
         settings = self.settings
         if len(self.openings) < settings.questions:
-            questions = self.asker.ask(AHEAD * settings.questions)
+            questions = self.asker.ask(_AHEAD * settings.questions)
             self.openings += write_openings(self.model, self.tokenizer, questions, self.asker.random)
         if not self.openings:
-            raise ValueError("the model begins every answer with its verdict: no part of it is left to be rewarded")
+            raise ValueError("the model begins every answer with its verdict: nothing is left to be rewarded")
         openings, self.openings = self.openings[: settings.questions], self.openings[settings.questions :]
         groups = write_endings(self.model, self.tokenizer, openings, settings.answers, self.asker.random)
-        self.asker.tell((group.opening.question, group.mean) for group in groups)
+        self.asker.record((group.opening.question, group.mean) for group in groups)
         return groups
 
     # ---- 2. losses ----
 
     def anchors(self, groups: Sequence[Group]) -> list[Branch]:
-        """Return an ending of each group in which all is right: there the model should stay as it was."""
+        """Return an ending of each group that is all right: there the model should stay as it was."""
         return [(group.opening.ids, group.endings[:1]) for group in groups if group.mean == 1]
 
     def drift(self, branches: Sequence[Branch], log_p: Tensor) -> Tensor:
-        """Return the mean KL divergence KL(before ‖ now) per token of these endings, whose `log_p` now is (N, V).
+        """Return the mean KL(before ‖ now) per token of these endings, whose `log_p` now is (N, V).
 
-        This direction makes it costly to give up what the model could say before, so the answers stay varied.
+        In this direction it costs to give up what the model could say before, so answers stay varied.
         """
         with torch.no_grad():
-            before = policy.score(self.start, branches, self.precision).log_p
+            before = policy.score_endings(self.start, branches, self.precision).log_p
         return policy.kl(before, log_p).mean()
 
-    def losses(
+    def score_both(
         self, learnt: Sequence[Branch], held: Sequence[Branch]
-    ) -> tuple[policy.Scored, Tensor, dict[str, float]]:
+    ) -> tuple[EndingScores, Tensor, dict[str, float]]:
         """Return (scores of `learnt`, drift on `held`, figures for the log), from one pass over both."""
-        scored = policy.score(self.model, [*learnt, *held], self.precision)
+        scored = policy.score_endings(self.model, [*learnt, *held], self.precision)
         own = scored.ending < sum(len(endings) for _, endings in learnt)  # (N,) whether it is of `learnt`
         drift = self.drift(held, scored.log_p[~own]) if held else scored.log_p.new_zeros(())
         entropy = policy.entropy(scored.log_p.detach()).mean()
         figures = {"kl": float(drift.detach()), "entropy": float(entropy)}
-        return policy.Scored(scored.log_p[own], scored.chosen[own], scored.ending[own]), drift, figures
+        return EndingScores(scored.log_p[own], scored.chosen[own], scored.ending[own]), drift, figures
 
     # ---- 3. the update ----
 
@@ -170,39 +170,36 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = lr * min(1.0, self.updates / max(settings.warmup_steps, 1)) * (1 - progress)
         optim.step([self.optimizer], self.scaler, finite=math.isfinite(norm))
-        if progress >= 1 - AVERAGED:  # mean of all weights on the way (Polyak and Juditsky 1992)
-            self.averaged += 1
-            self.mean = self.mean or [p.detach().clone() for p in self.trained]
-            for mean, p in zip(self.mean, self.trained, strict=True):
-                mean.lerp_(p.detach(), 1 / self.averaged)
+        if progress >= 1 - AVERAGED:
+            self.mean.update_parameters(self.model)
         return norm
 
     # ---- the two methods ----
 
     def grpo(self) -> Iterator[dict[str, float]]:
-        """Learn by group-relative policy optimisation; yield the figures of each update."""
+        """Learn by GRPO; yield the figures of each update."""
         settings = self.settings
         while self.progress < 1:
             groups = self.draw()
             mixed = [group for group in groups if group.mixed]
             row = _figures(groups)
             if mixed:
-                parts = [grpo.distinct(group) for group in mixed]
-                scored, drift, more = self.losses([branch for branch, _ in parts], self.anchors(groups))
+                parts = [losses.distinct_endings(group) for group in mixed]
+                scored, drift, more = self.score_both([branch for branch, _ in parts], self.anchors(groups))
                 weights = [weight for _, own in parts for weight in own]
-                loss = grpo.policy_loss(scored, weights, len(mixed) * settings.answers)
+                loss = losses.policy_loss(scored, weights, len(mixed) * settings.answers)
                 row |= more | {"grad_norm": self.update(loss + settings.kl_weight * drift, settings.lr)}
             self.step += 1
             yield row
 
     def dpo(self) -> Iterator[dict[str, float]]:
-        """Learn by direct preference optimisation: first draw pairs, then learn from them; yield figures of each."""
+        """Learn by DPO: first draw pairs, then learn from them; yield the figures of each update."""
         settings = self.settings
-        found: list[dpo.Pair] = []
+        found: list[losses.Pair] = []
         held: list[Branch] = []
-        while self.progress < COLLECTING or not found:
+        while self.progress < _COLLECTING or not found:
             groups = self.draw()
-            found += dpo.pairs(groups)
+            found += losses.preference_pairs(groups)
             held += self.anchors(groups)
             self.step += 1
             yield _figures(groups)
@@ -211,11 +208,11 @@ class Learner:
         per_update, rng = max(settings.questions // 2, 1), self.asker.random
         while self.progress < 1:
             branches = [pair.branch for pair in rng.sample(found, min(per_update, len(found)))]
-            scored, drift, row = self.losses(branches, rng.sample(held, min(per_update, len(held))))
+            scored, drift, row = self.score_both(branches, rng.sample(held, min(per_update, len(held))))
             with torch.no_grad():
-                before = policy.score(self.start, branches, self.precision)
-            now, then = (dpo.totals(each, 2 * len(branches)) for each in (scored, before))
-            loss = dpo.preference_loss(now, then, settings.beta)
+                before = policy.score_endings(self.start, branches, self.precision)
+            now, then = (losses.ending_totals(each, 2 * len(branches)) for each in (scored, before))
+            loss = losses.preference_loss(now, then, settings.beta)
             won = float(((now - then).view(-1, 2).diff(dim=1) < 0).to(widest_float(now.device)).mean())
             row |= {"won": won, "grad_norm": self.update(loss + settings.kl_weight * drift, settings.dpo_lr)}
             self.step += 1
@@ -225,14 +222,13 @@ class Learner:
         """Learn by one of METHODS; yield the figures of each update. Afterwards `model` has the mean weights."""
         if method not in METHODS:
             raise ValueError(f"method '{method}' is unknown: choose {' or '.join(METHODS)}")
-        for _ in range(SURVEY):  # what goes wrong? Before the clock runs, the same for both
+        for _ in range(_SURVEY):  # what goes wrong? Before the clock runs, the same for both
             self.draw()
         self.openings, self.begin = [], time.perf_counter()
         for row in self.grpo() if method == "grpo" else self.dpo():
             yield row | {"step": self.step, "seconds": time.perf_counter() - self.begin}
-        with torch.no_grad():
-            for p, mean in zip(self.trained, self.mean, strict=bool(self.mean)):
-                p.copy_(mean)
+        if self.mean.n_averaged:
+            self.model.load_state_dict(self.mean.module.state_dict())
         self.model.requires_grad_(False)
 
 

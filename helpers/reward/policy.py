@@ -1,7 +1,7 @@
-"""The policy: a model seen as what chooses the tokens of an ending, with the log-probability of each choice.
+"""The policy: the model as the chooser of an ending's tokens, with the log-probability of each choice.
 
-Several endings share one opening. It is read once, and its keys and values serve all of them (`past_key_values`): the
-gradient flows through them. How far two policies are apart is their KL divergence. Knows nothing of rewards.
+Several endings share one opening, which is read once: its keys and values serve all of them (`past_key_values`), and
+the gradient flows through them. How far apart two policies are is their KL divergence. Knows nothing of rewards.
 """
 
 from collections.abc import Sequence
@@ -17,15 +17,15 @@ from helpers.device import autocast
 Branch = tuple[Sequence[int], Sequence[Sequence[int]]]  # ids of an opening, and of each of its endings
 
 
-class Scored(NamedTuple):
-    """What a model says of endings: one row per token, those of all endings one behind the other."""
+class EndingScores(NamedTuple):
+    """What a model says of endings: a row per token, all endings in a row."""
 
-    log_p: Tensor  # (N, V) log-probabilities of all that could have come in its place
-    chosen: Tensor  # (N,) that of the token which came
+    log_p: Tensor  # (N, V) log-probabilities of all tokens in this place
+    chosen: Tensor  # (N,) of the token that came
     ending: Tensor  # (N,) which ending it belongs to, counted through all branches
 
 
-def score(model: PreTrainedModel, branches: Sequence[Branch], precision: str = "fp32") -> Scored:
+def score_endings(model: PreTrainedModel, branches: Sequence[Branch], precision: str = "fp32") -> EndingScores:
     """Return the log-probabilities of all endings, each after its opening; the model should be in eval mode.
 
     Openings have two ids or more, endings one or more.
@@ -62,7 +62,7 @@ def score(model: PreTrainedModel, branches: Sequence[Branch], precision: str = "
     log_p = (hidden[real].to(weight.dtype) @ weight.T).log_softmax(-1)  # (N, V)
     chosen = log_p.gather(1, labels[real][:, None])[:, 0]  # (N,)
     ending = torch.arange(len(labels), device=device)[:, None].expand_as(real)[real]  # (N,)
-    return Scored(log_p, chosen, ending)
+    return EndingScores(log_p, chosen, ending)
 
 
 def kl(log_p: Tensor, log_q: Tensor) -> Tensor:

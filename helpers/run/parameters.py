@@ -19,7 +19,7 @@ from helpers.wording import did_you_mean
 
 Values = dict[str, dict[str, Any]]  # {stage: {parameter: value}}
 
-_FILES = ("vocab_file", "token_files")  # parameters that name files which the user brings
+_FILES = ("vocab_file",)  # parameters that name files which the user brings
 # the commonest names of other programs that are not near ours
 FOREIGN = {
     "learning_rate": "lr",

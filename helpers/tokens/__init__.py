@@ -1,7 +1,6 @@
 """Room 03: documents become token shards, shards become windows, windows become batches.
 
-shards       encoding to flat files of ids, which are memory-mapped later; in parallel, balanced by tokens
-token_files  ids that another program made, as shards: the book's pieces, JSON lists
-windows      memory-mapped shards as windows with labels: packing, padding, the order of an epoch
-ngrams       n-gram models of tokens: baselines (loss, perplexity) that the model must beat
+shards   encoding to flat files of ids, which are memory-mapped later; in parallel, balanced by tokens
+windows  memory-mapped shards as windows with labels: packing, padding, the order of an epoch
+ngrams   n-gram models of tokens: baselines (loss, perplexity) that the model must beat
 """

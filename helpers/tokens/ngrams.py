@@ -1,8 +1,8 @@
-"""N-gram models of tokens, baselines that a model must beat: what is a good loss, a good perplexity, on this text?
+"""N-gram models of tokens: the baselines that a model must beat on this text.
 
-The counts are sorted arrays, not dictionaries, and only of contexts that occur in the validation text: ten million
-tokens take some seconds and some hundred megabytes. Results are in nats per token, that is ln(perplexity); divided by
-ln 2 and by characters per token they are bits per character.
+Counts are sorted arrays, and only of contexts that occur in the validation text: ten million tokens take some seconds
+and some hundred megabytes. Losses are in nats per token, that is ln(perplexity); divided by ln 2 and by characters per
+token they are bits per character. Knows ids, and nothing of texts.
 """
 
 import math
@@ -12,7 +12,7 @@ import numpy as np
 
 from helpers.tokens.windows import Stream
 
-# a corpus may have more; the figures then move in the second decimal, and counting would take hours
+# of a longer corpus a part is counted: more moves the figures in the second decimal, and takes hours
 TRAIN_TOKENS, VAL_TOKENS = 2**27, 2**23
 _BLOCK_TOKENS = 2**22  # training tokens that are read at a time
 _PASS_TOKENS = 2**25  # training tokens whose successors are held at a time, about: 16 bytes each
@@ -21,22 +21,21 @@ _PASS_TOKENS = 2**25  # training tokens whose successors are held at a time, abo
 def baselines(train: Stream, val: Stream, vocab_size: int, bos_id: int, eos_id: int) -> dict[str, float]:
     """Return the cross-entropy on `val`, in nats per token, of four models that only count in `train`.
 
-    uniform: ln vocab_size. unigram, bigram, trigram: see `probabilities`. The start of a document follows every end
+    uniform: ln vocab_size. unigram, bigram, trigram: see `ngram_probabilities`. A document's start follows every end
     and is not scored. Of long texts the first TRAIN_TOKENS and VAL_TOKENS are used.
     """
-    by_model = probabilities(train, val.read(0, VAL_TOKENS), vocab_size, bos_id, eos_id)
+    by_model = ngram_probabilities(train, val.read(0, VAL_TOKENS), vocab_size, bos_id, eos_id)
     return {"uniform": math.log(vocab_size)} | {name: float(-np.log(p).mean()) for name, p in by_model.items()}
 
 
-def probabilities(
+def ngram_probabilities(
     train: Stream, held_out: np.ndarray, vocab_size: int, bos_id: int, eos_id: int
 ) -> dict[str, np.ndarray]:
     """Return the probability, (answers,), that each model counted in `train` gives to each answer in `held_out`.
 
     The answers are all ids of `held_out`, (T,), but the first and each document's start. unigram: add-one
-    frequencies. bigram and trigram: interpolated with the next shorter model (Witten and Bell 1991): a context seen n
-    times, followed by t different tokens, has the weight n / (n + t). Raises ValueError if three ids do not fit into
-    64 bits.
+    frequencies. bigram and trigram: interpolated with the next shorter model (Witten and Bell 1991), where a context
+    seen n times, followed by t different tokens, has the weight n / (n + t). ValueError if three ids exceed 64 bits.
     """
     counts = np.zeros(vocab_size, np.int64)
     for ids in _blocks(train, 2):
@@ -59,7 +58,7 @@ def _starts(ids: np.ndarray, bos_id: int, eos_id: int) -> np.ndarray:
 
 
 def _blocks(train: Stream, width: int) -> Iterator[np.ndarray]:
-    """Yield the training ids in blocks that overlap: each `width` ids in a row are in exactly one of them."""
+    """Yield the training ids in overlapping blocks: each `width` ids in a row are in exactly one of them."""
     size = min(len(train), TRAIN_TOKENS)
     for start in range(0, max(1, size - width + 1), _BLOCK_TOKENS):
         yield train.read(start, min(size, start + _BLOCK_TOKENS + width - 1))
@@ -79,8 +78,10 @@ def _as_numbers(ids: np.ndarray, width: int, vocab_size: int) -> np.ndarray:
 def _interpolated(
     train: Stream, held_out: np.ndarray, answers: np.ndarray, width: int, vocab_size: int, shorter: np.ndarray
 ) -> np.ndarray:
-    """Return the probability of each answer after the `width` ids before it, (answers,), mixed with `shorter`, its
-    probability after one id less. An n-gram is a context and its answer, as one number."""
+    """Return the probability, (answers,), of each answer after `width` ids, mixed with `shorter`, after one id less.
+
+    An n-gram is a context and its answer, as one number.
+    """
     # 1. the n-grams of the held-out text, and their contexts, each once
     has_context = answers >= width
     ngrams_here = _as_numbers(held_out, width + 1, vocab_size)[answers[has_context] - width]
@@ -88,8 +89,8 @@ def _interpolated(
     contexts, context_of_ngram = np.unique(ngrams // vocab_size, return_inverse=True)
     context_of_answer = context_of_ngram[ngram_of_answer]
 
-    # 2. count them in the training text, in several passes over it: each pass takes a part of the contexts, such that
-    #    all passes meet about equally many tokens (if the training text is like the held-out one)
+    # 2. count them in the training text, in passes that each take a part of the contexts: the parts are cut so that all
+    #    passes meet about equally many tokens (if the training text is like the held-out one)
     seen, followers = np.zeros(len(contexts), np.int64), np.zeros(len(contexts), np.int64)  # n and t of each context
     joint = np.zeros(len(ngrams), np.int64)  # how often each n-gram occurs
     passes = -(-min(len(train), TRAIN_TOKENS) // _PASS_TOKENS)

@@ -1,4 +1,4 @@
-"""Documents become token shards: flat files of ids without a header, which later rooms read memory-mapped."""
+"""Documents become token shards: flat files of ids without a header, read memory-mapped. Knows no windows or models."""
 
 import json
 import multiprocessing
@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,19 +17,19 @@ from helpers import parallel, paths
 from helpers.files import atomic_write, fingerprint, known_sha256, occupied, stamp
 from helpers.vocab.tokenizer import encode_batch, load_tokenizer
 
-_PART_BYTES = 2**22  # of corpus files that a worker encodes per task: half a second, whatever their number
-_PARTS_PER_WORKER = 4  # a worker with fewer is not started: starting it would take longer than the work
+_PART_BYTES = 2**22  # of a corpus file that a worker encodes per task: half a second
+_PARTS_PER_WORKER = 4  # with fewer, starting a worker would take longer than its work
 _BATCH = 1000  # documents that the tokenizer encodes at once
 
 
 class PartTask(NamedTuple):
-    """One part of the corpus for a worker to encode: whole lines of a JSONL file."""
+    """A part of the corpus for a worker to encode: whole lines of a JSONL file."""
 
     source: Path
-    start: int  # the first byte
-    stop: int  # the byte behind the last
-    vocab: Path  # the folder of the tokenizer
-    digest: str  # of the tokenizer that is meant: a process that has read an older one reads again
+    start: int  # its first byte
+    stop: int  # the byte after its last
+    vocab: Path  # the tokenizer's folder
+    digest: str  # of the tokenizer: a process that holds an older one reads again
     file: Path  # where the ids go
     dtype: str
 
@@ -49,15 +49,12 @@ def _read_texts(task: PartTask) -> list[str]:
     with open(task.source, "rb") as lines:
         lines.seek(task.start)
         rows = lines.read(task.stop - task.start).decode().removesuffix("\n").split("\n")
-    # as one list, for a call per row costs more than the reading of it
+    # one list, because a call for each row costs more than reading it
     return [document["text"] for document in json.loads(f"[{','.join(rows)}]")]
 
 
 def encode_joined(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], dtype: str) -> tuple[np.ndarray, list[int]]:
-    """Return the ids of all documents one after the other, (tokens,) of `dtype`, and how many each document has.
-
-    A document is bos, the ids of its text, eos.
-    """
+    """Return the ids of all documents in a row, (tokens,) of `dtype`, and their lengths: bos, a text's ids, eos."""
     start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     joined: list[int] = []
     lengths = []
@@ -69,25 +66,18 @@ def encode_joined(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], dtyp
     return np.fromiter(joined, dtype, len(joined)), lengths
 
 
-def encode_documents(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], dtype: str) -> list[np.ndarray]:
-    """Return each document as ids with its start and end token, (length,) of `dtype` (see `encode_joined`)."""
-    joined, lengths = encode_joined(tokenizer, texts, dtype)
-    ends = accumulate(lengths, initial=0)
-    return [joined[start:end] for start, end in pairwise(ends)]
-
-
 @lru_cache(maxsize=1)
 def _load_once(vocab: Path, digest: str) -> PreTrainedTokenizerFast:
-    if multiprocessing.parent_process():  # the other cores have workers of their own: threads would cost a tenth
+    if multiprocessing.parent_process():  # the other cores have workers of their own
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
     return load_tokenizer(vocab)
 
 
 def encode_part(task: PartTask) -> None:
-    """Encode one part of the corpus into `task.file`; beside it, in a .npy, the lengths of its documents.
+    """Encode a part of the corpus into `task.file`; the .npy beside it holds its documents' lengths, (2, documents).
 
-    The lengths are (2, documents): in tokens and in characters. A part that has them is finished, and is not encoded
-    again. Two machines may make the same part at the same time.
+    They are in tokens and in characters. A part that has them is finished and not encoded again. Two machines may make
+    the same part at the same time.
     """
     lengths_file = task.file.with_suffix(".npy")
     if lengths_file.exists() and task.file.exists():
@@ -107,9 +97,9 @@ def encode_part(task: PartTask) -> None:
 def write_shards(run: str, num_pieces: int, workers: int = 0, cluster: str = "") -> dict[str, list[dict]]:
     """Encode both splits of a run's corpus into `tokens/`: `num_pieces` training shards, validation in proportion.
 
-    A shard holds whole documents; the shards of a split hold about equal numbers of tokens, and the same bytes for any
-    `workers` and `cluster` (see `parallel.executor`). Returns {"train": [{"file", "documents", "tokens", "characters"}
-    per shard], "val": [...]}. An interrupted run goes on with its finished parts. ValueError if num_pieces < 1.
+    Shards hold whole documents and about equal numbers of tokens, with the same bytes for any `workers` and `cluster`
+    (see `parallel.executor`). Returns {"train": [{"file", "documents", "tokens", "characters"} per shard], "val": …}.
+    An interrupted run continues from its finished parts. Raises ValueError if num_pieces < 1.
     """
     if num_pieces < 1:
         raise ValueError(f"num_pieces is {num_pieces}: at least one shard is needed")
@@ -121,53 +111,43 @@ def write_shards(run: str, num_pieces: int, workers: int = 0, cluster: str = "")
     stamps = [stamp(file) for split in files for file in files[split]]
     digest = known_sha256(vocab / "tokenizer.json")
     parts = folder / "parts" / fingerprint(stamps, digest, _PART_BYTES)
-    tasks = [
-        PartTask(*part, vocab, digest, parts / f"{split}-{i:06d}.bin", dtype)
+    tasks = {
+        split: [
+            PartTask(*part, vocab, digest, parts / f"{split}-{i:06d}.bin", dtype)
+            for i, part in enumerate(part for file in files[split] for part in _divide(file, _PART_BYTES))
+        ]
         for split in files
-        for i, part in enumerate(part for file in files[split] for part in _divide(file, _PART_BYTES))
-    ]
-    pool = parallel.executor(min(workers or parallel.cores(), len(tasks) // _PARTS_PER_WORKER or 1), cluster)
+    }
+    every = [*tasks["train"], *tasks["val"]]
+    pool = parallel.executor(min(workers or parallel.cores(), len(every) // _PARTS_PER_WORKER or 1), cluster)
     with pool, occupied(folder):
         # 2. remove what belongs to another text or tokenizer, and encode the corpus part by part
         for other in set((folder / "parts").glob("*")) - {parts}:
             shutil.rmtree(other) if other.is_dir() else other.unlink()
         parts.mkdir(parents=True, exist_ok=True)
-        parallel.map_shards(pool, encode_part, tasks, label="tokenize")
+        parallel.map_shards(pool, encode_part, every, label="tokenize")
 
-        # 3. join the parts into shards, which take the place of older ones
-        encoded = {split: [task.file for task in tasks if task.file.name.startswith(split)] for split in files}
-        remove_shards(folder)
-        facts = join_parts(encoded, folder, num_pieces, dtype)
+        # 3. join the parts to shards, which replace older ones
+        for old in [*folder.glob("*.bin"), *folder.glob("*.offsets.npy")]:
+            old.unlink()
+        encoded = {split: [task.file for task in tasks[split]] for split in files}
+        sizes = {split: sum(file.stat().st_size for file in encoded[split]) for split in files}
+        wanted = {"train": num_pieces, "val": max(1, round(num_pieces * sizes["val"] / max(1, sizes["train"])))}
+        facts = {split: _join(encoded[split], folder, split, wanted[split], np.dtype(dtype)) for split in files}
         shutil.rmtree(folder / "parts")
     return facts
 
 
-def remove_shards(folder: Path) -> None:
-    """Remove the shards of an earlier run."""
-    for old in [*folder.glob("*.bin"), *folder.glob("*.offsets.npy")]:
-        old.unlink()
-
-
-def join_parts(parts: dict[str, list[Path]], folder: Path, num_pieces: int, dtype: str) -> dict[str, list[dict]]:
-    """Join the encoded parts of both splits to shards, and return the facts that `write_shards` returns.
-
-    A part is a file of ids; beside it, in a .npy, are the lengths of its documents (see `encode_part`).
-    """
-    sizes = {split: sum(file.stat().st_size for file in parts[split]) for split in parts}
-    wanted = {"train": num_pieces, "val": max(1, round(num_pieces * sizes["val"] / max(1, sizes["train"])))}
-    return {split: _join(parts[split], folder, split, wanted[split], np.dtype(dtype)) for split in parts}
-
-
 def _join(parts: list[Path], folder: Path, split: str, wanted: int, dtype: np.dtype) -> list[dict]:
-    """Write the documents of all parts, in order, into at most `wanted` shards; return the facts of each."""
+    """Write the documents of all parts, in order, into at most `wanted` shards; return each shard's facts."""
     if not parts:
         return []
     tokens, characters = np.concatenate([np.load(part.with_suffix(".npy")) for part in parts], axis=1)  # (D,) each
     ends = np.cumsum(tokens)
     pieces = [np.memmap(part, dtype, "r") for part in parts]
     begins = np.cumsum([0, *map(len, pieces)])  # where each part begins
-    # 1. a document belongs to the shard in which its middle falls: no shard is off by more than one document, and a
-    # document longer than a shard leaves others without any
+    # 1. a document belongs to the shard that holds its middle: no shard is off by more than one document, and one
+    # longer than a shard leaves others empty
     shard_of = np.minimum((ends - tokens / 2) * wanted / ends[-1], wanted - 1).astype(np.int64)
     firsts = np.flatnonzero(np.diff(shard_of, prepend=-1)).tolist()  # the first document of each shard
     facts = []
@@ -177,7 +157,7 @@ def _join(parts: list[Path], folder: Path, split: str, wanted: int, dtype: np.dt
         with open(file, "wb") as out:
             for ids, begin in zip(pieces, begins, strict=False):
                 ids[max(0, starts[0] - begin) : max(0, ends[stop - 1] - begin)].tofile(out)
-        # 3. beside them, where its documents start
+        # 3. where they start in it
         np.save(file.with_suffix(".offsets.npy"), starts - starts[0])
         counts = {"tokens": int(tokens[first:stop].sum()), "characters": int(characters[first:stop].sum())}
         facts.append({"file": file.name, "documents": stop - first} | counts)

@@ -1,4 +1,7 @@
-"""Memory-mapped token shards become windows, and windows batches: packing, padding, labels, the order of an epoch."""
+"""Memory-mapped token shards become windows, and windows batches: packing, padding, labels, the order of an epoch.
+
+Knows nothing of texts or models.
+"""
 
 import copy
 from collections.abc import Sequence
@@ -9,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from helpers import paths
 from helpers.manifest import RoomError
-from helpers.tokens.shards import dtype_for, encode_documents
+from helpers.tokens.shards import dtype_for, encode_joined
 from helpers.wording import run_again
 
 if TYPE_CHECKING:
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
 IGNORE = -100  # the label of a position without an answer; torch's cross-entropy skips it
 _BLOCK = 32  # windows of about equal length that stay together in an epoch: notebook 04's batch
-_SORTED = 128 * _BLOCK  # windows that are sorted by length at a time: few enough to leave the epoch's order random
+_SORTED = 128 * _BLOCK  # windows sorted by length at a time: few enough to leave the epoch's order random
 
 
 class Stream:
@@ -55,17 +58,16 @@ class TokenStream(Stream):
 
 
 def encode_texts(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> Stream:
-    """Encode a few documents into memory, with the ids that a shard of them would hold: to try a tokenizer."""
-    documents = encode_documents(tokenizer, texts, dtype_for(len(tokenizer)))
-    lengths = np.array([len(document) for document in documents])
-    return Stream([np.concatenate(documents)], [np.cumsum(lengths) - lengths])
+    """Encode a few documents into memory, with the ids of their shard: to try a tokenizer."""
+    ids, lengths = encode_joined(tokenizer, texts, dtype_for(len(tokenizer)))
+    return Stream([ids], [np.cumsum([0, *lengths[:-1]])])
 
 
 def choose_n_ctx(n_ctx: int, stream: Stream) -> int:
     """Return `n_ctx`; for 0 the smallest power of two, from 64 on, that holds 19 of 20 documents whole.
 
-    At most 128 for a stream of up to 3 million tokens, 256 up to 20 million, else 1,024: what stands far back is worth
-    its price only in a run that is long enough to learn from it.
+    At most 128 for a stream of up to 3 million tokens, 256 up to 20 million, else 1,024: only a long run learns from
+    what stands far back.
     """
     if n_ctx:
         return n_ctx
@@ -77,9 +79,8 @@ def choose_n_ctx(n_ctx: int, stream: Stream) -> int:
 def choose_packing(packing: str, stream: Stream, n_ctx: int) -> str:
     """Return "documents" or "stream"; "auto" is documents if three of four of them fit into a window.
 
-    documents: a window never holds two of them. For short texts: the model sees each from its start, without others.
-    stream: all texts in one row, cut every `stride` tokens. For long texts: no window is padded.
-    Raises ValueError for any other word.
+    documents, for short texts: a window never holds two of them, and the model sees each from its start. stream, for
+    long texts: all in one row, cut every `stride` tokens, no padding. Raises ValueError for any other word.
     """
     if packing == "auto":
         lengths = np.diff(stream.documents, append=len(stream))
@@ -90,16 +91,16 @@ def choose_packing(packing: str, stream: Stream, n_ctx: int) -> str:
 
 
 class Examples(Protocol):
-    """What a model learns from, as the training loop needs it: windows of ids with labels."""
+    """What the training loop learns from: windows of ids with labels."""
 
     n_ctx: int
     lengths: np.ndarray  # (windows,) of ids
-    packed: bool  # whether a window holds several texts that do not see each other; then it comes with positions
+    packed: bool  # whether a window holds several texts, none of which sees another; it then comes with positions
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> "tuple[np.ndarray, ...]":
-        """Return the inputs, the labels, and what else the model is given of one window, each (n_ctx,)."""
+        """Return the inputs, the labels and, if packed, the positions of one window, each (n_ctx,)."""
 
     def count_labels(self, indices: np.ndarray) -> int:
         """Return how many tokens of these windows have a label."""
@@ -113,8 +114,8 @@ class Windows:
 
     A text of L tokens holds L - 1 answers. Its windows start `stride` ids apart; every answer is in at least one of
     them, and with stride = n_ctx in exactly one. A short window is padded with `pad_id`, its labels with IGNORE. With
-    `once`, answers that an earlier window holds are IGNORE as well: each is scored exactly once, with at least
-    n_ctx - stride tokens of its text before it. The text 1 2 3 4 5 6 with n_ctx = stride = 4, pad_id = 0:
+    `once`, answers of an earlier window are IGNORE as well: each is scored exactly once, after at least n_ctx - stride
+    tokens of its text. The text 1 2 3 4 5 6 with n_ctx = stride = 4, pad_id = 0:
 
         window 0    inputs 1 2 3 4    labels 2 3    4    5
         window 1    inputs 5 0 0 0    labels 6 -100 -100 -100
@@ -139,7 +140,7 @@ class Windows:
         # 2. of each window: its number within its text
         first = np.repeat(np.cumsum(per_text) - per_text, per_text)  # (windows,): the first window of its text
         number = np.arange(len(first)) - first
-        # 3. of each window: where it starts, how many answers it holds, how many of these are not scored again
+        # 3. of each window: its start, how many answers it holds, how many of these are not scored again
         self.starts = np.repeat(begins, per_text) + number * stride
         self.lengths = np.minimum(n_ctx, np.repeat(begins + sizes, per_text) - 1 - self.starts)
         self.skip = np.where(once & (number > 0), n_ctx - stride, 0)
@@ -153,7 +154,7 @@ class Windows:
         return self._some(np.arange(min(count, len(self))))
 
     def spread(self, answers: int) -> "Windows":
-        """Return windows from all over the text with about so many answers to score; all, if there are no more."""
+        """Return windows from all over the text with about `answers` answers to score, or all if there are fewer."""
         scored = int((self.lengths - self.skip).sum())
         count = max(1, round(len(self) * answers / scored)) if scored > answers else len(self)
         return self._some(np.arange(count) * len(self) // count)
@@ -181,7 +182,7 @@ class Windows:
 
     def batch(self, indices: Sequence[int] | np.ndarray) -> "tuple[torch.Tensor, torch.Tensor]":
         """Return (inputs, labels), each (B, T) int64; T is the longest window, rounded up to a multiple of 8."""
-        import torch  # not at the top: each worker that writes shards would wait three seconds for it
+        import torch  # here, because each worker that writes shards would wait three seconds for it
 
         inputs, labels = zip(*(self[int(i)] for i in indices), strict=True)
         width = min(self.n_ctx, -8 * (-int(self.lengths[np.asarray(indices)].max()) // 8))
@@ -196,10 +197,10 @@ def count_windows(tokens: np.ndarray | int, n_ctx: int, stride: int) -> np.ndarr
 def epoch_order(lengths: np.ndarray, seed: int, epoch: int) -> np.ndarray:
     """Return the order, (windows,), in which an epoch visits windows of these lengths: a function of seed and epoch.
 
-    It is random, but 32 windows of about equal length stay together, so that batches hold little padding. Texts of one
-    length are often of one kind: an update is steadier if several such blocks share it (gradient accumulation). From
-    (seed, epoch, position) alone follows which windows come next: a resumed run repeats nothing, and the order is the
-    same for any size of batch and any number of processes.
+    The order is random, but 32 windows of about equal length stay together, so that batches hold little padding. (Texts
+    of one length are often of one kind: an update is steadier if it accumulates several such blocks.) What comes next
+    follows from (seed, epoch, position) alone, for any batch size and any number of processes: a resumed run repeats
+    nothing.
     """
     random = np.random.default_rng([seed, epoch])
     # 1. shuffle; the last windows, fewer than a block, stay unsorted and come last

@@ -14,7 +14,7 @@ from helpers.train.fused import speed_up
 from helpers.train.log import find_tracker
 from helpers.train.model import config_from_settings, model_from_settings, training_memory
 from helpers.train.settings import TrainSettings
-from helpers.vocab.tokenizer import load_pretrained, load_tokenizer
+from helpers.vocab.tokenizer import load_pretrained_tokenizer, load_tokenizer
 
 PROBE = 1.0  # seconds that the forecast's measured update should take, about
 FEW_TOKENS = 300  # a vocabulary of bytes: its rows cost nothing worth a sentence
@@ -34,7 +34,8 @@ def load_windows(run: str, tokens: dict[str, Any], pad_id: int) -> tuple[Windows
 def require_its_tokenizer(settings: TrainSettings) -> None:
     """Raise ValueError where a pretrained model would read the ids of another tokenizer."""
     name = settings.pretrained_model
-    if name and load_pretrained(name).get_vocab() != load_tokenizer(paths.room(settings.run, "vocab")).get_vocab():
+    theirs = load_pretrained_tokenizer(name).get_vocab() if name else {}
+    if name and theirs != load_tokenizer(paths.room(settings.run, "vocab")).get_vocab():
         raise ValueError(
             f"the vocabulary of run '{settings.run}' is not that of pretrained_model '{name}', for which each id is "
             f"another token. Run notebook 02 with pretrained_model = {name!r}, then 03 again"

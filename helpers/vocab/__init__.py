@@ -2,7 +2,7 @@
 
 segment_cache   segmented lines, remembered between runs
 words           word segmentation (thulac, rjieba), word counts, the word list, coverage
-word_file       a word list that somebody brings: its words are taken exactly, in its order
+word_file       an existing word list: line n becomes token id n
 tokenizer       tokenizers from words (a Unigram model), characters, BPE or bytes; encode and decode
 chat            chat templates: a conversation becomes ids, its answers marked
 choice          which kind of tokens and what vocabulary size suit a corpus

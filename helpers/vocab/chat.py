@@ -1,14 +1,15 @@
-"""Chat templates: a conversation becomes ids, and each id is known to be the assistant's own or not.
+"""Chat templates: a conversation becomes ids, and each id is marked as the assistant's own or not.
 
 A template is a small Jinja program in the tokenizer's folder: every tool of Hugging Face runs it, and so do we. Only
-the template writes special tokens. What people said is encoded apart from it, as plain text: "<assistant>" typed by a
-user is eleven letters, and opens no turn. Knows nothing of files, windows or models.
+the template writes special tokens. Messages are encoded apart from it, as plain text: "<assistant>" typed by a user is
+eleven letters, and opens no turn. Knows nothing of files, windows or models.
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple, cast
-from weakref import WeakKeyDictionary
 
 import jinja2
 from transformers import PreTrainedTokenizerFast
@@ -26,8 +27,9 @@ TEMPLATE = """\
 {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- assistant_token }}{% endif %}"""
-# stand where the contents will be; from a private area of Unicode, which no template writes
+# mark the places of the contents; from a private area of Unicode, which no template writes
 _OPEN, _CLOSE = "\ue0fa", "\ue0fb"
+_CACHED = 500  # long conversations have many orders of roles
 
 
 class ChatError(ValueError):
@@ -42,11 +44,11 @@ class Encoded(NamedTuple):
     """A conversation as ids."""
 
     ids: list[int]
-    is_answer: list[bool]  # per id: the assistant says it, the end of its turn included
+    is_answer: list[bool]  # whether the assistant writes this id; the end of its turn included
 
 
 class _Piece(NamedTuple):
-    """A piece of a rendered conversation: what the template writes, or what a message says."""
+    """A piece of a rendered conversation, written by the template or by a message."""
 
     text: str  # of the template; "" for a message
     message: int  # its number; -1 for the template
@@ -56,7 +58,7 @@ class _Piece(NamedTuple):
 
 
 def has_template(tokenizer: PreTrainedTokenizerFast) -> bool:
-    """Return whether a tokenizer brings a chat template."""
+    """Return whether a tokenizer has a chat template."""
     return bool(tokenizer.chat_template)
 
 
@@ -69,8 +71,8 @@ def role_tokens(tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
 def add_template(tokenizer: PreTrainedTokenizerFast) -> int:
     """Give a tokenizer our template if it has none, and the roles' tokens if they are missing; return how many.
 
-    Each new token takes the next free id: a model needs so many rows more. With a template, a plain tool of Hugging
-    Face reads special tokens where it sees their names.
+    New tokens take the next free ids, so a model needs as many new rows. From now on the library's own call reads a
+    special token wherever its name stands in a text.
     """
     before = len(tokenizer)
     if not has_template(tokenizer):
@@ -78,7 +80,7 @@ def add_template(tokenizer: PreTrainedTokenizerFast) -> int:
         missing = [name for name in names.values() if name not in tokenizer.all_special_tokens]
         tokenizer.add_special_tokens({"extra_special_tokens": missing}, replace_extra_special_tokens=False)
         template = TEMPLATE
-        for role, name in names.items():  # written out: some tools hand a template the start and the end only
+        for role, name in names.items():  # written out: some tools pass a template only bos_token and eos_token
             template = template.replace(f"{role}_token", repr(name))
         tokenizer.chat_template = template
     tokenizer.split_special_tokens = False
@@ -90,7 +92,7 @@ def end_of_turn(tokenizer: PreTrainedTokenizerFast) -> int:
     ids, is_answer = encode_messages(tokenizer, [_message(USER, "?"), _message(ASSISTANT, "!")])
     last = max(i for i, own in enumerate(is_answer) if own)
     if ids[last] not in tokenizer.all_special_ids:
-        raise ChatError("the template of this tokenizer ends an answer with no special token: nothing would stop it")
+        raise ChatError("this tokenizer's template ends an answer with no special token: nothing would stop it")
     return ids[last]
 
 
@@ -100,19 +102,18 @@ def end_of_turn(tokenizer: PreTrainedTokenizerFast) -> int:
 def check_messages(messages: Sequence[Message], ends_with: str = USER) -> None:
     """Raise ChatError unless an optional system line comes first, then user and assistant take turns.
 
-    `ends_with`: the role of the last message: the user's where an answer is wanted, the assistant's in training.
+    `ends_with`: the last message's role: the user where an answer is wanted, the assistant in training.
     """
     spoken = messages[1:] if messages and messages[0]["role"] == SYSTEM else messages
     if not spoken:
         raise ChatError("there is no message of the user")
     first = len(messages) - len(spoken)
     for number, message in enumerate(spoken):
-        role, wanted = message["role"], (USER, ASSISTANT)[number % 2]
-        where = f"message {first + number + 1}"
+        role, wanted, where = message["role"], (USER, ASSISTANT)[number % 2], f"message {first + number + 1}"
         if role not in ROLES:
             raise ChatError(f"{where} has the role '{role[:40]}': the roles are {', '.join(ROLES)}")
         if role == SYSTEM:
-            raise ChatError(f"{where} is a system line: there may be one, as the first message")
+            raise ChatError(f"{where} is a system line: only the first message may be one")
         if role != wanted:
             raise ChatError(f"{where} is of the {role}, where the {wanted} should speak: they take turns")
     if spoken[-1]["role"] != ends_with:
@@ -129,20 +130,21 @@ def _message(role: str, content: str) -> Message:
 def encode_messages(
     tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], generation_prompt: bool = False
 ) -> Encoded:
-    """Return the ids of a conversation, as the tokenizer's template has it; see `Encoded`.
+    """Return a conversation as ids, in the form of the tokenizer's template.
 
-    `generation_prompt`: the ids go on to where the assistant's next answer begins. Raises ChatError where the template
-    refuses the messages or changes more of them than the space around, and for a lone surrogate.
+    `generation_prompt`: the ids continue to where the assistant's next answer begins. Raises ChatError where the
+    template refuses the messages or changes more of them than surrounding space, and for a lone surrogate.
     """
     # 1. what the template writes, and where it puts the messages
     roles = tuple(message["role"] for message in messages)
-    pieces = _pieces(tokenizer, roles, generation_prompt)
     contents = [message["content"] for message in messages]
-    whole = _render(tokenizer, messages, generation_prompt)
     stripped = [content.strip() for content in contents]  # as many templates do
+    whole = _render(tokenizer, messages, generation_prompt)
+    pieces = _pieces(tokenizer, str(tokenizer.chat_template), roles, generation_prompt)
     if whole not in (_joined(pieces, contents), _joined(pieces, stripped)):  # some write today's date
-        _known(tokenizer).pieces.clear()
-        pieces, whole = _pieces(tokenizer, roles, generation_prompt), _render(tokenizer, messages, generation_prompt)
+        _pieces.cache_clear()
+        whole = _render(tokenizer, messages, generation_prompt)
+        pieces = _pieces(tokenizer, str(tokenizer.chat_template), roles, generation_prompt)
     if _joined(pieces, contents) != whole:
         contents = stripped
         if _joined(pieces, contents) != whole:
@@ -161,7 +163,7 @@ def encode_messages(
             ending = roles[number] == ASSISTANT
             is_answer += [ending] * len(said[number])
             continue
-        for token, special in _template_ids(tokenizer, text):
+        for token, special in _template_ids(tokenizer, str(tokenizer.chat_template), text):
             ids.append(token)
             is_answer.append(ending)
             ending = ending and not special
@@ -172,37 +174,17 @@ def _joined(pieces: Sequence[_Piece], contents: Sequence[str]) -> str:
     return "".join(text if number < 0 else contents[number] for text, number in pieces)
 
 
-class _Known:
-    """What was found out about a tokenizer's template; the same for all that can be said in it."""
-
-    def __init__(self, template: str) -> None:
-        self.template = template
-        self.pieces: dict[tuple[tuple[str, ...], bool], list[_Piece]] = {}  # of each order of roles
-        self.ids: dict[str, list[tuple[int, bool]]] = {}  # of each text of the template, and whether it is special
-
-
-_KNOWN: WeakKeyDictionary[PreTrainedTokenizerFast, _Known] = WeakKeyDictionary()
-_MOST = 500  # entries: long conversations have many orders of roles
-
-
-def _known(tokenizer: PreTrainedTokenizerFast) -> _Known:
-    known = _KNOWN.get(tokenizer)
-    if known is None or known.template != tokenizer.chat_template or len(known.pieces) + len(known.ids) > _MOST:
-        known = _KNOWN[tokenizer] = _Known(str(tokenizer.chat_template))
-    return known
-
-
-def _pieces(tokenizer: PreTrainedTokenizerFast, roles: tuple[str, ...], generation_prompt: bool) -> list[_Piece]:
-    """Return what a conversation of these roles is made of."""
-    found = _known(tokenizer).pieces
-    if (roles, generation_prompt) not in found:
-        marked = [_message(role, f"{_OPEN}{number}{_CLOSE}") for number, role in enumerate(roles)]
-        parts = re.split(f"{_OPEN}([0-9]+){_CLOSE}", _render(tokenizer, marked, generation_prompt))
-        pieces = [_Piece("", int(part)) if i % 2 else _Piece(part, -1) for i, part in enumerate(parts)]
-        if [piece.message for piece in pieces if piece.message >= 0] != list(range(len(roles))):
-            raise ChatError("the chat template of this model leaves messages out, or repeats them: it cannot be used")
-        found[roles, generation_prompt] = [piece for piece in pieces if piece.text or piece.message >= 0]
-    return found[roles, generation_prompt]
+@lru_cache(_CACHED)
+def _pieces(
+    tokenizer: PreTrainedTokenizerFast, template: str, roles: tuple[str, ...], generation_prompt: bool
+) -> list[_Piece]:
+    """Return the pieces of a conversation with these roles; `template`, the tokenizer's, is there for the cache."""
+    marked = [_message(role, f"{_OPEN}{number}{_CLOSE}") for number, role in enumerate(roles)]
+    parts = re.split(f"{_OPEN}([0-9]+){_CLOSE}", _render(tokenizer, marked, generation_prompt))
+    if [int(number) for number in parts[1::2]] != list(range(len(roles))):
+        raise ChatError("the chat template of this model leaves messages out, or repeats them: it cannot be used")
+    pieces = [_Piece("", int(part)) if i % 2 else _Piece(part, -1) for i, part in enumerate(parts)]
+    return [piece for piece in pieces if piece.text or piece.message >= 0]
 
 
 def _render(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], generation_prompt: bool) -> str:
@@ -218,25 +200,23 @@ def _render(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], gen
     return str(text)
 
 
-def _template_ids(tokenizer: PreTrainedTokenizerFast, text: str) -> list[tuple[int, bool]]:
-    """Return (id, whether it is a special token) of what a template writes."""
-    found = _known(tokenizer).ids
-    if text not in found:
-        names = {token.content: i for i, token in tokenizer.added_tokens_decoder.items()}
-        names |= dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
-        parts = re.split("(" + "|".join(map(re.escape, sorted(names, key=len, reverse=True))) + ")", text)
-        ids: list[tuple[int, bool]] = []
-        for i, part in enumerate(parts):
-            ids += [(names[part], True)] if i % 2 else [(each, False) for each in encode_batch(tokenizer, [part])[0]]
-        found[text] = ids
-    return found[text]
+@lru_cache(_CACHED)
+def _template_ids(tokenizer: PreTrainedTokenizerFast, template: str, text: str) -> list[tuple[int, bool]]:
+    """Return (id, whether it is a special token) of a text that the template writes."""
+    names = {token.content: i for i, token in tokenizer.added_tokens_decoder.items()}
+    names |= dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
+    parts = re.split("(" + "|".join(map(re.escape, sorted(names, key=len, reverse=True))) + ")", text)
+    ids: list[tuple[int, bool]] = []
+    for i, part in enumerate(parts):
+        ids += [(names[part], True)] if i % 2 else [(token, False) for token in encode_batch(tokenizer, [part])[0]]
+    return ids
 
 
 def fit_messages(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], most: int) -> tuple[list[int], int]:
     """Return (ids with the generation prompt, messages left out), at most `most` ids.
 
-    The oldest question leaves with its answer, then the next; the system line stays. Raises TooLong where the last
-    question alone has more, ChatError for messages that `check_messages` or the template refuses.
+    The oldest question is left out with its answer, then the next; the system line stays. Raises TooLong where the last
+    question alone has more ids, ChatError for messages that `check_messages` or the template refuses.
     """
     check_messages(messages)
     system = list(messages[:1]) if messages[0]["role"] == SYSTEM else []
@@ -245,15 +225,9 @@ def fit_messages(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message]
     def ids_without(exchanges: int) -> list[int]:
         return encode_messages(tokenizer, [*system, *spoken[2 * exchanges :]], generation_prompt=True).ids
 
-    # the fewest exchanges that have to leave: fewer messages never have more ids, so halving finds it
-    least, exchanges = 0, len(spoken) // 2
+    # fewer messages never have more ids: halving finds how many exchanges must go
+    exchanges = bisect_left(range(len(spoken) // 2), True, key=lambda left_out: len(ids_without(left_out)) <= most)
     if len(ids := ids_without(exchanges)) > most:
         kept = "question and system line have" if system else "question has"
         raise TooLong(f"the {kept} {len(ids)} tokens, and {most} are free: ask in fewer words")
-    while least < exchanges:
-        middle = (least + exchanges) // 2
-        if len(shorter := ids_without(middle)) <= most:
-            ids, exchanges = shorter, middle
-        else:
-            least = middle + 1
     return ids, 2 * exchanges

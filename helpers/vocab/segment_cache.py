@@ -1,7 +1,7 @@
-"""A cache of word segmentations on disk, keyed by a hash of the line: what was segmented once is not segmented again.
+"""A cache of word segmentations on disk: a hash of the line maps to the lengths of its pieces.
 
-Knows nothing of segmenters, and stores no text: a line's value is the lengths of its pieces. A damaged file is replaced
-by an empty one; a file that cannot be written costs time, never a result.
+Knows nothing of segmenters and stores no text. A damaged file is replaced by an empty one; a file that cannot be
+written costs time, never a result.
 """
 
 import contextlib
@@ -14,27 +14,23 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TypeVar
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 _TABLE = "CREATE TABLE IF NOT EXISTS cuts (line BLOB PRIMARY KEY, lengths BLOB) WITHOUT ROWID"
 _LOCK_SECONDS = 60  # how long to wait while another process writes
 
 
-def pack(pieces: Iterable[str]) -> bytes:
-    """Return the lengths of a line's pieces, two bytes each; OverflowError for a piece of more than 65,535 characters.
+def pack_lengths(pieces: Iterable[str]) -> bytes:
+    """Return the lengths of a line's pieces, two bytes each: 2, 2, 1 for ["绿萝", "浇水", "。"].
 
-    pack(["绿萝", "浇水", "。"]) is the bytes of 2, 2, 1.
+    Raises OverflowError for a piece of more than 65,535 characters.
     """
     return array("H", map(len, pieces)).tobytes()
 
 
-def unpack(line: str, lengths: bytes) -> list[str]:
-    """Return the pieces of a line from their packed lengths: unpack("".join(pieces), pack(pieces)) == pieces."""
+def cut_line(line: str, lengths: bytes) -> list[str]:
+    """Return the pieces of a line from their packed lengths."""
     return [line[start:end] for start, end in pairwise(accumulate(array("H", lengths), initial=0))]
-
-
-def _fits(line: str, lengths: bytes) -> bool:
-    return len(lengths) % 2 == 0 and sum(array("H", lengths)) == len(line)
 
 
 def _key(line: str) -> bytes:
@@ -42,9 +38,9 @@ def _key(line: str) -> bytes:
 
 
 class SegmentCache:
-    """A file of packed lengths, one entry per line of text; several processes may use it at the same time.
+    """A file of packed lengths, an entry for each line of text; several processes may use it at once.
 
-    One file is for one segmenter in one version. It may be deleted at any time: that costs nothing but time.
+    Each version of a segmenter has a file of its own. It may be deleted at any time.
     """
 
     def __init__(self, path: Path):
@@ -52,22 +48,23 @@ class SegmentCache:
         self.usable = True  # until the file cannot be read or written
 
     def find(self, lines: Iterable[str]) -> dict[str, bytes]:
-        """Return {line: packed lengths} of those lines that are in the cache."""
+        """Return {line: packed lengths} for the lines in the cache."""
 
         def look_up(database: sqlite3.Connection) -> dict[str, bytes]:
             query = "SELECT lengths FROM cuts WHERE line = ?"
-            known = {line: database.execute(query, (_key(line),)).fetchone() for line in lines}
-            return {line: row[0] for line, row in known.items() if row and _fits(line, row[0])}
+            rows = {line: database.execute(query, (_key(line),)).fetchone() or (b"\1",) for line in lines}
+            known = {line: lengths for line, (lengths,) in rows.items() if len(lengths) % 2 == 0}
+            return {line: lengths for line, lengths in known.items() if sum(array("H", lengths)) == len(line)}
 
         return self._with_database(look_up) or {}
 
     def keep(self, segmented: Mapping[str, bytes]) -> None:
-        """Add the packed lengths of lines, all or none of them."""
+        """Add the packed lengths of lines: all of them or, after a fault, none."""
         rows = [(_key(line), lengths) for line, lengths in segmented.items()]
         self._with_database(lambda database: database.executemany("INSERT OR REPLACE INTO cuts VALUES (?, ?)", rows))
 
-    def _with_database(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
-        """Return work(open database), done in one transaction; None if the file is damaged or cannot be used."""
+    def _with_database(self, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
+        """Return the result of one transaction; None if the file is damaged or cannot be used."""
         if not self.usable:
             return None
         try:

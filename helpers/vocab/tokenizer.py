@@ -4,8 +4,8 @@ All are Hugging Face fast tokenizers. Ours cut any text without loss and without
 spell in UTF-8 bytes. Words and characters are the pieces of a Unigram model (Kudo 2018, "Subword Regularization"): each
 piece has a score, its log frequency, and a text is cut into the pieces whose scores have the highest sum.
 
-A document starts with one special token and ends with another. The saved folder puts the start in front by itself, so
-that a plain `transformers` pipeline begins where the model begins; the functions here add no special token.
+A saved tokenizer puts a document's start token in front of a text, so that a plain `transformers` pipeline begins where
+the model begins; the functions here add no special token. Knows nothing of corpora, windows or models.
 """
 
 import json
@@ -22,43 +22,42 @@ from transformers.utils import cached_file
 
 from helpers.manifest import RoomError
 
-KINDS = ("words", "characters", "bpe", "bytes")
+TOKEN_KINDS = ("words", "characters", "bpe", "bytes")
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 _ASCII = ["\t", "\n", "\r", *map(chr, range(32, 127))]
 # Pieces are matched in plain text. With this score neither "<bos>" nor "<0x41>" in a user's text ever wins over the
 # same text letter by letter: six letters, each seen once in a corpus of 10^12 words, cost 6 × ln(10^12) = 166.
 _NEVER = -1e4
 _NEEDED = {"pad": "padding", "bos": "a document's start", "eos": "a document's end", "unk": "what is unknown"}
-_KNOWN = (*_NEEDED, "sep", "cls", "mask")  # the meanings that Hugging Face has names of its own for
-# a merge holds no space, punctuation or symbol: so "，我" is no piece, and none is called "<bos>" or "<0x41>"
+_KNOWN = (*_NEEDED, "sep", "cls", "mask")  # meanings that Hugging Face has names for
+# a merge holds no space, punctuation or symbol, so no piece is "，我", "<bos>" or "<0x41>"
 _RUNS = r"[^\s\p{P}\p{S}]+|[\s\p{P}\p{S}]"
-# what is written without spaces: Chinese and Japanese characters, their punctuation, full-width forms
+# written without spaces: Chinese and Japanese characters, their punctuation, full-width forms
 _NO_SPACES = r"\p{Han}\p{Hiragana}\p{Katakana}\x{3000}-\x{303F}\x{FF00}-\x{FFEF}"
 
 
 def parse_special_tokens(text: str) -> dict[str, str]:
     """Read special tokens, "pad:<pad> bos:<bos> …": return the name of each meaning, in the order of the ids.
 
-    pad, bos, eos and unk must be there; any other meaning is registered as well, and left to whoever trains it. Raises
-    ValueError for a list that is not complete, and for a name that a text could contain as an ordinary token.
+    pad, bos, eos and unk are required; other meanings are registered too. Raises ValueError for an incomplete list, and
+    for a name that could be an ordinary token.
     """
     names: dict[str, str] = {}
     for part in text.split():
         meaning, colon, name = part.partition(":")
-        if not colon or not re.fullmatch("[a-z_]+", meaning):
-            raise ValueError(
-                f"special_tokens: '{part}' is not written as meaning:name, like bos:<bos>: the meaning in lower-case "
-                "English letters, no space before or after the ':', and no space in the name"
-            )
-        if meaning in names or name in names.values():
-            twice = meaning if meaning in names else name
-            raise ValueError(f"special_tokens: '{twice}' comes twice: give each meaning one name, and each its own")
         mark = any(unicodedata.category(letter)[0] in "PS" for letter in name)  # no merge of BPE crosses one
-        if len(name) < 2 or not mark or set(name) & set(":$") or name in _BYTES:
-            raise ValueError(
-                f"special_tokens: '{name}' cannot be the name of {meaning}: take two characters or more, among them a "
-                f"mark as in <{meaning}> or [{meaning.upper()}], but neither ':' nor '$', and not the name of a byte"
+        why = ""
+        if not colon or not re.fullmatch("[a-z_]+", meaning):
+            why = f"'{part}' is not written as meaning:name, like bos:<bos>, in lower-case letters and without spaces"
+        elif meaning in names or name in names.values():
+            why = f"'{meaning if meaning in names else name}' comes twice: give each meaning one name, and each its own"
+        elif len(name) < 2 or not mark or set(name) & set(":$") or name in _BYTES:
+            why = (
+                f"'{name}' cannot be the name of {meaning}: take two characters or more, among them a mark as in "
+                f"<{meaning}> or [{meaning.upper()}], but neither ':' nor '$', and not the name of a byte"
             )
+        if why:
+            raise ValueError(f"special_tokens: {why}")
         names[meaning] = name
     for meaning, what in _NEEDED.items():
         if meaning not in names:
@@ -78,9 +77,9 @@ def build_words(
 ) -> PreTrainedTokenizerFast:
     """Make the tokenizer "words" of a word list: first come special tokens, then words, characters and bytes.
 
-    `words` maps a word to its count, in the order of the ids. A character seen in training that is no word of the list
-    scores like a word seen once. `special_tokens` maps a meaning to a name, see `parse_special_tokens`. `order` names
-    the tokens that come first instead, special tokens and words (see `word_file`); what it alone names is special too.
+    `words` maps a word to its count, in the order of the ids; `characters` that are not among them score like a word
+    seen once. `special_tokens` maps a meaning to a name (see `parse_special_tokens`). `order`, the tokens of a
+    `word_file`, comes first instead; what it alone names is special too.
     """
     total = sum(words.values()) or 1
     nameless = [token for token in order if token not in words and token not in special_tokens.values()]
@@ -98,7 +97,7 @@ def build_words(
 def build_characters(
     counts: Mapping[str, int], special_tokens: Mapping[str, str] = SPECIAL_TOKENS
 ) -> PreTrainedTokenizerFast:
-    """Make the tokenizer "characters": each one that was counted is a token, most frequent first; then ASCII, bytes."""
+    """Make the tokenizer "characters": all that were counted, most frequent first; then ASCII and bytes."""
     return build_words(dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))), (), special_tokens)
 
 
@@ -111,9 +110,9 @@ def build_bpe(
 ) -> PreTrainedTokenizerFast:
     """Make the tokenizer "bpe": the most frequent pair of neighbours becomes a token, again and again (Sennrich 2016).
 
-    At most `vocab_size` tokens, but always the special tokens, bytes, ASCII and every character seen; of these only
-    the `characters` if they are given, the texts' most frequent ones: others are spelled in bytes. A pair seen less
-    than `min_count` times is not merged. No merge crosses a space, a punctuation mark or a symbol.
+    At most `vocab_size` tokens, but always the special tokens, bytes, ASCII and every character seen, or only
+    `characters`, the most frequent ones. A pair seen less than `min_count` times is not merged. No merge crosses a
+    space, a punctuation mark or a symbol.
     """
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.Split(Regex(_RUNS), "isolated")
@@ -139,7 +138,7 @@ def _bpe(
     pieces: list[str], merges: list[tuple[str, str]], special_tokens: Mapping[str, str]
 ) -> PreTrainedTokenizerFast:
     ids = {piece: i for i, piece in enumerate([*special_tokens.values(), *pieces, *_BYTES])}
-    # without the learner's pre-tokenizer: it costs half of the time, and as no merge crosses its cuts, changes no token
+    # without the learner's pre-tokenizer: no merge crosses its cuts, so it changes no token, and takes half of the time
     model = models.BPE(vocab=ids, merges=merges, unk_token=special_tokens["unk"], byte_fallback=True)
     return _lossless(model, special_tokens)
 
@@ -155,7 +154,7 @@ def _lossless(
 def _wrap(backend: Tokenizer, special_tokens: Mapping[str, str], others: Sequence[str] = ()) -> PreTrainedTokenizerFast:
     """Return the Hugging Face tokenizer; `special_tokens` have meanings, `others` are special and have none."""
     start = special_tokens["bos"]
-    # in front of each text, as in front of each document in training; no end: a prompt goes on
+    # as in front of each document in training; no end, because a prompt goes on
     backend.post_processor = processors.TemplateProcessing(
         single=f"{start} $A", pair=f"{start} $A $B", special_tokens=[(start, backend.token_to_id(start))]
     )
@@ -173,13 +172,12 @@ def _wrap(backend: Tokenizer, special_tokens: Mapping[str, str], others: Sequenc
     )
 
 
-def load_pretrained(name: str) -> PreTrainedTokenizerFast:
+def load_pretrained_tokenizer(name: str) -> PreTrainedTokenizerFast:
     """Return the tokenizer of a pretrained model, a local folder or a Hub name, set up to work like ours.
 
-    A document starts and ends with bos and eos where the model has them, else with [CLS] and [SEP] as in BERT; the end
-    stands in for a missing start or padding token. The saved folder puts that start in front of a text, and no end
-    behind it. What the model's own normalisation changes (BERT: capitals, newlines) is lost: decode(encode(x)) == x
-    does not always hold. ValueError where there is no usable tokenizer.
+    A document starts and ends with bos and eos, or else with [CLS] and [SEP] as in BERT; the end stands in for a
+    missing start or padding token. What the model's own normalisation changes (BERT: capitals, newlines) is lost.
+    Raises ValueError where there is no usable tokenizer.
     """
     # 1. the tokenizer as the model's folder has it
     try:
@@ -188,23 +186,23 @@ def load_pretrained(name: str) -> PreTrainedTokenizerFast:
         why = str(error).strip().split("\n")[0][:200]
         raise ValueError(
             f"pretrained_model: no tokenizer could be read from '{name}' ({why}). Give a folder with tokenizer.json or "
-            "vocab.txt (and tokenizer_config.json, where there is one), or a Hub name while you are online"
+            "vocab.txt, or a Hub name while you are online"
         ) from None
     # 2. which tokens start, end and pad a document
     names = {kind.removesuffix("_token"): token for kind, token in original.special_tokens_map.items()}
     end = names.get("eos") or names.get("sep")
     if not end:
         raise ValueError(
-            f"pretrained_model: the tokenizer of '{name}' names no token that ends a document (eos_token, sep_token): "
-            "write the one that its model was trained with into tokenizer_config.json"
+            f"pretrained_model: the tokenizer of '{name}' names no token that ends a document: write the eos_token "
+            "that its model was trained with into tokenizer_config.json"
         )
     start = names.get("bos") or names.get("cls") or end
     names |= {"bos": start, "eos": end, "pad": names.get("pad") or end}
     others = [str(token) for token in original.added_tokens_decoder.values() if token.special]
 
-    # 3. no truncation, no padding, no space decoded where Chinese has none
+    # 3. no truncation, no padding, no spaces between Chinese characters
     backend = original.backend_tokenizer
-    backend.no_truncation()  # some folders carry the settings of their last batch
+    backend.no_truncation()  # some folders keep the settings of their last batch
     backend.no_padding()
     if isinstance(backend.decoder, decoders.WordPiece):
         spaces = f"(?<=[{_NO_SPACES}]) +| +(?=[{_NO_SPACES}])|^##"  # a text that starts inside a word starts with ##
@@ -212,18 +210,18 @@ def load_pretrained(name: str) -> PreTrainedTokenizerFast:
         backend.decoder = decoders.Sequence(join)
     tokenizer = _wrap(backend, names, [token for token in others if token not in names.values()])
     tokenizer.chat_template = original.chat_template
-    # 4. typed by a user, the name of a special token must stay text
+    # 4. the name of a special token must stay text where a user types it
     for token in {start, end}:
         if tokenizer.convert_tokens_to_ids(token) in encode(tokenizer, token):
             raise ValueError(
-                f"pretrained_model: the tokenizer of '{name}' reads '{token}' in a text as its own signal, so any text "
-                "could end a document: it cannot be used here"
+                f"pretrained_model: the tokenizer of '{name}' reads '{token}' in a text as a special token, so any "
+                "text could end a document: it cannot be used here"
             )
     return tokenizer
 
 
 def _load_original(name: str) -> PreTrainedTokenizerFast:
-    """Load the tokenizer from what the folder has; AutoTokenizer goes by the model's kind, and would take GPT-2's."""
+    """Load the tokenizer that the folder holds; AutoTokenizer alone would go by the model's kind."""
     # imported here: they import torch, which the workers of rooms 02 and 03 do not need
     from transformers import AutoTokenizer, BertTokenizer
 
@@ -257,8 +255,8 @@ def _backend_for(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> To
         except UnicodeEncodeError as error:
             where = f"text {number}, " if len(texts) > 1 else ""
             raise ValueError(
-                f"{where}character {error.start}: {text[error.start]!r} is half a surrogate pair, not a character. "
-                "The text was decoded wrongly; read its file again with the right encoding"
+                f"{where}character {error.start}: {text[error.start]!r} is half a surrogate pair, not a character: "
+                "read the file of this text with the right encoding"
             ) from None
     backend = tokenizer.backend_tokenizer
     backend.encode_special_tokens = True
@@ -266,7 +264,7 @@ def _backend_for(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> To
 
 
 def encode_batch(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[list[int]]:
-    """Return the ids of each text; no special token is added or read from a text. ValueError for a lone surrogate."""
+    """Return the ids of each text; no special token is added to or read from it. ValueError for a lone surrogate."""
     backend = _backend_for(tokenizer, texts)
     return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
 
@@ -282,9 +280,9 @@ def decode(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> str:
 
 
 def to_pieces(tokenizer: PreTrainedTokenizerFast, text: str) -> list[str]:
-    """Return the text cut where the tokenizer cuts it; the bytes of one character are one piece together.
+    """Return the text as the tokenizer cuts it; a character's bytes are one piece, and so is what it skips.
 
-    The pieces, joined, are the text: what a pretrained tokenizer skips, mostly spaces, is a piece as well.
+    The pieces, joined, are the text.
     """
     offsets = _backend_for(tokenizer, [text]).encode(text, add_special_tokens=False).offsets
     cut, at = [], 0

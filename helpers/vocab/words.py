@@ -1,6 +1,6 @@
 """Word segmentation and the word list: a segmenter finds the words of a corpus, the most frequent become the list.
 
-Knows nothing of ids, special tokens or models: `tokenizer` makes a tokenizer of the word list.
+Knows nothing of ids, special tokens or models: `tokenizer` turns the word list into a tokenizer.
 """
 
 import contextlib
@@ -25,19 +25,19 @@ from thulac.manage.Preprocesser import Preprocesser
 
 from helpers import parallel, paths
 from helpers.files import write_text
-from helpers.vocab.segment_cache import SegmentCache, pack, unpack
+from helpers.vocab.segment_cache import SegmentCache, cut_line, pack_lengths
 
 Segmenter = Callable[[str], list[str]]
 Cache = SegmentCache | None
 
-# A space (thulac would swallow the second of two), or a stretch of text that fits thulac's fixed buffer of 50,000.
+# a space (thulac swallows the second of two), or a stretch of text that fits thulac's buffer of 50,000 characters
 _STRETCH = re.compile(r"\s|\S{1,4000}")
-_CHUNK_CHARACTERS = 20_000  # a task of a worker, a third of a second of thulac: the progress bar moves
-_BLOCK_CHARACTERS = 4_000_000  # text that is held in memory at a time
+_CHUNK_CHARACTERS = 20_000  # in a worker's task, a third of a second of thulac: the progress bar moves
+_BLOCK_CHARACTERS = 4_000_000  # held in memory at a time
 _MOST_WORDS = 3_000_000  # distinct words that are counted at a time: some 400 MB
 _HAN = re.compile(r"[\u4e00-\u9fff]")
-_MENDED = "-mended"  # what thulac cut before `_mend` is not read from the cache
-_thulac_lock = threading.Lock()  # thulac is not thread-safe: a second thread waits
+_MENDED = "-mended"  # the cache holds nothing that thulac cut without `_mend`
+_thulac_lock = threading.Lock()  # thulac is not thread-safe
 
 
 def take_texts(texts: Iterable[str], characters: int) -> list[str]:
@@ -56,11 +56,11 @@ def sample_texts(texts: Iterable[str], share: float) -> Iterator[str]:
 
 
 class _FourBytes:
-    """Stands in for `struct` where thulac reads its model: each number stays the four bytes that it is in the file."""
+    """Stands in for `struct` where thulac reads its model: each number stays four bytes, as in the file."""
 
     @staticmethod
     def unpack(layout: str, data: bytes) -> memoryview:
-        """Return the numbers of `data`; thulac's layout is always "<" and so many "i"."""
+        """Return the numbers of `data`; thulac's layout is always "<" and a number of "i"."""
         if len(data) != struct.calcsize(layout):
             raise ValueError("a file of thulac's model is cut off: install thulac again")
         return memoryview(data).cast("i")
@@ -68,10 +68,9 @@ class _FourBytes:
 
 @contextlib.contextmanager
 def _compact() -> Iterator[None]:
-    """Let thulac keep the numbers of its model in their four bytes: it needs a fifth of the memory, and cuts faster.
+    """Make thulac keep its model's 25 million numbers as four bytes each, and not as Python tuples.
 
-    By itself it makes tuples of 25 million Python numbers, mostly overhead and too large for a processor's cache
-    (measured, see `corpus` in benchmarks/README.md).
+    It then needs a fifth of the memory and is faster (`corpus` in benchmarks/README.md).
     """
     readers = [Dat, CBModel] if sys.byteorder == "little" else []
     for module in readers:
@@ -85,7 +84,7 @@ def _compact() -> Iterator[None]:
 
 
 def load_thulac() -> thulac.thulac:
-    """Load thulac as it is published, without its greeting and in 130 MB, see `_compact`."""
+    """Load thulac as published, but without its greeting and in 130 MB (see `_compact`)."""
     with contextlib.redirect_stdout(io.StringIO()), _compact():
         return thulac.thulac(seg_only=True)
 
@@ -102,8 +101,8 @@ def _thulac_model() -> thulac.thulac:
 def _mend(always_alone: list[int]) -> None:
     """Take the Chinese characters out of thulac's list of code points that are always words of their own.
 
-    thulac 0.2.2 has 50 of them among the punctuation marks (的, 么, 家, 了, 不, 也, 来 …), so 什么, 国家 and 了解 could
-    never be words. The list is changed in place, because thulac's test closes over it.
+    thulac 0.2.2 has 50 among its punctuation marks (的, 么, 家, 了, 不 …), so 什么, 国家 and 了解 are never words. The
+    list is changed in place, because thulac's check closes over it.
     """
     always_alone[:] = [point for point in always_alone if not _HAN.match(chr(point))]
 
@@ -119,16 +118,16 @@ def _without_loss(name: str, cut: Segmenter, text: str) -> list[str]:
 
 
 def segment(text: str) -> list[str]:
-    """Cut a text into words with thulac, without loss: "".join(segment(text)) == text; each space is a piece.
+    """Cut a text into words with thulac, without loss: segment("绿萝  浇水。") is ["绿萝", " ", " ", "浇水", "。"].
 
-    segment("绿萝  浇水。") is ["绿萝", " ", " ", "浇水", "。"]. The first call loads thulac's model: 130 MB.
+    The first call loads thulac's model: 130 MB.
     """
     with _thulac_lock:
         return _without_loss("thulac", lambda stretch: _thulac_model().cutline(stretch), text)
 
 
 def segment_rjieba(text: str) -> list[str]:
-    """Cut a text into words with rjieba, without loss, as `segment` does with thulac; it needs no loading."""
+    """Do the same with rjieba, which needs no loading."""
     import rjieba  # optional
 
     return _without_loss("rjieba", lambda stretch: rjieba.cut(stretch, False), text)
@@ -138,7 +137,7 @@ SEGMENTERS: dict[str, Segmenter] = {"thulac": segment, "rjieba": segment_rjieba}
 
 
 def get_segmenter(name: str) -> tuple[Segmenter, SegmentCache]:
-    """Return the function that segments as "thulac" or "rjieba" does, and the cache of its results, shared by all runs.
+    """Return the function of "thulac" or "rjieba" and the cache of its results, which all runs share.
 
     Raises ValueError for another name, ModuleNotFoundError for a segmenter that is not installed.
     """
@@ -151,12 +150,12 @@ def get_segmenter(name: str) -> tuple[Segmenter, SegmentCache]:
 
 
 def _lines(text: str) -> list[str]:
-    """Split a text after each newline: no word crosses one, so the lines' words are the text's words."""
+    """Split a text after each newline: no word crosses one."""
     return re.findall(r"[^\n]*\n|[^\n]+", text)
 
 
 def _groups(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
-    """Yield the texts in groups of at least so many characters; the last group may have fewer."""
+    """Yield the texts in groups of at least `characters` characters; the last group may have fewer."""
     group, total = [], 0
     for text in texts:
         group.append(text)
@@ -169,13 +168,13 @@ def _groups(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
 
 
 def _segment_chunk(segmenter: Segmenter, lines: list[str]) -> list[bytes]:
-    return [pack(segmenter(line)) for line in lines]
+    return [pack_lengths(segmenter(line)) for line in lines]
 
 
 def _segment_lines(
     lines: Iterable[str], pool: Executor, label: str, segmenter: Segmenter, cache: Cache
 ) -> dict[str, bytes]:
-    """Return {line: packed lengths} of distinct lines; those that `cache` lacks are segmented and added to it."""
+    """Return {line: packed lengths} of distinct lines; lines missing from `cache` are segmented and added."""
     known = cache.find(lines) if cache else {}
     missing = [line for line in lines if line not in known]
     chunks = list(_groups(missing, _CHUNK_CHARACTERS))
@@ -189,39 +188,30 @@ def _segment_lines(
 def segment_texts(
     texts: Sequence[str], pool: Executor, label: str = "", segmenter: Segmenter = segment, cache: Cache = None
 ) -> list[list[str]]:
-    """Return the pieces of each text, in order; each distinct line is segmented once, or never if `cache` has it."""
+    """Return the pieces of each text, in order; each distinct line is segmented at most once (see `count_words`)."""
     lines = dict.fromkeys(line for text in texts for line in _lines(text))
     lengths = _segment_lines(lines, pool, label, segmenter, cache)
-    return [[word for line in _lines(text) for word in unpack(line, lengths[line])] for text in texts]
-
-
-def _forget_rare(counts: Counter[str]) -> None:
-    """Drop the words seen once, then those seen twice, and so on, until at most half of _MOST_WORDS are left."""
-    floor = 0
-    while len(counts) > _MOST_WORDS // 2:
-        floor += 1
-        for word in [word for word, count in counts.items() if count <= floor]:
-            del counts[word]
+    return [[word for line in _lines(text) for word in cut_line(line, lengths[line])] for text in texts]
 
 
 def count_words(
     texts: Iterable[str], pool: Executor, label: str = "", segmenter: Segmenter = segment, cache: Cache = None
 ) -> Counter[str]:
-    """Count the words of all texts as they are written: letter case, punctuation and spaces are kept.
+    """Count the words of all texts as written: letter case, punctuation and spaces are kept.
 
-    Each distinct line of a block of texts is segmented once, or never if `cache` has it; `segmenter` must cut without
-    loss. Memory is bounded: beyond three million distinct words the rarest are forgotten.
+    Each distinct line of a block of texts is segmented once, or never if `cache` has it; `segmenter` must be lossless.
+    Beyond three million distinct words the rarest are forgotten.
     """
     counts: Counter[str] = Counter()
     for number, block in enumerate(_groups(texts, _BLOCK_CHARACTERS), 1):
         lines = Counter(line for text in block for line in _lines(text))
-        block_label = f"{label} ({number})" if label and number > 1 else label
-        lengths = _segment_lines(lines, pool, block_label, segmenter, cache)
+        name = f"{label} ({number})" if label and number > 1 else label
+        lengths = _segment_lines(lines, pool, name, segmenter, cache)
         for line, times in lines.items():
-            for word in unpack(line, lengths[line]):
+            for word in cut_line(line, lengths[line]):
                 counts[word] += times
         if len(counts) > _MOST_WORDS:
-            _forget_rare(counts)
+            counts = Counter(dict(counts.most_common(_MOST_WORDS // 2)))
     return counts
 
 
@@ -230,24 +220,21 @@ def choose_words(
 ) -> dict[str, int]:
     """Return the `vocab_size` most frequent words with their counts, in that order; ties follow the code points.
 
-    A word has no space in it, at most `max_word_length` characters, and occurs at least `min_count` times.
-    Raises ValueError for sizes below 0, 1 and 1.
+    A word has no space, at most `max_word_length` characters and at least `min_count` occurrences. Raises ValueError
+    for sizes below 0, 1 and 1.
     """
     if vocab_size < 0 or min_count < 1 or max_word_length < 1:
         raise ValueError(
             f"vocab_size={vocab_size} must be 0 or more, min_count={min_count} and "
             f"max_word_length={max_word_length} 1 or more"
         )
-    words = (
-        (word, count)
-        for word, count in counts.items()
-        if count >= min_count and len(word) <= max_word_length and not re.search(r"\s", word)
-    )
-    return dict(sorted(words, key=lambda item: (-item[1], item[0]))[:vocab_size])
+    frequent = [word for word in counts if counts[word] >= min_count and len(word) <= max_word_length]
+    words = [word for word in frequent if not re.search(r"\s", word)]
+    return {word: counts[word] for word in sorted(words, key=lambda word: (-counts[word], word))[:vocab_size]}
 
 
 def count_characters(counts: Mapping[str, int]) -> Counter[str]:
-    """Return how often each character occurs in the counted pieces, spaces included: {"绿萝": 3} -> 绿 3, 萝 3."""
+    """Return how often each character occurs in the counted pieces: {"绿萝": 3} -> {"绿": 3, "萝": 3}."""
     totals: Counter[str] = Counter()
     for word, count in counts.items():
         for character in word:
@@ -256,9 +243,9 @@ def count_characters(counts: Mapping[str, int]) -> Counter[str]:
 
 
 def coverage(counts: Mapping[str, int], words: Iterable[str]) -> float:
-    """Return the share of the running words in `counts` that are in `words`; spaces do not count, 1.0 for no word.
+    """Return the share of the running words in `counts` that are in `words`, spaces left out; 1.0 for no word.
 
-    What is not covered would be `<unk>` in a closed word list.
+    The others would be `<unk>` in a closed word list.
     """
     known = set(words)
     running = {word: count for word, count in counts.items() if not word.isspace()}
@@ -273,15 +260,13 @@ def _boundaries(pieces: Sequence[str]) -> set[int]:
 def boundary_f1(segmented: Sequence[Sequence[str]], reference: Sequence[Sequence[str]]) -> float:
     """Return how well two segmentations of the same texts agree: F1 of their inner boundaries, 1.0 if there is none.
 
-    Each argument holds one list of pieces per text. F1 is the harmonic mean of precision and recall: for 我|爱|绿萝,
-    boundaries {1, 2}, and 我爱|绿|萝, boundaries {2, 3}, all are 0.5. ValueError where the texts differ.
+    F1 is the harmonic mean of precision and recall: 0.5 for 我|爱|绿萝, boundaries {1, 2}, and 我爱|绿|萝, boundaries
+    {2, 3}. Raises ValueError where the texts differ.
     """
     shared = total = 0
     for a, b in zip(segmented, reference, strict=True):
         if "".join(a) != "".join(b):
-            raise ValueError(
-                f"the two segmentations are not of the same text: {''.join(a)[:40]!r}… and {''.join(b)[:40]!r}…"
-            )
+            raise ValueError(f"two segmentations of different texts: {''.join(a)[:40]!r}… and {''.join(b)[:40]!r}…")
         boundaries_a, boundaries_b = _boundaries(a), _boundaries(b)
         shared += len(boundaries_a & boundaries_b)
         total += len(boundaries_a) + len(boundaries_b)
@@ -303,7 +288,7 @@ def _between(pieces: Sequence[str], boundaries: set[int]) -> list[tuple[str, ...
 def count_differences(
     segmented: Sequence[Sequence[str]], reference: Sequence[Sequence[str]]
 ) -> Counter[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Count the shortest stretches that two segmentations cut differently: (("归来",), ("归", "来")) -> times."""
+    """Count the shortest stretches that are cut differently: (("归来",), ("归", "来")) -> times."""
     counts: Counter[tuple[tuple[str, ...], tuple[str, ...]]] = Counter()
     for a, b in zip(segmented, reference, strict=True):
         shared = _boundaries(a) & _boundaries(b)

@@ -3,7 +3,7 @@
 import torch
 from chats import TALKS, characters_tokenizer, tiny_model
 
-from helpers.chat.answer import answer_batch, ask
+from helpers.chat.answer import answer_batch, as_messages
 from helpers.generate.batch import Row
 from helpers.generate.generate import write_rows
 from helpers.generate.settings import Settings
@@ -15,7 +15,7 @@ MODEL = tiny_model(TOK).eval()
 
 
 def test_together_as_alone():
-    talks = [ask("绿萝怎么浇水？"), TALKS[0][:1], [*TALKS[1][:2], *ask("喜欢晒太阳吗？")]]
+    talks = [as_messages("绿萝怎么浇水？"), TALKS[0][:1], [*TALKS[1][:2], *as_messages("喜欢晒太阳吗？")]]
     settings = Settings(max_new_tokens=12, temperature=0.0)
     together = answer_batch(MODEL, TOK, talks, settings)
     assert [each.text for each in together] == [answer_batch(MODEL, TOK, [talk], settings)[0].text for talk in talks]
@@ -23,7 +23,7 @@ def test_together_as_alone():
 
 def test_a_seed_gives_each_conversation_random_numbers_of_its_own():
     """The same question eight times: eight answers, those of the samples 0 to 7, and the next call gives them again."""
-    settings, talk = Settings(max_new_tokens=12, seed=3), ask("绿萝怎么浇水？")
+    settings, talk = Settings(max_new_tokens=12, seed=3), as_messages("绿萝怎么浇水？")
     answers = [each.tokens for each in answer_batch(MODEL, TOK, [talk] * 8, settings)]
     assert len(set(map(tuple, answers))) == 8
     rows = [Row(chat.encode_messages(TOK, talk, True).ids, settings, number) for number in range(8)]
@@ -33,9 +33,9 @@ def test_a_seed_gives_each_conversation_random_numbers_of_its_own():
 
 
 def test_the_answer_begins_after_the_prompt_and_ends_with_the_turn():
-    ids = chat.encode_messages(TOK, ask("绿萝怎么浇水？"), True).ids
+    ids = chat.encode_messages(TOK, as_messages("绿萝怎么浇水？"), True).ids
     with torch.no_grad():
         logits = MODEL(torch.tensor([ids])).logits[0, -1]
     logits[TOK.all_special_ids] = -torch.inf
-    (sample,) = answer_batch(MODEL, TOK, [ask("绿萝怎么浇水？")], Settings(max_new_tokens=1, temperature=0.0))
+    (sample,) = answer_batch(MODEL, TOK, [as_messages("绿萝怎么浇水？")], Settings(max_new_tokens=1, temperature=0.0))
     assert sample.tokens == [int(logits.argmax())]

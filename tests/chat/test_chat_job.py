@@ -1,11 +1,11 @@
 """One fine-tuning run: it learns, it writes a room, and after a stop or a kill it goes on to the bit."""
 
 import math
-import os
 import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -28,12 +28,12 @@ def weights(run: str) -> dict[str, torch.Tensor]:
 
 
 def fine_tune(**changes) -> dict:
-    return job.prepare(ChatSettings(**(SHORT | changes))).run()
+    return job.prepare_tuning(ChatSettings(**(SHORT | changes))).run()
 
 
 @pytest.mark.parametrize("rank", [0, 4])
 def test_it_learns_to_answer_and_writes_a_plain_folder(chat_run, rank):
-    tuning = job.prepare(ChatSettings(**SHORT, lora_rank=rank))
+    tuning = job.prepare_tuning(ChatSettings(**SHORT, lora_rank=rank))
     before = tuning.trainer.score()["bits_per_char"]
     figures = tuning.run()
     assert figures["val_bits_per_char"] < before - (0.1 if rank else 0.3)
@@ -43,9 +43,8 @@ def test_it_learns_to_answer_and_writes_a_plain_folder(chat_run, rank):
     assert tok.apply_chat_template(TALKS[0][:1], add_generation_prompt=True, return_dict=False) == ids
     scores = tuning.trainer.score()["bits_per_char"]
     with torch.no_grad():
-        torch.testing.assert_close(
-            model(torch.tensor([ids])).logits, tuning.trainer.model(torch.tensor([ids])).logits, rtol=0, atol=1e-4
-        )
+        logits = [each(torch.tensor([ids])).logits for each in (model, tuning.trainer.model)]
+    torch.testing.assert_close(*logits, rtol=0, atol=1e-4)
     assert scores == pytest.approx(figures["val_bits_per_char"], rel=1e-6)
 
 
@@ -54,7 +53,7 @@ def test_a_stopped_run_goes_on_to_the_bit(chat_run, rank):
     whole = fine_tune(lora_rank=rank)
     want = weights(chat_run)
     shutil.rmtree(paths.room(chat_run, "chat"))  # what is there, or in chat-previous/, would be taken up again
-    tuning = job.prepare(ChatSettings(**SHORT, lora_rank=rank))
+    tuning = job.prepare_tuning(ChatSettings(**SHORT, lora_rank=rank))
     tuning.trainer.stop = lambda: tuning.trainer.progress.step == 7
     assert tuning.run()["steps"] == 8  # asked in the middle of an update
     figures = fine_tune(lora_rank=rank)
@@ -64,18 +63,14 @@ def test_a_stopped_run_goes_on_to_the_bit(chat_run, rank):
 
 
 KILLED = """
-import os, signal, sys
+import os, signal
 import torch
 torch.set_num_threads(1)
 from helpers.chat import job
 from helpers.train.trainer import Trainer
 step = Trainer.step
-def deadly(self):
-    if self.progress.step == 13:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return step(self)
-Trainer.step = deadly
-job.prepare(job.ChatSettings(**{settings})).run()
+Trainer.step = lambda self: os.kill(os.getpid(), signal.SIGKILL) if self.progress.step == 13 else step(self)
+job.prepare_tuning(job.ChatSettings(**{settings})).run()
 """
 
 
@@ -85,8 +80,7 @@ def test_a_killed_run_goes_on_to_the_bit_also_past_a_bad_checkpoint(chat_run, da
     fine_tune()
     want = weights(chat_run)
     shutil.rmtree(paths.room(chat_run, "chat"))
-    code = KILLED.replace("{settings}", repr(SHORT))
-    died = subprocess.run([sys.executable, "-c", code], env=os.environ, timeout=120)
+    died = subprocess.run([sys.executable, "-c", KILLED.replace("{settings}", repr(SHORT))])
     assert died.returncode == -signal.SIGKILL
     folder = paths.room(chat_run, "chat") / "checkpoints"
     assert sorted(each.name for each in folder.iterdir()) == ["step-00000005", "step-00000010"]
@@ -95,42 +89,38 @@ def test_a_killed_run_goes_on_to_the_bit_also_past_a_bad_checkpoint(chat_run, da
         data = bytearray(file.read_bytes())
         data[-9] ^= 4
         file.write_bytes(data)
-    steps = []
-    tuning = job.prepare(ChatSettings(**SHORT))
-    steps.append(tuning.trainer.progress.step)
+    tuning = job.prepare_tuning(ChatSettings(**SHORT))
+    assert tuning.trainer.progress.step == (5 if damage else 10)
     tuning.run()
-    assert steps == [5 if damage else 10]
     got = weights(chat_run)
     assert all(torch.equal(want[name], got[name]) for name in want)
 
 
 def test_other_settings_begin_anew_and_keep_what_was_there(chat_run):
     fine_tune(epochs=1)
-    first = weights(chat_run)
-    tuning = job.prepare(ChatSettings(**(SHORT | dict(epochs=1, replay=0.0))))
+    first = weights(chat_run)["lm_head.weight"]
+    tuning = job.prepare_tuning(ChatSettings(**(SHORT | dict(epochs=1, replay=0.0))))
     assert tuning.trainer.progress.step == 0
     kept = paths.room(chat_run, "chat").with_name("chat-previous") / "final_model"
-    assert torch.equal(
-        AutoModelForCausalLM.from_pretrained(kept).state_dict()["lm_head.weight"], first["lm_head.weight"]
-    )
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(kept).state_dict()["lm_head.weight"], first)
 
 
 def test_a_pretrained_model_that_changed_in_its_folder_is_begun_with_again(chat_run, tmp_path):
     shutil.copytree(paths.room(chat_run, "train") / "final_model", base := tmp_path / "base")
     given = SHORT | dict(epochs=1, pretrained_model=str(base))
-    job.prepare(ChatSettings(**given)).run()
-    assert job.prepare(ChatSettings(**given)).trainer.progress.step > 0
+    job.prepare_tuning(ChatSettings(**given)).run()
+    assert job.prepare_tuning(ChatSettings(**given)).trainer.progress.step > 0
     model = AutoModelForCausalLM.from_pretrained(base)
     with torch.no_grad():
         model.get_input_embeddings().weight.mul_(2)
     model.save_pretrained(base)
-    assert job.prepare(ChatSettings(**given)).trainer.progress.step == 0
+    assert job.prepare_tuning(ChatSettings(**given)).trainer.progress.step == 0
 
 
 def test_conversations_that_fit_into_no_window_are_not_passed_over_in_silence(chat_run):
     """Plain documents beside them would be learnt, and the model would be called a chat model."""
     with pytest.raises(ValueError, match="no conversation fits into a window of 8 tokens"):
-        job.prepare(ChatSettings(**(SHORT | {"n_ctx": 8, "replay": 1.0})))
+        job.prepare_tuning(ChatSettings(**(SHORT | {"n_ctx": 8, "replay": 1.0})))
     assert not paths.room(chat_run, "chat").exists()
 
 
@@ -140,17 +130,16 @@ def test_exchanges_that_no_window_holds_are_counted(chat_run):
     exchanges = [talk[at : at + 2] for talk in (*lessons.train, *lessons.val) for at in range(0, len(talk), 2)]
     sizes = [len(chat.encode_messages(tok, exchange).ids) for exchange in exchanges]
     longest = sorted(sizes)[len(sizes) // 2]
-    tuning = job.prepare(ChatSettings(**(SHORT | {"n_ctx": longest - 1, "epochs": 1})), lessons)
+    tuning = job.prepare_tuning(ChatSettings(**(SHORT | {"n_ctx": longest - 1, "epochs": 1})), lessons)
     assert 0 < tuning.exchanges_left_out == sum(size > longest for size in sizes)
     assert tuning.run()["exchanges_left_out"] == tuning.exchanges_left_out
 
 
-def test_the_rule_for_epochs(chat_run):
+@pytest.mark.parametrize("windows, epochs", [(80, 3), (8 * 60, 2), (8 * 100, 1), (10**6, 1)])
+def test_the_rule_for_epochs(windows, epochs):
     settings = ChatSettings(batch_size=4, gradient_accumulation=2)
-    for windows, epochs in ((80, 3), (8 * 60, 2), (8 * 100, 1), (10**6, 1)):
-        assert settings.for_trainer(windows).epochs == epochs
-    assert ChatSettings(epochs=7).for_trainer(10**6).epochs == 7
-    assert settings.for_trainer(8).warmup_steps < 1
+    assert settings.for_trainer(windows).epochs == epochs and settings.for_trainer(8).warmup_steps < 1
+    assert replace(settings, epochs=7).for_trainer(windows).epochs == 7
 
 
 @pytest.mark.parametrize("name", ["conversations", "replay", "n_ctx", "lora_rank", "epochs"])
@@ -159,12 +148,7 @@ def test_a_number_below_its_range_is_refused(name):
         ChatSettings(**{name: -1})
 
 
-def test_plain_text_is_judged_as_in_room_04(chat_run):
+def test_plain_text_is_judged_as_in_room_04_unless_a_model_reads_other_tokens(chat_run):
     model, tok, _ = job.load_start(chat_run)
-    bits = job.plain_bits(chat_run, model, tok)
-    assert 8 < bits < 12  # a random model over some thousand characters: log2 of their number
-
-
-def test_plain_text_is_not_judged_by_a_model_that_reads_other_tokens(chat_run):
-    model, _, _ = job.load_start(chat_run)
+    assert 8 < job.plain_bits(chat_run, model, tok) < 12  # random, over a thousand characters: log2 of their number
     assert math.isnan(job.plain_bits(chat_run, model, build_bytes()))

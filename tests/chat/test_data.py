@@ -6,7 +6,7 @@ import pytest
 from chats import N_CTX, TALKS, characters_tokenizer, make_chat_run, text_of
 
 from helpers import paths
-from helpers.chat.data import VALIDATION, load_lessons, plain_documents
+from helpers.chat.data import VALIDATION, exchange_messages, load_lessons, plain_documents
 from helpers.corpus import built_in
 from helpers.manifest import RoomError, write_manifest
 from helpers.vocab.tokenizer import decode
@@ -34,18 +34,10 @@ def test_the_grammar_gives_any_number_and_the_floor_of_their_answers(tmp_path, m
     assert len(lessons.train) == 300 and len(lessons.val) == VALIDATION
     learnt = set(map(text_of, lessons.train))
     assert len(learnt) == 300 and not learnt & set(map(text_of, lessons.val))
-    # the floor again, by parsing each first answer and asking the grammar
-    drawn = {text_of(lessons_of): exchanges for lessons_of, exchanges in redrawn(VALIDATION)}
+    drawn = {text_of(exchange_messages(each)): each for each in built_in.conversations(VALIDATION, 1)}
     bits = [exchange.bits for talk in lessons.val for exchange in drawn[text_of(talk)]]
     assert lessons.floor_bits_per_char == pytest.approx(math.fsum(bits) / lessons.val_characters, rel=1e-12)
     assert 0.2 < lessons.floor_bits_per_char < 0.6
-
-
-def redrawn(count: int):
-    from helpers.chat.data import messages_of
-
-    for exchanges in list(built_in.conversations(count, 1)):
-        yield messages_of(exchanges), exchanges
 
 
 def test_plain_documents_are_learnt_whole(chat_run):
@@ -53,14 +45,11 @@ def test_plain_documents_are_learnt_whole(chat_run):
     found = plain_documents(chat_run, tok, 50, N_CTX, seed=0)
     texts = {text_of(talk) for talk in TALKS[:200]}
     assert len(found) == 50
-    whole = [
-        ids for ids, is_learnt in found if all(is_learnt) and ids[0] == tok.bos_token_id and decode(tok, ids) in texts
-    ]
+    whole = [ids for ids, is_learnt in found if all(is_learnt) and decode(tok, ids) in texts]
     assert 40 <= len(whole) <= 50  # a few are longer than a window
-    assert all(ids[-1] == tok.eos_token_id and len(ids) <= N_CTX + 1 for ids in whole)
-    assert (
-        plain_documents(chat_run, tok, 50, N_CTX, seed=0) == found != plain_documents(chat_run, tok, 50, N_CTX, seed=1)
-    )
+    assert all((ids[0], ids[-1]) == (tok.bos_token_id, tok.eos_token_id) for ids in whole)
+    assert all(len(ids) <= N_CTX + 1 for ids, _ in found)
+    assert [plain_documents(chat_run, tok, 50, N_CTX, seed) == found for seed in (0, 1)] == [True, False]
     assert len(plain_documents(chat_run, tok, 10**6, N_CTX, seed=0)) == 200
 
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from helpers.generate import detokenize
 from helpers.generate.detokenize import Detokenizer
-from helpers.vocab.tokenizer import decode, encode, load_pretrained
+from helpers.vocab.tokenizer import decode, encode, load_pretrained_tokenizer
 
 
 @settings(max_examples=200)
@@ -81,7 +81,7 @@ def bert(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bert")
     names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"明月光的.", "the", "cat", "##s", "cats", "and", "a"]
     (folder / "vocab.txt").write_text("\n".join(names) + "\n", "utf-8")
-    return load_pretrained(str(folder))
+    return load_pretrained_tokenizer(str(folder))
 
 
 @given(

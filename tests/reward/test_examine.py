@@ -1,7 +1,6 @@
 """Before and after: counts by hand, intervals that cover, and answers marked as the judge marks."""
 
 import ast
-import random
 from types import SimpleNamespace
 
 import nbformat
@@ -18,7 +17,7 @@ QUESTIONS = built_in.examination(seed=2, n=40)
 def test_shares_by_hand():
     before = np.array([True, True, True, False, False])
     after = np.array([True, False, True, True, False])
-    found = examine.compare(QUESTIONS[:5], before, after)
+    found = examine.compare_marks(QUESTIONS[:5], before, after)
     assert (found.questions, found.wrong) == (5, 2)
     assert (found.before, found.after, found.gain) == pytest.approx((0.6, 0.6, 0.0))
     assert (found.put_right, found.broken) == pytest.approx((1 / 2, 1 / 3))
@@ -26,30 +25,20 @@ def test_shares_by_hand():
 
 def test_nothing_wrong_and_nothing_changed():
     every = np.ones(5, dtype=bool)
-    found = examine.compare(QUESTIONS[:5], every, every)
-    assert (found.put_right, found.broken, found.gain) == (0, 0, 0)
+    found = examine.compare_marks(QUESTIONS[:5], every, every)
+    assert found.put_right == found.broken == found.gain == 0
     assert found.gain_interval == found.put_right_interval == found.broken_interval == (0, 0)
 
 
-def test_an_interval_covers_what_was_measured_and_narrows_with_more_questions():
-    rng = np.random.default_rng(0)
-    widths = []
-    for n in (100, 1600):
-        questions = [SimpleNamespace(plant=str(i), topic="", situation="") for i in range(n)]
-        before, after = rng.random(n) < 0.9, rng.random(n) < 0.95
-        found = examine.compare(questions, before, after)
-        low, high = found.gain_interval
-        assert low <= found.gain <= high
-        widths.append(high - low)
-    assert widths[0] / widths[1] == pytest.approx(4, rel=0.35)  # one over the root of sixteen
+def asked(combinations):
+    return [SimpleNamespace(plant=str(each), topic="", situation="") for each in combinations]
 
 
 def test_the_interval_holds_the_truth_about_as_often_as_it_says():
-    rng, hits = np.random.default_rng(1), 0
-    questions = [SimpleNamespace(plant=str(i), topic="", situation="") for i in range(400)]
+    rng, hits, questions = np.random.default_rng(1), 0, asked(range(400))
     for trial in range(60):
         before, after = rng.random(400) < 0.8, rng.random(400) < 0.9
-        low, high = examine.compare(questions, before, after, seed=trial).gain_interval
+        low, high = examine.compare_marks(questions, before, after, seed=trial).gain_interval
         hits += low <= 0.1 <= high
     assert hits >= 51
 
@@ -59,9 +48,8 @@ def test_questions_on_one_combination_count_as_fewer():
     rng = np.random.default_rng(2)
     before = np.repeat(rng.random(40) < 0.5, 10)
     after = np.ones(400, dtype=bool)
-    apart = [SimpleNamespace(plant=str(i), topic="", situation="") for i in range(400)]
-    together = [SimpleNamespace(plant=str(i // 10), topic="", situation="") for i in range(400)]
-    width = [np.diff(examine.compare(each, before, after).gain_interval)[0] for each in (apart, together)]
+    apart, together = asked(range(400)), asked(i // 10 for i in range(400))
+    width = [np.diff(examine.compare_marks(each, before, after).gain_interval)[0] for each in (apart, together)]
     assert width[1] > 2 * width[0]
 
 
@@ -90,11 +78,3 @@ def test_what_the_notebook_samples_has_a_seed():
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Settings"
     ]
     assert calls and all("seed" in names for names in calls)
-
-
-def test_the_examination_asks_what_it_asked_before():
-    """`ask` draws the same words for the same random state: the examination of a seed never changes."""
-    rng = random.Random(5)
-    combination = built_in.combinations()[10]
-    assert built_in.ask(combination, rng) != built_in.ask(combination, rng)
-    assert built_in.ask(combination, random.Random(5)) == built_in.ask(combination, random.Random(5))

@@ -1,13 +1,14 @@
-"""The judge's reward: right by the facts, about this plant; and where an answer's verdict begins."""
+"""The judge's reward: right by the facts, about this plant; where a verdict begins; which questions are asked."""
 
-import math
 import random
+from collections import Counter
 
 import pytest
 
 from helpers.corpus import built_in
 from helpers.corpus.built_in import Combination
 from helpers.reward import judge
+from helpers.reward.judge import Asker, case_of
 
 SUN = Combination("茉莉", "light", "north")  # a plant that wants the sun, by a north window: too dark
 
@@ -21,11 +22,8 @@ def question(combination=SUN):
     return built_in.ask(combination, random.Random(1))
 
 
-def test_every_answer_of_the_grammar_earns_its_reward(exchanges):
+def test_an_answer_of_the_grammar_earns_its_reward_with_its_own_question_only(exchanges):
     assert all(judge.reward(each.about, each.answer) == 1.0 for each in exchanges)
-
-
-def test_answers_to_other_questions_earn_nothing(exchanges):
     stories = [each for each in exchanges if each.about.situation]
     pairs = [(a, b) for a, b in zip(stories, stories[1:], strict=False) if a.about.topic != b.about.topic]
     assert len(pairs) > 100
@@ -48,7 +46,7 @@ def test_a_right_answer_about_another_plant_passes_the_mark_but_not_the_judge():
         (
             "说实话，茉莉喜欢大太阳，这个位置正合适。",
             "说实话，茉莉喜欢大太阳，",
-        ),  # a wrong verdict is the ending's matter
+        ),  # the verdict is the ending's matter
         ("茉莉光照越足长得越好。", ""),  # nothing follows the fact
         ("它耐阴，弱光下也能长，光线差了点。", ""),  # a wrong fact
         ("今天天气很好。", ""),
@@ -75,6 +73,42 @@ def test_openings_of_the_grammar_end_before_the_verdict(exchanges):
     assert sum(bool(opening) for opening in openings) > 0.8 * len(openings)
 
 
-def test_what_is_right_has_bits_and_what_cheats_has_none():
-    """The grammar is a second judge, which knows the words as well."""
-    assert built_in.answer_bits(question(), "柠檬光照越足长得越好，光线差了点。往窗边靠一靠。") == math.inf
+# ---- what is asked ----
+
+
+def combination(question):
+    return Combination(question.plant, question.topic, question.situation)
+
+
+@pytest.mark.parametrize("focus", [0.0, 0.5, 1.0])
+def test_nothing_that_is_held_out_is_ever_asked(focus):
+    asker = Asker(focus, seed=3)
+    asked = asker.ask(3000)
+    assert len(asked) == 3000 and all(each.kind == "seen" for each in asked)
+    assert not {combination(each) for each in asked} & built_in.held_out()
+    assert len(asker.combinations) + len(built_in.held_out()) == len(built_in.combinations())
+
+
+def test_need_is_what_went_wrong_of_late():
+    asker = Asker(1.0, seed=0)
+    question = asker.ask(1)[0]
+    case = case_of(combination(question))
+    assert asker.need(case) == 0.0
+    asker.record([(question, 0.0)])
+    once = asker.need(case)
+    asker.record([(question, 0.0)])
+    assert 0.4 < once < asker.need(case) < 1.0
+    for _ in range(30):
+        asker.record([(question, 1.0)])
+    assert asker.need(case) < 0.01
+
+
+def test_what_goes_wrong_is_asked_more_often():
+    wrong = ("bloom", "spring", "spring")
+    asker = Asker(0.5, seed=1)
+    for question in asker.ask(4000):
+        asker.record([(question, 0.0 if case_of(combination(question)) == wrong else 1.0)])
+    focused = Counter(case_of(combination(each)) for each in asker.ask(2000))
+    evenly = Counter(case_of(combination(each)) for each in Asker(0.0, seed=1).ask(2000))
+    assert focused[wrong] > 5 * evenly[wrong] > 0
+    assert len(focused) > 0.8 * len(evenly)  # the other half goes over everything

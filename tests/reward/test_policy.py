@@ -25,7 +25,7 @@ def naive(model, opening, ending):
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "moe"])
 def test_one_pass_over_branches_equals_plain_passes(architecture):
     model = tiny_model(TOK, architecture).double().eval()
-    scored = policy.score(model, BRANCHES)
+    scored = policy.score_endings(model, BRANCHES)
     alone = [naive(model, opening, ending) for opening, endings in BRANCHES for ending in endings]
     torch.testing.assert_close(scored.log_p, torch.cat(alone), rtol=0, atol=1e-12)
     lengths = [len(ending) for _, endings in BRANCHES for ending in endings]
@@ -40,7 +40,7 @@ def test_padded_places_may_lie_beyond_the_window(architecture):
     model = tiny_model(TOK, architecture).double().eval()
     branches = [([1] + [20, 21, 22] * 33, [[30, 31]]), ([1, 24], [[40, 41, 42] * 20])]
     alone = [naive(model, opening, ending) for opening, endings in branches for ending in endings]
-    torch.testing.assert_close(policy.score(model, branches).log_p, torch.cat(alone), rtol=0, atol=1e-12)
+    torch.testing.assert_close(policy.score_endings(model, branches).log_p, torch.cat(alone), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
@@ -50,22 +50,17 @@ def test_the_gradient_flows_through_the_opening_too(architecture):
     for shared in (True, False):
         model = tiny_model(TOK, architecture).double().eval()
         if shared:
-            scored = policy.score(model, BRANCHES)
+            scored = policy.score_endings(model, BRANCHES)
             loss = (weights[scored.ending] * scored.chosen).sum()
         else:
             pairs = [(opening, ending) for opening, endings in BRANCHES for ending in endings]
-            sums = [
-                naive(model, o, e).gather(1, torch.tensor(e)[:, None]).sum() * w
-                for (o, e), w in zip(pairs, weights, strict=True)
-            ]
-            loss = torch.stack(sums).sum()
+            sums = [naive(model, opening, ending)[range(len(ending)), ending].sum() for opening, ending in pairs]
+            loss = weights @ torch.stack(sums)
         loss.backward()
         gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
     assert gradients[0].keys() == gradients[1].keys()
     for name, gradient in gradients[0].items():
-        torch.testing.assert_close(
-            gradient, gradients[1][name], rtol=1e-6, atol=1e-6, msg=name
-        )  # LLaMA's norm computes in fp32
+        torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-6, atol=1e-6, msg=name)  # a norm is in fp32
 
 
 def test_kl_and_entropy_of_a_row():
@@ -85,11 +80,8 @@ def test_kl_of_whole_endings_is_the_sum_of_those_of_their_tokens():
     def log_probability(chain, ending):
         return sum(chain[before, now] for before, now in zip((4, *ending), ending, strict=False))
 
-    whole = sum(
-        log_probability(p, each).exp() * (log_probability(p, each) - log_probability(q, each)) for each in every
-    )
+    log_p, log_q = (torch.stack([log_probability(chain, each) for each in every]) for chain in (p, q))
+    whole = log_p.exp() @ (log_p - log_q)
     token_kl = policy.kl(p, q)  # (5,), after each token
-    expected = sum(
-        log_probability(p, each).exp() * sum(token_kl[before] for before in (4, *each[:2])) for each in every
-    )
+    expected = log_p.exp() @ torch.stack([sum(token_kl[before] for before in (4, *each[:2])) for each in every])
     assert expected.item() == pytest.approx(whole.item(), rel=1e-12)

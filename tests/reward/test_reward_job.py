@@ -1,7 +1,6 @@
 """A training run: it raises what earned more, stays where all is right, and touches nothing but the blocks."""
 
 import json
-import random
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,7 @@ from chats import characters_tokenizer, make_chat_run, tiny_model
 
 from helpers import paths
 from helpers.corpus.find import BUILT_IN
-from helpers.manifest import RoomError, read_manifest, write_manifest
+from helpers.manifest import RoomError, write_manifest
 from helpers.reward import job, policy, rollout
 from helpers.vocab import chat
 from helpers.vocab.tokenizer import encode
@@ -29,7 +28,7 @@ def build_learner(**changes):
 
 def probability(model, token=FAVOURITE):
     """Return how likely an ending is to begin with a token, after one fixed opening."""
-    scored = policy.score(model, [([1, 20, 21, 22], [[token]])])
+    scored = policy.score_endings(model, [([1, 20, 21, 22], [[token]])])
     return float(scored.chosen.detach().exp())
 
 
@@ -38,7 +37,7 @@ def liking(monkeypatch):
     """A world of one opening and endings of one token: half are the favourite, which earns a reward."""
 
     def write_openings(model, tokenizer, questions, rng):
-        return [rollout.Opening(each, [1, 20, 21, 22], "它") for each in questions]
+        return [rollout.AnswerOpening(each, [1, 20, 21, 22], "它") for each in questions]
 
     def write_endings(model, tokenizer, openings, answers, rng):
         groups = []
@@ -71,7 +70,7 @@ def test_the_anchor_holds_the_model(liking, method):
         learner = build_learner(kl_weight=weight)
         list(learner.learn(method))
         branches = learner.anchors(learner.draw())
-        drifts.append(float(learner.drift(branches, policy.score(learner.model, branches).log_p)))
+        drifts.append(float(learner.drift(branches, policy.score_endings(learner.model, branches).log_p)))
     assert 0 < drifts[1] < 0.2 * drifts[0]
 
 
@@ -110,11 +109,9 @@ def test_the_weights_at_the_end_are_the_mean_of_the_last_part(liking):
 
 def test_a_model_whose_answers_are_all_alike_stays_as_it_is(liking, monkeypatch):
     write = job.write_endings
-
-    def all_wrong(*arguments):
-        return [replace(group, rewards=[0.0] * len(group.rewards)) for group in write(*arguments)]
-
-    monkeypatch.setattr(job, "write_endings", all_wrong)
+    monkeypatch.setattr(
+        job, "write_endings", lambda *given: [replace(each, rewards=[0.0] * 4) for each in write(*given)]
+    )
     learner = build_learner()
     rows = list(learner.learn("grpo"))
     assert len(rows) == 12 and all(row["mixed"] == 0 for row in rows)
@@ -126,7 +123,7 @@ def test_half_precision_loses_no_small_gradient(liking):
     norms = []
     for precision in ("fp32", "fp16"):
         learner = build_learner(precision=precision)
-        scored, _, _ = learner.losses([([1, 20, 21, 22], [[FAVOURITE]])], [])
+        scored, _, _ = learner.score_both([([1, 20, 21, 22], [[FAVOURITE]])], [])
         norms.append(learner.update(1e-8 * scored.chosen.sum(), 1e-3))
     assert 1e-12 < norms[0] == pytest.approx(norms[1], rel=0.02)
 
@@ -134,9 +131,8 @@ def test_half_precision_loses_no_small_gradient(liking):
 @pytest.mark.parametrize("method", job.METHODS)
 def test_the_clock_ends_a_run(method):
     """With the model's own answers: it has learnt nothing, so none earns anything."""
-    learner = build_learner(steps=0, minutes=0.02, questions=2, answers=2)
-    rows = list(learner.learn(method))
-    assert rows and rows[-1]["seconds"] >= 1.2
+    rows = list(build_learner(steps=0, minutes=0.005, questions=2, answers=2).learn(method))
+    assert rows and rows[-1]["seconds"] >= 0.3
 
 
 def test_the_same_seed_learns_the_same(liking):
@@ -151,20 +147,15 @@ def test_the_same_seed_learns_the_same(liking):
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"answers": 1}, "answers is 1: it must be at least 2"),
-        ({"steps": 0, "minutes": 0.0}, "minutes is 0.0: it must be above 0"),
-        ({"focus": 1.5}, "focus is 1.5: it is a share"),
-        ({"begin": "reward"}, "choose auto, base or chat"),
+        ({"answers": 1}, "at least 2"),
+        ({"steps": 0, "minutes": 0.0}, "above 0"),
+        ({"focus": 1.5}, "a share"),
+        ({"begin": "reward"}, "auto, base or chat"),
     ],
 )
 def test_settings_that_make_no_sense(changes, words):
     with pytest.raises(ValueError, match=words):
         replace(SETTINGS, **changes)
-
-
-def test_a_method_that_is_unknown():
-    with pytest.raises(ValueError, match="choose grpo or dpo"):
-        list(build_learner().learn("ppo"))
 
 
 # ---- what it begins with ----
@@ -176,17 +167,14 @@ def run(tmp_path, monkeypatch):
     return make_chat_run()
 
 
-def test_on_a_corpus_of_ones_own_nobody_can_judge(run):
+def test_on_a_corpus_of_ones_own_nothing_can_judge(run):
     with pytest.raises(RoomError, match="a reward needs a judge"):
         job.load_beginning(replace(SETTINGS, run=run))
 
 
 def test_it_begins_with_the_chat_model_if_there_is_one(run):
-    facts = read_manifest(run, "corpus")
     outputs = list(paths.room(run, "corpus").glob("*.jsonl"))
-    write_manifest(
-        run, "corpus", parameters={}, inputs=[], outputs=outputs, result=facts["result"] | {"source": BUILT_IN}
-    )
+    write_manifest(run, "corpus", parameters={}, inputs=[], outputs=outputs, result={"source": BUILT_IN})
     settings = replace(SETTINGS, run=run)
     model, tokenizer, begun = job.load_beginning(settings)
     assert begun == "base" and tokenizer.chat_template and not model.training
@@ -197,8 +185,3 @@ def test_it_begins_with_the_chat_model_if_there_is_one(run):
     assert job.load_beginning(settings)[2] == "chat"
     assert job.load_beginning(replace(settings, begin="base"))[2] == "base"
     assert not any(p.requires_grad for p in job.load_beginning(settings)[0].parameters())
-
-
-def test_questions_of_a_run_are_asked_by_its_seed():
-    assert build_learner(seed=3).asker.ask(5) == build_learner(seed=3).asker.ask(5)
-    assert random.Random(3).random() == build_learner(seed=3).asker.random.random()

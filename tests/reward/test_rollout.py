@@ -5,7 +5,7 @@ import random
 import pytest
 from chats import characters_tokenizer, tiny_model
 
-from helpers.chat.answer import ask
+from helpers.chat.answer import as_messages
 from helpers.corpus import built_in
 from helpers.reward import judge, rollout
 from helpers.vocab import chat
@@ -22,7 +22,7 @@ def question(seed=0):
 
 
 def prompt(asked):
-    return chat.encode_messages(TOK, ask(asked.prompt.strip()), generation_prompt=True).ids
+    return chat.encode_messages(TOK, as_messages(asked.prompt.strip()), generation_prompt=True).ids
 
 
 @pytest.fixture
@@ -53,9 +53,8 @@ def test_an_opening_ends_behind_the_fact(says):
 
 
 def test_endings_are_judged_together_with_their_opening(says):
-    opening = rollout.Opening(
-        question(), prompt(question()) + encode(TOK, "它光照越足长得越好，"), "它光照越足长得越好，"
-    )
+    fact = "它光照越足长得越好，"
+    opening = rollout.AnswerOpening(question(), prompt(question()) + encode(TOK, fact), fact)
     says += ["光线差了点。往里挪。", "放那儿没问题！", "光还不够", "柠檬也是，光还不够。"]
     (group,) = rollout.write_endings(None, TOK, [opening], 4, random.Random(0))
     assert group.texts == ["光线差了点。", "放那儿没问题！", "光还不够", "柠檬也是，光还不够。"]  # one sentence each
@@ -67,18 +66,10 @@ def test_endings_are_judged_together_with_their_opening(says):
 
 def test_without_an_opening_the_ending_is_the_whole_answer(says):
     says += ["光线差了点。挪到更亮的地方，因为它喜欢大太阳。", "光线差了点。"]
-    (group,) = rollout.write_endings(
-        None, TOK, [rollout.Opening(question(), prompt(question()), "")], 2, random.Random(0)
-    )
+    openings = [rollout.AnswerOpening(question(), prompt(question()), "")]
+    (group,) = rollout.write_endings(None, TOK, openings, 2, random.Random(0))
     assert group.texts[0].endswith("它喜欢大太阳。")
     assert group.rewards == [1.0, 0.0]
-
-
-def test_a_judge_of_ones_own(says):
-    says += ["好。", "不好。"]
-    openings = [rollout.Opening(question(), prompt(question()), "它")]
-    (group,) = rollout.write_endings(None, TOK, openings, 2, random.Random(0), lambda _, answer: len(answer) / 10)
-    assert group.rewards == [0.3, 0.4]
 
 
 def test_a_model_that_has_learnt_nothing_is_asked_all_the_same():

@@ -9,8 +9,8 @@ from chats import characters_tokenizer, tiny_model
 from transformers import TrainerCallback
 
 from helpers.corpus import built_in
-from helpers.reward import dpo, grpo, policy
-from helpers.reward.rollout import Group, Opening
+from helpers.reward import losses, policy
+from helpers.reward.rollout import AnswerOpening, Group
 
 TOK = characters_tokenizer()
 QUESTIONS = [built_in.ask(combination, random.Random(0)) for combination in built_in.combinations()[:3]]
@@ -90,15 +90,15 @@ def test_grpo_takes_the_step_of_trl(tmp_path):
         drawn.setdefault(tuple(prompt), []).append(ids)
     assert [len(each) for each in drawn.values()] == [DRAWN] * len(QUESTIONS)
     groups = [
-        Group(Opening(QUESTIONS[0], list(prompt), ""), endings, ["" for _ in endings], even(endings))
+        Group(AnswerOpening(QUESTIONS[0], list(prompt), ""), endings, ["" for _ in endings], even(endings))
         for prompt, endings in drawn.items()
     ]
     assert all(group.mixed for group in groups)
     ours = model()
-    branches, weights = zip(*map(grpo.distinct, groups), strict=True)
-    scored = policy.score(ours, branches)
+    branches, weights = zip(*map(losses.distinct_endings, groups), strict=True)
+    scored = policy.score_endings(ours, branches)
     # trl divides by the answers and by the longest that an answer may become, we by the answers alone
-    loss = grpo.policy_loss(scored, [w for each in weights for w in each], len(answers)) / LONGEST
+    loss = losses.policy_loss(scored, [w for each in weights for w in each], len(answers)) / LONGEST
     loss.backward()
     same(ours, gradients)
 
@@ -123,11 +123,13 @@ def test_dpo_takes_the_step_of_trl(tmp_path):
         for ids, seen, ask in zip(batch["input_ids"], batch["attention_mask"].bool(), prompt, strict=True)
     ]
     won, lost = split[: len(rows)], split[len(rows) :]  # trl puts all that won before all that lost
-    found = [dpo.Pair(opening, a, b) for (opening, a), (_, b) in zip(won, lost, strict=True)]
+    found = [losses.Pair(opening, a, b) for (opening, a), (_, b) in zip(won, lost, strict=True)]
     texts = {TOK.decode(ids) for pair in found for ids in (pair.won, pair.lost)}
     assert texts == {text + TOK.eos_token for pair in endings for text in pair}
     ours, branches = model(), [pair.branch for pair in found]
     with torch.no_grad():
-        reference = dpo.totals(policy.score(before, branches), 2 * len(found))
-    dpo.preference_loss(dpo.totals(policy.score(ours, branches), 2 * len(found)), reference, BETA).backward()
+        reference = losses.ending_totals(policy.score_endings(before, branches), 2 * len(found))
+    losses.preference_loss(
+        losses.ending_totals(policy.score_endings(ours, branches), 2 * len(found)), reference, BETA
+    ).backward()
     same(ours, gradients)

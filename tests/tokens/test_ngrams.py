@@ -42,7 +42,7 @@ class Counted:
 
 @given(ids_, ids_)
 def test_each_answer_has_the_probability_of_a_plain_count(train, held):
-    computed = ngrams.probabilities(stream(train), np.array(held), 6, BOS, EOS)
+    computed = ngrams.ngram_probabilities(stream(train), np.array(held), 6, BOS, EOS)
     model = Counted(train, 6)
     for width, name in enumerate(("unigram", "bigram", "trigram")):
         contexts = [tuple(held[max(0, at - width) : at]) for at in range(len(held))]
@@ -55,25 +55,21 @@ def test_each_answer_has_the_probability_of_a_plain_count(train, held):
 def test_probabilities_add_up_to_one(train, first, second):
     """After each context, seen or not: 4 and 5 never occur, so 5, which is bos and no answer, has what 4 has."""
     held = np.array([i for answer in range(5) for i in (first, second, answer)])
-    for name, p in ngrams.probabilities(stream(train), held, 6, bos_id=5, eos_id=4).items():
+    for name, p in ngrams.ngram_probabilities(stream(train), held, 6, bos_id=5, eos_id=4).items():
         of_answers = p[1::3]
         assert of_answers.sum() + of_answers[4] == pytest.approx(1, abs=1e-12), name
 
 
-def test_counting_in_blocks_and_passes_changes_nothing(monkeypatch):
+@pytest.mark.parametrize("block, a_pass, tokens", [(7, 300, 5000), (1000, 5000, 5000), (1, 10**9, 300)])
+def test_counting_in_blocks_and_passes_changes_nothing(monkeypatch, block, a_pass, tokens):
     chance = np.random.default_rng(0)
-    train, held = (chance.integers(0, 9, n) ** 2 // 9 for n in (5000, 700))
-    whole = ngrams.probabilities(stream(train), held, 9, BOS, EOS)
-    for at_once, a_pass in ((7, 300), (1000, 5000), (1, 10**9)):
-        if at_once == 1:
-            train = train[:300]
-            monkeypatch.undo()
-            whole = ngrams.probabilities(stream(train), held, 9, BOS, EOS)
-        monkeypatch.setattr(ngrams, "_BLOCK_TOKENS", at_once)
-        monkeypatch.setattr(ngrams, "_PASS_TOKENS", a_pass)
-        cut = ngrams.probabilities(stream(train), held, 9, BOS, EOS)
-        for name in whole:
-            np.testing.assert_allclose(cut[name], whole[name], rtol=1e-12)
+    train, held = (chance.integers(0, 9, n) ** 2 // 9 for n in (tokens, 700))
+    whole = ngrams.ngram_probabilities(stream(train), held, 9, BOS, EOS)
+    monkeypatch.setattr(ngrams, "_BLOCK_TOKENS", block)
+    monkeypatch.setattr(ngrams, "_PASS_TOKENS", a_pass)
+    cut = ngrams.ngram_probabilities(stream(train), held, 9, BOS, EOS)
+    for name in whole:
+        np.testing.assert_allclose(cut[name], whole[name], rtol=1e-12)
 
 
 def test_of_a_very_long_text_a_part_is_counted(monkeypatch):
@@ -97,26 +93,20 @@ def test_further_back_is_better_where_the_text_has_a_memory():
     assert losses["trigram"] < 0.4 < 1.5 < losses["bigram"]  # 0.33 nats are in the choice
 
 
-def test_the_start_of_a_document_is_nobodys_answer():
-    ids = [BOS, 5, 1, BOS, 5, 1]
-    computed = ngrams.probabilities(stream(ids), np.array(ids), 6, BOS, EOS)
-    assert {len(p) for p in computed.values()} == {4}
-
-
 @given(*[st.lists(st.lists(st.integers(2, 5), min_size=1, max_size=9), min_size=1, max_size=9)] * 2)
 def test_one_token_for_start_and_end_is_an_answer_where_it_ends(train, held):
     """As GPT-2 has it: the single tokens get the probabilities that they have with a start of its own."""
     by_end = {}
     for end in (0, 1):
         streams = [[i for document in documents for i in (0, *document, end)] for documents in (train, held)]
-        by_end[end] = ngrams.probabilities(stream(streams[0]), np.array(streams[1]), 6, 0, end)
+        by_end[end] = ngrams.ngram_probabilities(stream(streams[0]), np.array(streams[1]), 6, 0, end)
     np.testing.assert_allclose(by_end[0]["unigram"], by_end[1]["unigram"], rtol=1e-12)
     assert len(by_end[0]["trigram"]) == len(by_end[1]["trigram"]) == sum(len(document) + 1 for document in held)
 
 
 def test_a_vocabulary_too_large_to_number_is_refused():
     with pytest.raises(ValueError, match="64-bit"):
-        ngrams.probabilities(stream([1, 2, 3]), np.array([1, 2, 3]), 2**21, BOS, EOS)
+        ngrams.ngram_probabilities(stream([1, 2, 3]), np.array([1, 2, 3]), 2**21, BOS, EOS)
 
 
 def test_ten_tokens_and_none_behind_them():

@@ -29,10 +29,10 @@ def test_texts_in_memory_are_the_stream_of_their_shards(run, texts, write):
 
 
 class Counting:
-    """A stand-in stream whose ids are their own positions."""
+    """A stand-in stream of documents of these lengths, whose ids are their own positions."""
 
-    def __init__(self, size: int):
-        self.size = size
+    def __init__(self, *lengths: int):
+        self.documents, self.size = np.cumsum([0, *lengths[:-1]]), sum(lengths)
 
     def __len__(self) -> int:
         return self.size
@@ -84,12 +84,6 @@ def test_a_run_without_shards_says_what_to_run(run):
         TokenStream(run, "train", "uint16")
 
 
-def test_the_windows_of_the_docstring():
-    windows = Windows(Counting(6), 4, 4, pad_id=-7)
-    rows = [[row.tolist() for row in windows[i]] for i in range(len(windows))]
-    assert rows == [[[0, 1, 2, 3], [1, 2, 3, 4]], [[4, -7, -7, -7], [5, -100, -100, -100]]]
-
-
 @pytest.mark.parametrize("stride", [0, 9])
 def test_a_stride_that_leaves_tokens_out_is_refused(stride):
     with pytest.raises(ValueError, match="stride"):
@@ -100,8 +94,7 @@ def test_a_stride_that_leaves_tokens_out_is_refused(stride):
 def test_windows_over_documents_hold_every_answer_of_one_document(sizes, n_ctx, data):
     """A window never holds two documents, each document is seen from its start, and no answer is lost."""
     stride = data.draw(st.integers(1, n_ctx))
-    stream = Counting(sum(sizes))
-    stream.documents = np.cumsum([0, *sizes[:-1]])
+    stream = Counting(*sizes)
     windows = Windows(stream, n_ctx, stride, pad_id=-7, packing="documents")
     once = Windows(stream, n_ctx, stride, pad_id=-7, packing="documents", once=True)
     answers, scored = set(), Counter()
@@ -121,23 +114,11 @@ def test_windows_over_documents_hold_every_answer_of_one_document(sizes, n_ctx, 
 
 
 def test_a_batch_is_as_wide_as_its_longest_window():
-    stream = Counting(60)
-    stream.documents = np.array([0, 5, 25])
-    windows = Windows(stream, 32, 32, pad_id=-7, packing="documents")
+    windows = Windows(Counting(5, 20, 35), 32, 32, pad_id=-7, packing="documents")
     inputs, labels = windows.batch([0, 1])
     assert inputs.shape == labels.shape == (2, 24)  # 19 answers, in eights
     assert (labels[0, 4:] == IGNORE).all() and (labels[1, 19:] == IGNORE).all()
     assert windows.batch([2, 3])[0].shape == (2, 32)
-
-
-class Documents:
-    """A stand-in stream of documents of these lengths."""
-
-    def __init__(self, *lengths: int):
-        self.documents, self.size = np.cumsum([0, *lengths[:-1]]), sum(lengths)
-
-    def __len__(self) -> int:
-        return self.size
 
 
 @pytest.mark.parametrize(
@@ -150,8 +131,8 @@ class Documents:
 )  # fmt: skip
 def test_a_window_is_as_long_as_most_documents(lengths, n_ctx):
     """A window of n positions holds n + 1 tokens: the last one is only an answer."""
-    assert choose_n_ctx(0, Documents(*lengths)) == n_ctx
-    assert choose_n_ctx(100, Documents(*lengths)) == 100
+    assert choose_n_ctx(0, Counting(*lengths)) == n_ctx
+    assert choose_n_ctx(100, Counting(*lengths)) == 100
 
 
 def test_packing_suits_the_documents(write):
@@ -167,11 +148,7 @@ def test_order_visits_each_window_once(lengths, seed, epoch):
     first = epoch_order(np.array(lengths), seed, epoch)
     assert sorted(first) == list(range(len(lengths)))
     np.testing.assert_array_equal(first, epoch_order(np.array(lengths), seed, epoch))
-
-
-def test_epochs_have_different_orders():
-    lengths = np.full(100, 7)
-    assert (epoch_order(lengths, 0, 0) != epoch_order(lengths, 0, 1)).any()
+    assert len(lengths) < 50 or (first != epoch_order(np.array(lengths), seed, epoch + 1)).any()
 
 
 @pytest.mark.parametrize("size", [1, 8, 16, 32])

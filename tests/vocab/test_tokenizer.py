@@ -7,7 +7,6 @@ import random
 import re
 import subprocess
 import sys
-import time
 from collections import Counter
 
 import pytest
@@ -21,19 +20,7 @@ from helpers.manifest import RoomError, notebook_parameters
 from helpers.vocab import tokenizer
 from helpers.vocab.words import write_words
 
-WORDS = {
-    "绿萝": 90,
-    "叶子": 60,
-    "叶": 20,
-    "发黄": 10,
-    "浇水": 50,
-    "，": 80,
-    "的": 70,
-    "the": 5,
-    "ab": 3,
-    "<b": 2,
-    "os": 2,
-}
+WORDS = {"绿萝": 90, "叶子": 60, "叶": 20, "发黄": 10, "浇水": 50, "，": 80, "的": 70, "the": 5, "<b": 2, "os": 2}
 TEXT = "绿萝的叶子发黄，怎么办？\n浇水。"
 NAMES = ["<pad>", "<bos>", "<eos>", "<unk>", "<user>", "<assistant>"]
 N = len(NAMES)
@@ -61,12 +48,8 @@ LOOK_ALIKES = [*NAMES, *BOOK.values(), "<0x41>", "<0xE7>", "▁", "Ġ", "##a", "
 any_text = st.lists(st.one_of(st.text(max_size=8), st.sampled_from(LOOK_ALIKES)), max_size=12).map("".join)
 
 
-def test_the_kinds_are_these_four():
-    assert tuple(TOKENIZERS) == tokenizer.KINDS
-
-
 @each_kind
-def test_any_text_comes_back_and_is_never_a_special_token(tok):
+def test_any_text_comes_back_is_never_a_special_token_and_has_the_ids_of_hugging_face(tok):
     @settings(max_examples=200)
     @given(any_text)
     def check(text):
@@ -74,26 +57,7 @@ def test_any_text_comes_back_and_is_never_a_special_token(tok):
         assert tokenizer.decode(tok, ids) == text
         assert not set(ids) & set(tok.all_special_ids)
         assert "".join(tokenizer.to_pieces(tok, text)) == text
-
-    check()
-
-
-@each_kind
-def test_a_batch_gives_the_ids_of_its_texts(tok):
-    @settings(max_examples=30)
-    @given(st.lists(any_text, max_size=5))
-    def check(texts):
-        assert tokenizer.encode_batch(tok, texts) == [tokenizer.encode(tok, text) for text in texts]
-
-    check()
-
-
-@each_kind
-def test_the_hugging_face_call_gives_the_same_ids(tok):
-    @settings(max_examples=50)
-    @given(any_text)
-    def check(text):
-        ids = tokenizer.encode(tok, text)
+        assert tokenizer.encode_batch(tok, ["绿", text, ""])[1:] == [ids, []]
         assert tok(text)["input_ids"] == [tok.bos_token_id, *ids]  # the document's start and no end: a prompt goes on
         assert tok(text, add_special_tokens=False)["input_ids"] == ids
         assert tok.decode(tok(text)["input_ids"], skip_special_tokens=True) == tok.decode(ids) == text
@@ -113,26 +77,6 @@ def test_our_functions_add_nothing_whatever_was_asked_of_the_tokenizer_before(to
 
 
 @each_kind
-def test_offsets_say_where_each_piece_stands(tok):
-    """A piece is the text at its offset, bytes spell the characters at theirs, and nothing is left out."""
-
-    @settings(max_examples=100)
-    @given(any_text)
-    def check(text):
-        found = tok(text, return_offsets_mapping=True, add_special_tokens=False)
-        pairs = zip(found["offset_mapping"], tok.convert_ids_to_tokens(found["input_ids"]), strict=True)
-        at, spelled = 0, b""
-        for (start, end), name in pairs:
-            spelled += bytes([BYTES.index(name)]) if name in BYTES else name.encode()
-            assert (start, end > start) == (at, True)
-            if spelled == text[start:end].encode():
-                at, spelled = end, b""
-        assert (at, spelled) == (len(text), b"")
-
-    check()
-
-
-@each_kind
 def test_every_single_byte_piece_and_look_alike_loses_to_its_letters(tok):
     """Pieces of a Unigram vocabulary are matched in plain text: "<0x41>" must not be the byte A, nor "<eos>" an end."""
     for piece in [*NAMES, *BOOK.values(), *BYTES]:
@@ -145,31 +89,19 @@ def test_every_single_byte_piece_and_look_alike_loses_to_its_letters(tok):
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-def test_special_tokens_have_their_names_ids_and_meanings(kind):
-    tok = TOKENIZERS[kind]
-    assert list(tokenizer.SPECIAL_TOKENS.values()) == tok.convert_ids_to_tokens(range(N)) == NAMES
-    names = [tok.pad_token, tok.bos_token, tok.eos_token, tok.unk_token, tok.user_token, tok.assistant_token]
-    ids = [tok.pad_token_id, tok.bos_token_id, tok.eos_token_id, tok.unk_token_id, tok.user_token_id]
-    assert (names, [*ids, tok.assistant_token_id]) == (NAMES, list(range(N)))
-    assert sorted(tok.all_special_ids) == list(range(N))  # the roles too: what is special is never sampled
+@pytest.mark.parametrize("special", [tokenizer.SPECIAL_TOKENS, BOOK], ids=["ours", "the book's"])
+def test_special_tokens_have_their_names_ids_and_meanings(kind, special):
+    tok, names = build(special)[kind], list(special.values())
+    assert tok.convert_ids_to_tokens(range(len(names))) == tokenizer.readable_tokens(tok)[: len(names)] == names
+    assert [getattr(tok, f"{meaning}_token") for meaning in special] == names
+    assert [getattr(tok, f"{meaning}_token_id") for meaning in special] == list(range(len(names)))
+    assert sorted(tok.all_special_ids) == list(range(len(names)))  # the roles too: what is special is never sampled
     assert set(tok("绿萝")) == {"input_ids", "attention_mask"}
 
 
-@pytest.mark.parametrize("kind", TOKENIZERS)
-def test_the_five_names_of_the_book_are_one_parameter(kind):
-    tok = build(BOOK)[kind]
-    names = ["[SEP]", "[CLS]", "[MASK]", "[PAD]", "[UNK]"]
-    assert tok.convert_ids_to_tokens(range(5)) == names
-    assert [tok.sep_token, tok.eos_token, tok.bos_token, tok.pad_token, tok.unk_token] == names
-    assert sorted(tok.all_special_ids) == list(range(5)) and tok.convert_tokens_to_ids("<bos>") in (None, 4)
-    assert tokenizer.readable_tokens(tok)[:5] == names
-
-
 def test_the_parameter_says_what_each_token_means_in_the_order_of_the_ids():
-    given = notebook_parameters("vocab")["special_tokens"]
-    assert tokenizer.parse_special_tokens(given) == tokenizer.SPECIAL_TOKENS
-    assert list(tokenizer.parse_special_tokens(given)) == ["pad", "bos", "eos", "unk", "user", "assistant"]
-    assert list(BOOK.items())[:2] == [("sep", "[SEP]"), ("eos", "[CLS]")]
+    assert tokenizer.SPECIAL_TOKENS == tokenizer.parse_special_tokens(notebook_parameters("vocab")["special_tokens"])
+    assert list(tokenizer.SPECIAL_TOKENS) == ["pad", "bos", "eos", "unk", "user", "assistant"]
     swapped = tokenizer.parse_special_tokens("  unk:<|?|>\n eos:<|=|>  pad:__ bos:«开始» ")
     assert swapped == {"unk": "<|?|>", "eos": "<|=|>", "pad": "__", "bos": "«开始»"}
     assert tokenizer.build_words(WORDS, TEXT, swapped).convert_ids_to_tokens(range(5))[-2:] == ["«开始»", "绿萝"]
@@ -181,21 +113,16 @@ FOUR = "pad:<pad> bos:<bos> eos:<eos> unk:<unk>"
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("", "the token for padding is missing: add pad:<pad>"),
-        (FOUR.replace("bos:<bos>", "start:<bos>"), "the token for a document's start is missing: add bos:<bos>"),
-        (FOUR.replace("eos:<eos>", ""), "the token for a document's end is missing: add eos:<eos>"),
-        (FOUR.replace("unk:<unk>", ""), "the token for what is unknown is missing"),
+        ("", "padding is missing: add pad:<pad>"),
+        (FOUR.replace("bos:<bos>", "start:<bos>"), "a document's start is missing"),
+        (FOUR.replace("eos:<eos>", ""), "a document's end is missing"),
         (FOUR + " bos:<s>", "'bos' comes twice"),
         (FOUR + " user:<bos>", "'<bos>' comes twice"),
         (FOUR.replace("bos:", "bos : "), "'bos' is not written as meaning:name"),
-        (FOUR + " :<x>", "':<x>' is not written as meaning:name"),
-        (FOUR + " <user>", "'<user>' is not written as meaning:name"),
-        (FOUR + " User:<user>", "'User:<user>' is not written as meaning:name"),
-        (FOUR + " user:<the user>", "'user>' is not written as meaning:name"),  # a space in the name
-        (FOUR + " user:user", "'user' cannot be the name of user: .* as in <user> or \\[USER\\]"),  # BPE may merge it
-        (FOUR + " user:用户", "'用户' cannot be the name of user"),
+        (FOUR + " <user>", "'<user>' is not written"),
+        (FOUR + " User:<user>", "'User:<user>' is not written"),
+        (FOUR + " user:user", "'user' cannot be the name of user"),  # BPE may merge it
         (FOUR + " user:<", "two characters or more"),
-        (FOUR + " user:", "'' cannot be the name of user"),
         (FOUR + " user:<0x41>", "not the name of a byte"),
         (FOUR + " user:<a:0>", "neither ':' nor '\\$'"),
         (FOUR + " user:$A", "neither ':' nor '\\$'"),
@@ -206,13 +133,10 @@ def test_a_list_of_special_tokens_that_cannot_work_is_refused_in_words(text, mes
         tokenizer.parse_special_tokens(text)
 
 
-def test_ids_follow_the_word_list_and_every_size_comes_from_the_tokenizer():
+def test_ids_follow_the_word_list_and_strangers_are_spelled_in_bytes():
     assert tok.convert_tokens_to_ids(list(WORDS)) == list(range(N, N + len(WORDS)))
     letters = {*TEXT, "\t", "\n", "\r", *map(chr, range(32, 127))} - set(WORDS)
     assert len(tok) == tok.vocab_size == N + len(WORDS) + len(letters) + 256
-
-
-def test_words_are_found_and_strangers_are_spelled_in_bytes():
     assert tokenizer.to_pieces(tok, "绿萝的叶子，") == ["绿萝", "的", "叶子", "，"]
     tokens = tok.convert_ids_to_tokens(tokenizer.encode(tok, "绿é"))
     assert tokens == ["绿", "<0xC3>", "<0xA9>"]
@@ -238,12 +162,9 @@ def test_the_cut_is_the_best_of_all_cuts():
         assert found == pytest.approx(naive(text, scores), abs=1e-9)
 
 
-def test_a_score_is_the_log_of_the_frequency():
-    scores = tokenizer.piece_scores(tok)
-    total = sum(WORDS.values())
-    assert scores["绿萝"] == pytest.approx(math.log(90 / total))
-    assert scores["黄"] == pytest.approx(math.log(1 / total))  # no word of its own
-    assert scores["叶"] == pytest.approx(math.log(20 / total))
+@pytest.mark.parametrize("piece, count", [("绿萝", 90), ("叶", 20), ("黄", 1)])  # 黄 is no word of its own
+def test_a_score_is_the_log_of_the_frequency(piece, count):
+    assert tokenizer.piece_scores(tok)[piece] == pytest.approx(math.log(count / sum(WORDS.values())))
 
 
 @each_kind
@@ -266,22 +187,15 @@ def test_words_named_like_special_or_byte_pieces_do_no_harm():
     odd = tokenizer.build_words({"<eos>": 500, "<user>": 500, "<0x41>": 500, "绿萝": 9}, "")
     for text in ("<eos>", "<0x41>", "A绿萝<eos>é<user>"):
         ids = tokenizer.encode(odd, text)
-        assert tokenizer.decode(odd, ids) == text
-        assert not set(ids) & set(odd.all_special_ids)
+        assert tokenizer.decode(odd, ids) == text and not set(ids) & set(odd.all_special_ids)
     assert odd.convert_tokens_to_ids(["<eos>", "<user>"]) == [2, 4]
-
-
-def test_no_word_at_all_still_makes_a_tokenizer():
-    empty = tokenizer.build_words({}, "")
-    assert tokenizer.decode(empty, tokenizer.encode(empty, TEXT)) == TEXT
 
 
 @each_kind
 @pytest.mark.parametrize("line", [("绿萝的叶子发黄，" * 5000)[:39_000] + "é😀" * 500, "绿萝" * 20_000, "é" * 40_000])
-def test_a_very_long_line_is_fast(tok, line):
-    start = time.perf_counter()  # 0.03 s here; a quadratic cut takes minutes
+def test_a_very_long_line_comes_back(tok, line):
+    """In 0.03 s; a quadratic cut takes minutes."""
     assert tokenizer.decode(tok, tokenizer.encode(tok, line)) == line
-    assert time.perf_counter() - start < 5
 
 
 def test_characters_are_single_and_the_commonest_come_first():
@@ -385,9 +299,12 @@ def test_the_same_words_give_the_same_bytes_whatever_the_order_of_the_characters
 
 def test_load_gives_the_tokenizer_back_or_says_what_to_run(tmp_path):
     tok.save_pretrained(tmp_path)
-    again = tokenizer.load_tokenizer(tmp_path)
-    assert tokenizer.encode(again, "<eos>绿萝") == tokenizer.encode(tok, "<eos>绿萝")
-    assert (again.user_token_id, again.assistant_token_id) == (4, 5) and set(again.all_special_ids) == set(range(N))
+    for again in (tokenizer.load_tokenizer(tmp_path), tokenizer.load_pretrained_tokenizer(str(tmp_path))):
+        assert again.special_tokens_map == tok.special_tokens_map and again.user_token_id == 4  # the roles with it
+        assert again(TEXT)["input_ids"] == tok(TEXT)["input_ids"]
+        for text in (TEXT, *LOOK_ALIKES):
+            assert tokenizer.encode(again, text) == tokenizer.encode(tok, text)
+            assert tokenizer.decode(again, tokenizer.encode(again, text)) == text
     with pytest.raises(RoomError, match="02_vocab"):
         tokenizer.load_tokenizer(tmp_path / "nowhere")
 
@@ -463,11 +380,10 @@ def own_bpe(folder, **names):
 
 
 def test_a_bert_vocabulary_has_its_ids_and_starts_and_ends_documents(bert):
-    theirs = tokenizer.load_pretrained(str(bert))
+    theirs = tokenizer.load_pretrained_tokenizer(str(bert))
     assert len(theirs) == len(BERT)
-    names = [theirs.pad_token, theirs.unk_token, theirs.bos_token, theirs.eos_token, theirs.mask_token]
-    assert names == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    assert theirs.convert_tokens_to_ids(names) == [0, 100, 101, 102, 103]
+    ids = [theirs.pad_token_id, theirs.unk_token_id, theirs.bos_token_id, theirs.eos_token_id, theirs.mask_token_id]
+    assert ids == [0, 100, 101, 102, 103]
     ids = tokenizer.encode(theirs, POEM)
     assert ids == [BERT.index(character) for character in POEM]
     assert theirs(POEM)["input_ids"] == [101, *ids]  # its start, and no end: BERT's own would write [SEP] behind it
@@ -480,13 +396,11 @@ def test_a_bert_vocabulary_has_its_ids_and_starts_and_ends_documents(bert):
         (POEM, POEM),  # no blank between Chinese characters
         ("the cats 明月 a cat", "the cats明月a cat"),  # but between English words
         ("The CATS\n明月\r\n光", "the cats明月光"),  # what BERT changes is lost
-        ("床 前", "床前"),
         ("床the cat, a. 5", "床the cat, a. 5"),
-        ("", ""),
     ],
 )
 def test_a_bert_vocabulary_is_joined_without_blanks_between_chinese_characters(bert, text, back):
-    theirs = tokenizer.load_pretrained(str(bert))
+    theirs = tokenizer.load_pretrained_tokenizer(str(bert))
     ids = tokenizer.encode(theirs, text)
     assert tokenizer.decode(theirs, [theirs.bos_token_id, *ids, theirs.eos_token_id, theirs.pad_token_id]) == back
     assert tokenizer.decode(theirs, theirs.convert_tokens_to_ids(["##s", "明"])) == "s明"
@@ -500,26 +414,21 @@ def folders(bert, tmp_path_factory):
 
 def test_a_users_text_never_signals_anything_to_a_pretrained_model_either(bert, tmp_path_factory):
     for folder in folders(bert, tmp_path_factory):
-        theirs = tokenizer.load_pretrained(str(folder))
+        theirs = tokenizer.load_pretrained_tokenizer(str(folder))
         signals = {theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id}
         for token in [*theirs.all_special_tokens, "[CLS]床前[SEP]", "<s>床</s>", "[cls]", *LOOK_ALIKES]:
             assert not set(tokenizer.encode(theirs, token)) & signals, token
             assert "".join(tokenizer.to_pieces(theirs, token)) == token
-
-
-def test_byte_level_bpe_comes_back_exactly_and_is_neither_cut_nor_padded(bert, tmp_path_factory):
-    theirs = tokenizer.load_pretrained(str(folders(bert, tmp_path_factory)[1]))
-    for text in (POEM, "é😀 the  cats\n", "<s>", *LOOK_ALIKES):
+    for text in (POEM, "é😀 the  cats\n", "<s>", *LOOK_ALIKES):  # byte-level BPE: exact, neither cut nor padded
         assert tokenizer.decode(theirs, tokenizer.encode(theirs, text)) == text
         assert theirs(text)["input_ids"] == [theirs.bos_token_id, *tokenizer.encode(theirs, text)]
-        assert "".join(tokenizer.to_pieces(theirs, text)) == text
 
 
 @pytest.mark.slow
 def test_the_saved_pretrained_tokenizer_loads_the_same_here_and_in_plain_hugging_face(bert, tmp_path_factory):
     texts, rooms, expected = [POEM, "[CLS] the cats", "明月 the 光"], [], []
     for folder in folders(bert, tmp_path_factory):
-        theirs, room = tokenizer.load_pretrained(str(folder)), tmp_path_factory.mktemp("vocab")
+        theirs, room = tokenizer.load_pretrained_tokenizer(str(folder)), tmp_path_factory.mktemp("vocab")
         theirs.save_pretrained(room)
         ids = tokenizer.encode_batch(theirs, texts)
         specials = [theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id, theirs.unk_token_id]
@@ -528,39 +437,28 @@ def test_the_saved_pretrained_tokenizer_loads_the_same_here_and_in_plain_hugging
         expected += [[started, back, specials, len(theirs), sorted(theirs.all_special_ids)]] * 6
         again = tokenizer.load_tokenizer(room)
         assert tokenizer.encode_batch(again, texts) == ids and again.bos_token_id == theirs.bos_token_id
-        once_more = tokenizer.load_pretrained(str(room))  # a run's own final model is a pretrained one too
+        once_more = tokenizer.load_pretrained_tokenizer(str(room))  # a run's own final model is a pretrained one too
         assert tokenizer.encode_batch(once_more, texts) == ids and len(once_more) == len(theirs)
         rooms.append(room)
     assert outside(rooms, texts, tmp_path_factory.mktemp("elsewhere")) == expected
 
 
-def test_our_own_tokenizer_stays_itself_as_a_pretrained_one(tmp_path):
-    tok.save_pretrained(tmp_path)
-    again = tokenizer.load_pretrained(str(tmp_path))
-    assert again.backend_tokenizer.decoder.__getstate__() == tok.backend_tokenizer.decoder.__getstate__()
-    assert again.special_tokens_map == tok.special_tokens_map and again.user_token_id == 4  # the roles with it
-    assert again(TEXT)["input_ids"] == tok(TEXT)["input_ids"]
-    for text in (TEXT, *LOOK_ALIKES):
-        assert tokenizer.encode(again, text) == tokenizer.encode(tok, text)
-        assert tokenizer.decode(again, tokenizer.encode(again, text)) == text
-
-
 def test_what_a_vocabulary_does_not_name_is_taken_from_the_end_or_refused(tmp_path):
-    theirs = tokenizer.load_pretrained(str(own_bpe(tmp_path / "a", eos_token="</s>")))
+    theirs = tokenizer.load_pretrained_tokenizer(str(own_bpe(tmp_path / "a", eos_token="</s>")))
     assert theirs.bos_token == theirs.eos_token == theirs.pad_token == "</s>"
     with pytest.raises(ValueError, match="names no token that ends a document"):
-        tokenizer.load_pretrained(str(own_bpe(tmp_path / "b", pad_token="<pad>")))
+        tokenizer.load_pretrained_tokenizer(str(own_bpe(tmp_path / "b", pad_token="<pad>")))
 
 
 def test_a_vocabulary_that_reads_signals_in_plain_text_is_refused(tmp_path):
     backend = Tokenizer(models.Unigram([("<unk>", 0.0), ("</s>", 0.0), *((letter, -9.0) for letter in "</s>")], 0))
     PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="any text could end a document"):
-        tokenizer.load_pretrained(str(tmp_path))
+        tokenizer.load_pretrained_tokenizer(str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["nobody/no-such-model", "/no/such/folder", "{here}"])
 def test_a_tokenizer_that_is_not_there_is_refused_in_words(name, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ValueError, match="no tokenizer could be read from .*Give a folder with tokenizer.json"):
-        tokenizer.load_pretrained(name.format(here=tmp_path))
+        tokenizer.load_pretrained_tokenizer(name.format(here=tmp_path))

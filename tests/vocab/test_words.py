@@ -77,16 +77,10 @@ def test_segment_loses_nothing(model):
         assert "".join(segment(text)) == text
 
     check()
-
-
-def test_a_line_longer_than_thulac_can_hold_is_cut_first(model):
-    text = "绿萝" * 60_000
-    assert "".join(segment(text)) == text
+    check.hypothesis.inner_test("绿萝" * 60_000)  # longer than thulac can hold
 
 
 def test_a_sentence_that_fails_is_an_error_and_not_one_long_word(model, monkeypatch):
-    """The book's bare `except` turned a failed sentence into one word, or into nothing."""
-
     def fail(self, text):
         raise IndexError("inside thulac")
 
@@ -98,9 +92,18 @@ def test_a_sentence_that_fails_is_an_error_and_not_one_long_word(model, monkeypa
         segment("浇水")
 
 
-def test_one_thread_at_a_time_enters_thulac(model):
+def test_threads_load_one_model_and_enter_it_one_at_a_time(model):
+    loaded, original = [], model.__init__
+
+    def slow(self, seg_only):
+        loaded.append(threading.get_ident())
+        time.sleep(0.05)
+        original(self, seg_only)
+
+    model.__init__ = slow
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(segment, ["绿萝 叶子"] * 200)) == [["绿萝", " ", "叶子"]] * 200
+    assert len(loaded) == 1
 
 
 REAL = {  # as people cut them; thulac 0.2.2 as published cuts through each word in the first column
@@ -138,31 +141,17 @@ def test_the_real_thulac_is_loaded_in_four_bytes_a_number_and_these_are_its_own(
     assert tuple(our_model.fl_weights) == their_model.fl_weights and our_model.fl_weights.itemsize == 4
 
 
-def test_counts_are_those_of_a_plain_loop_with_one_worker_and_with_two():
-    texts = TEXTS * 3 + [f"第{i}天，绿萝浇水{i % 7}次。" for i in range(3000)]  # several chunks
+@pytest.mark.parametrize("workers, block", [(1, 1), (1, 100), (1, 4_000_000), (2, 4_000_000)])
+def test_counts_are_those_of_a_plain_loop_for_any_workers_and_blocks(monkeypatch, tmp_path, workers, block):
+    monkeypatch.setattr(words, "_BLOCK_CHARACTERS", block)
+    texts = TEXTS * 3 + [f"第{i}天，绿萝浇水{i % 7}次。" for i in range(3000 if block > 100 else 9)]  # several chunks
     expected = Counter(word for text in texts for word in stand_in(text))
-    for workers in (1, 2):
-        with parallel.executor(workers) as pool:
-            assert count_words(texts, pool, segmenter=stand_in) == expected
+    with parallel.executor(workers) as pool:
+        for cache in (None, SegmentCache(tmp_path / "cuts.sqlite")):
+            assert count_words(texts, pool, segmenter=stand_in, cache=cache) == expected
 
 
-def test_each_distinct_line_is_segmented_once():
-    lines = []
-
-    def segmenter(line):
-        lines.append(line)
-        return stand_in(line)
-
-    with parallel.executor(1) as pool:
-        counts = count_words(["少浇水。\n"] * 500 + TEXTS, pool, segmenter=segmenter)
-        assert len(lines) == len(set(lines))
-        assert counts["浇水"] == 504
-        lines.clear()
-        assert segment_texts(["少浇水。"] * 500, pool, segmenter=segmenter) == [["少", "浇水", "。"]] * 500
-        assert lines == ["少浇水。"]
-
-
-def test_a_second_run_over_the_same_lines_segments_nothing(tmp_path):
+def test_each_distinct_line_is_segmented_once_and_never_again_with_a_cache(tmp_path):
     seen = []
 
     def segmenter(line):
@@ -171,23 +160,16 @@ def test_a_second_run_over_the_same_lines_segments_nothing(tmp_path):
 
     cache = SegmentCache(tmp_path / "cuts.sqlite")
     with parallel.executor(1) as pool:
-        first = count_words(TEXTS, pool, segmenter=segmenter, cache=cache)
-        assert len(seen) == 5
-        assert count_words(TEXTS[::-1], pool, segmenter=segmenter, cache=cache) == first
-        assert segment_texts(TEXTS, pool, segmenter=segmenter, cache=cache) == [stand_in(text) for text in TEXTS]
-        assert len(seen) == 5
+        counts = count_words(["少浇水。\n"] * 500 + TEXTS, pool, segmenter=segmenter, cache=cache)
+        assert len(seen) == len(set(seen)) == 6 and counts["浇水"] == 504
+        assert count_words(TEXTS[::-1], pool, segmenter=segmenter, cache=cache) == count_words(
+            TEXTS, pool, "", stand_in
+        )
+        assert (
+            segment_texts(TEXTS * 9, pool, segmenter=segmenter, cache=cache) == [stand_in(text) for text in TEXTS] * 9
+        )
         count_words([*TEXTS, "新的一行\n少浇水。"], pool, segmenter=segmenter, cache=cache)
-        assert seen[5:] == ["新的一行\n"]
-
-
-@pytest.mark.parametrize("block", [1, 100, 4_000_000])
-def test_counts_do_not_depend_on_how_much_text_is_held(monkeypatch, tmp_path, block):
-    monkeypatch.setattr(words, "_BLOCK_CHARACTERS", block)
-    texts = TEXTS * 5
-    with parallel.executor(1) as pool:
-        for cache in (None, SegmentCache(tmp_path / "cuts.sqlite")):
-            counts = count_words(texts, pool, segmenter=stand_in, cache=cache)
-            assert counts == Counter(word for text in texts for word in stand_in(text))
+    assert seen[6:] == ["新的一行\n"]
 
 
 def test_too_many_different_words_cost_the_rarest(monkeypatch):
@@ -200,12 +182,12 @@ def test_too_many_different_words_cost_the_rarest(monkeypatch):
     assert len(counts) < 100
 
 
-def test_rjieba_loses_nothing_and_finds_words():
-    @given(st.text(st.sampled_from("绿萝叶子 \u3000\n\t\r\x00\x1c\u2028a1，。😀\u0301[<"), max_size=40))
-    def check(text):
-        assert "".join(segment_rjieba(text)) == text
+@given(st.text(st.sampled_from("绿萝叶子 \u3000\n\t\r\x00\x1c\u2028a1，。😀\u0301[<"), max_size=40))
+def test_rjieba_loses_nothing(text):
+    assert "".join(segment_rjieba(text)) == text
 
-    check()
+
+def test_rjieba_finds_words():
     assert segment_rjieba("我们  怎么浇水\n") == ["我们", " ", " ", "怎么", "浇水", "\n"]
     assert "".join(segment_rjieba("a" * 100_000)) == "a" * 100_000
 
@@ -235,19 +217,7 @@ def test_a_sample_is_spread_evenly_over_the_corpus(texts, share):
     assert list(sample_texts(texts, 1.0)) == texts
 
 
-def test_texts_are_segmented_in_order_and_without_loss():
-    with parallel.executor(1) as pool:
-
-        @given(st.lists(st.text(st.sampled_from("绿萝叶子a1 \n\r\u2028\x85，"))))
-        def check(texts):
-            segmented = segment_texts(texts, pool, segmenter=stand_in)
-            assert ["".join(pieces) for pieces in segmented] == texts
-
-        check()
-
-
 def test_the_counter_keeps_case_and_punctuation_as_the_tokenizer_does():
-    """The book's counter lower-cased, dropped ASCII punctuation and split numbers its own way: 1.5 % [UNK] at home."""
     texts = ['Pothos, pothos; POTHOS! 3.14 25-30度 (a_b) "c"。']
     with parallel.executor(1) as pool:
         counts = count_words(texts, pool, segmenter=stand_in)
@@ -263,34 +233,30 @@ def test_words_are_the_commonest_and_ties_follow_the_code_points():
     assert "很长" * 7 in choose_words(counts, 10, max_word_length=14)
 
 
-def test_a_small_corpus_gets_a_list_that_fits_it():
-    """The book wrote 50,005 by hand where the corpus had 1,292 words: 97 % of the embedding was dead."""
-    assert len(choose_words(Counter("绿萝要浇水"), 50_000)) == 5
-
-
 @pytest.mark.parametrize("bad", [{"vocab_size": -1}, {"min_count": 0}, {"max_word_length": 0}])
 def test_sizes_that_make_no_sense_are_refused(bad):
     with pytest.raises(ValueError, match="=".join(map(str, *bad.items()))):
         choose_words({"绿萝": 1}, **{"vocab_size": 5, **bad})
 
 
-def test_characters_are_weighted_by_their_words():
+def test_characters_are_weighted_by_their_words_and_coverage_counts_running_words_and_no_spaces():
     assert count_characters({"绿萝": 3, "绿": 2, "\n": 1}) == {"绿": 5, "萝": 3, "\n": 1}
-
-
-def test_coverage_counts_running_words_and_no_spaces():
     assert coverage({"绿萝": 3, "浇水": 1, "\n": 100, " ": 7}, ["绿萝"]) == 0.75
     assert coverage({"\n": 5}, ["绿萝"]) == 1.0
 
 
-def test_boundary_f1_by_hand():
-    ours, theirs = ["我", "爱", "绿萝"], ["我爱", "绿", "萝"]
-    assert boundary_f1([ours], [ours]) == 1.0
-    assert boundary_f1([ours], [theirs]) == 0.5  # cuts {1, 2} against {2, 3}
-    # a second text with cuts {} against {1}: precision 1/2, recall 1/3
-    assert boundary_f1([ours, ["浇水"]], [theirs, ["浇", "水"]]) == pytest.approx(0.4)
-    assert boundary_f1([], []) == boundary_f1([["绿"]], [["绿"]]) == 1.0
-    with pytest.raises(ValueError, match="not of the same text"):
+@pytest.mark.parametrize(
+    ("ours", "theirs", "f1"),
+    [
+        (["我|爱|绿萝"], ["我爱|绿|萝"], 0.5),  # cuts {1, 2} against {2, 3}
+        (["我|爱|绿萝", "浇水"], ["我爱|绿|萝", "浇|水"], 0.4),  # precision 1/2, recall 1/3
+        ([], [], 1.0),
+        (["绿"], ["绿"], 1.0),
+    ],
+)
+def test_boundary_f1_by_hand(ours, theirs, f1):
+    assert boundary_f1(*([text.split("|") for text in side] for side in (ours, theirs))) == pytest.approx(f1)
+    with pytest.raises(ValueError, match="different texts"):
         boundary_f1([["绿萝"]], [["浇水"]])
 
 
@@ -313,10 +279,9 @@ def test_differences_are_the_shortest_stretches_cut_differently():
     }
 
 
-def test_take_stops_at_a_whole_document():
-    assert take_texts(iter(["ab", "cd", "ef"]), 3) == ["ab", "cd"]
-    assert take_texts(["ab"], 100) == ["ab"]
-    assert take_texts(["ab"], 0) == []
+@pytest.mark.parametrize("characters, taken", [(3, ["ab", "cd"]), (100, ["ab", "cd", "ef"]), (0, [])])
+def test_take_stops_at_a_whole_document(characters, taken):
+    assert take_texts(iter(["ab", "cd", "ef"]), characters) == taken
 
 
 def test_the_word_file_has_one_word_a_line(tmp_path):
@@ -326,18 +291,3 @@ def test_the_word_file_has_one_word_a_line(tmp_path):
     for word in ("绿\n萝", "a b", "", "\u2028"):
         with pytest.raises(ValueError, match="word 2"):
             write_words(tmp_path / "bad.txt", ["绿萝", word])
-
-
-def test_waiting_threads_do_not_load_two_models(model):
-    loaded = []
-    original = model.__init__
-
-    def slow(self, seg_only):
-        loaded.append(threading.get_ident())
-        time.sleep(0.05)
-        original(self, seg_only)
-
-    model.__init__ = slow
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(segment, ["绿萝"] * 4))
-    assert len(loaded) == 1

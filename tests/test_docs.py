@@ -1,6 +1,6 @@
-"""Each command and each piece of Python in the README is typed here on small texts, or a line says where it is done.
+"""Each command and each piece of Python in README.md and docs/ is typed here on small texts, or a line says where.
 
-The commands are those of the README, letter by letter: `SMALLER` is all that is changed in them.
+The commands are typed letter by letter, but for names, ports and sizes: `Desk.smaller`.
 """
 
 import json
@@ -23,11 +23,12 @@ from helpers import paths
 
 pytestmark = [pytest.mark.outside, pytest.mark.timeout(1200)]
 ROOT = paths.repo_root()
-README = (ROOT / "README.md").read_text("utf-8")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = "\n".join(page.read_text("utf-8") for page in PAGES)
 SHELL = ("make ", "python -m", "curl", "dask", "torchrun", "touch", "papermill", "vllm", "pip ", "cat >", "cp ", "git ",
          "apt ", "source ", "CHINESE_GPT_API_KEY=")  # fmt: skip
 
-# what is typed here, in this order, and what the README says comes out (a pattern of the last lines)
+# what is typed here, in this order, and what the docs say comes out (a pattern of the last lines)
 TOGETHER = {
     "make run": r"06_serve",
     "make run RUN=songci CORPUS=songci.jsonl": r"06_serve",
@@ -58,8 +59,9 @@ SERVERS = {  # a server, and what is asked of it
         '-d \'{"context": "明月", "maxlength": 50, "samples": 3}\''
     ],
     "python -m helpers.serve --run clinic": [],
-    "CHINESE_GPT_API_KEY=… python -m helpers.serve --run songci --host 0.0.0.0 --allow-host poems.example.org "
-    "--processes 2": ['curl -s http://poems.example.org:5005/v1/models -H "Authorization: Bearer …"'],
+    "CHINESE_GPT_API_KEY=… python -m helpers.serve --run songci --host 0.0.0.0 --allow-host poems.example.org": [
+        'curl -s http://poems.example.org:5005/v1/models -H "Authorization: Bearer …"'
+    ],
 }
 CLUSTER = [
     "dask scheduler",
@@ -85,18 +87,17 @@ ELSEWHERE = {  # command -> the test file that does it
     'python -m pip install -e ".[text]" -c constraints.txt': "Dockerfile",
     "python -m ipykernel install --sys-prefix --name python3": "Makefile",
     "python -m helpers.run --run sample": "Makefile",
-    "make test-outside": "Makefile",
-    "source .venv/bin/activate": "tests/test_readme.py",  # PATH begins with that folder
-    "git pull": "tests/test_published.py",
-    "cp -r notebooks mine; git checkout notebooks": "tests/test_published.py",
+    "make test-all": "Makefile",
+    "source .venv/bin/activate": "tests/test_docs.py",  # PATH begins with that folder
 }
-NOT_TYPED = {  # command -> what it needs; the README says so in one sentence
+NOT_TYPED = {  # command -> what it needs; the docs say so in one sentence
     "make run RUN=tang CORPUS=tang-poems": "the net",
     "make run RUN=wiki CORPUS=hf:owner/name": "the net",
     "vllm serve runs/songci/model/final_model --served-model-name songci": "vLLM",
     "make run PYTHON=python3.12": "another Python",
     "apt install python3-venv": "an administrator",
-    'pip install -e ".[fast]"': "an environment of its own",
+    "git pull": "a newer version",
+    "cp -r notebooks mine; git checkout notebooks": "a newer version",
     "make bench": "an hour",
     "make test-faults": "ten minutes",
 }
@@ -112,16 +113,16 @@ VERSES = (
 
 
 def blocks(language: str) -> list[str]:
-    """Return the README's blocks of code in a language; "" is the shell, or no language at all."""
-    found = re.findall(r"^```(\w*)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    """Return the docs' blocks of code in a language; "" is the shell, or no language at all."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```", DOCS, re.MULTILINE | re.DOTALL)
     return [block for name, block in found if name == language]
 
 
 def commands() -> list[str]:
-    """Return the README's shell commands in order, without their comments; of a here-document its first line."""
+    """Return the docs' shell commands in order, without their comments; of a here-document its first line."""
     shell = re.sub(r"\\\n\s*", "", "".join(blocks("")))
     typed = [re.sub(r"\s{2,}#.*$", "", line) for line in shell.splitlines()]
-    prose = re.sub(r"^```.*?^```", "", README, flags=re.MULTILINE | re.DOTALL)
+    prose = re.sub(r"^```.*?^```", "", DOCS, flags=re.MULTILINE | re.DOTALL)
     inline = [re.sub(r"\s+", " ", each) for each in re.findall(r"`([^`]+)`", prose)]
     return list(dict.fromkeys(each.strip() for each in typed + inline if each.startswith(SHELL)))
 
@@ -165,7 +166,7 @@ class Desk:
         self.smaller = {
             "/path/to/a folder of 小说": str(folder / "a folder of 小说"),
             "/shared/web": str(folder / "songci.txt"),
-            # the README has two tables of that name: this one has columns of its own
+            # the docs have two tables of that name: this one has columns of its own
             "RUN=clinic CORPUS=dialogues.csv PRESET=clinic.yaml": f"RUN=forum CORPUS={folder}/forum.csv "
             f"PRESET={folder}/forum.yaml",
             "runs/": f"{folder / 'runs'}/",
@@ -183,7 +184,7 @@ class Desk:
         }
 
     def write_texts(self) -> None:
-        """Write a text for each name that the README's commands have."""
+        """Write a text for each name that the docs' commands have."""
         poems = ["\n".join(VERSES[(n + k) % 12] for k in (0, 3, 7 - n % 5)) for n in range(240)]
         rows = [f"第{n}个问题,绿萝第{n}天怎么浇水,每隔{n}天浇一次水就好" for n in range(60)]
         novel = "\n\n".join(f"第{n}回\n" + "".join(VERSES[(n * k) % 12] for k in range(1, 9)) for n in range(60))
@@ -256,15 +257,15 @@ def check(command, done, promise):
     assert re.search(promise, done.stdout), f"{command}\n{done.stdout[-3000:]}"
 
 
-def test_no_command_of_the_readme_is_left_out():
+def test_no_command_of_the_docs_is_left_out():
     known = {*TOGETHER, *ONE_BY_ONE, *SERVERS, *sum(SERVERS.values(), []), *CLUSTER, *ELSEWHERE, *NOT_TYPED}
     assert set(commands()) == known
     for file in ELSEWHERE.values():
         assert (ROOT / file).is_file()
 
 
-def test_the_readme_says_which_commands_no_test_runs():
-    (sentence,) = re.findall(r"Not run by any test: ([^\n]+(?:\n[^\n]+)*)", README)
+def test_the_docs_say_which_commands_no_test_runs():
+    (sentence,) = re.findall(r"Not run by any test: ([^\n]+(?:\n[^\n]+)*)", DOCS)
     sentence = re.sub(r"\s+", " ", sentence)
     for need in NOT_TYPED.values():
         assert need in sentence, need
@@ -322,14 +323,14 @@ def test_a_server_answers(desk, command):
 
 
 def run_python(desk, code: str) -> str:
-    """Run a block of Python as it stands in the README, and return what it printed."""
+    """Run a block of Python as it stands in the docs, and return what it printed."""
     code = code.replace('"runs/', f'"{desk.folder}/runs/')
     done = subprocess.run([sys.executable, "-c", code], env=desk.environment, capture_output=True, encoding="utf-8")
     assert done.returncode == 0, code + done.stderr
     return done.stdout
 
 
-def test_the_python_of_the_readme_runs(desk):
+def test_the_python_of_the_docs_runs(desk):
     (poem,) = [block for block in blocks("python") if "quatrain" in block]
     written = re.findall(r"\w+", run_python(desk, poem))
     assert [line[0] for line in written] == list("春江花月") and {len(line) for line in written} == {7}
