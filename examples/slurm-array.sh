@@ -1,14 +1,10 @@
 #!/bin/bash
-# A sweep on a Slurm cluster: one task for each run. Submit it from the folder of this project, on a disk that all nodes see:
+# A sweep on a Slurm cluster: each task takes runs until none is left. Submit it from the folder of this project, on a disk
+# that all nodes see:
 #
-#     export SWEEP=lr.yaml RUN=songci CORPUS=songci.txt
-#     # once, before: the rooms that all runs share
-#     python -m helpers.run corpus vocab tokenize --sweep $SWEEP --run $RUN --corpus $CORPUS
-#     sbatch --array=1-6 examples/slurm-array.sh
-#     # after: the page
-#     python -m helpers.run --sweep $SWEEP --run $RUN --corpus $CORPUS
+#     SWEEP=lr.yaml RUN=songci CORPUS=songci.txt sbatch --array=1-6 examples/slurm-array.sh
 #
-# A task that is killed or requeued goes on from its last checkpoint.
+# A run whose task is killed or requeued is taken again, from its last checkpoint.
 #SBATCH --ntasks=1
 #SBATCH --gpus-per-task=1
 #SBATCH --cpus-per-task=8
@@ -17,5 +13,4 @@
 #SBATCH --output=runs/slurm-%A-%a.log
 set -eu
 source .venv/bin/activate
-exec python -m helpers.run train --sweep "$SWEEP" --run "$RUN" ${CORPUS:+--corpus "$CORPUS"} ${PRESET:+--preset "$PRESET"} \
-    --only "$SLURM_ARRAY_TASK_ID"
+exec python -m helpers.run sweep "$SWEEP" --run "$RUN" ${CORPUS:+--corpus "$CORPUS"} ${PRESET:+--preset "$PRESET"}

@@ -21,7 +21,7 @@ from wrong_answers import WRONG_ANSWERS
 from helpers import paths
 from helpers.corpus import built_in
 from helpers.manifest import open_room, read_manifest
-from helpers.run.verify import verify
+from helpers.run.verify import verify_run
 
 pytestmark = pytest.mark.slow
 # what a room says of itself, for the rooms after it and for the report
@@ -227,4 +227,4 @@ def test_a_side_door_runs_on_the_rooms_of_the_run(commands, side_door):
     assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
     check_exercises(run, side_door)
     assert f"id='{side_door}'" in (paths.run_dir(run) / "report.html").read_text("utf-8")
-    assert all(passed for _, passed, _ in verify(run))
+    assert all(passed for _, passed, _ in verify_run(run))

@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 
 from helpers import paths
 from helpers.manifest import notebook_parameters
-from helpers.run.parameters import plan
+from helpers.run.parameters import plan_parameters
 
 ROOT = paths.repo_root()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -32,19 +32,18 @@ IMPORTS = {
     "files": set(),
     "manifest": {"paths", "wording", "files"},
     "progress": set(),
-    "speeds": {"files"},
     "parallel": {"progress"},
     "device": {"parallel"},
     "corpus": {"paths", "wording", "files", "manifest", "progress", "parallel"},
     "vocab": {"paths", "files", "manifest", "parallel", "corpus.conversations", "corpus.encodings"},
     "tokens": {"paths", "wording", "files", "manifest", "parallel", "vocab"},
-    "train": {"paths", "wording", "files", "manifest", "progress", "parallel", "speeds", "device", "vocab", "tokens"},
+    "train": {"paths", "wording", "files", "manifest", "progress", "parallel", "device", "vocab", "tokens"},
     "generate": {"paths", "wording", "device", "manifest", "vocab", "corpus.shards"},
     "serve": {"paths", "wording", "manifest", "vocab.chat", "generate"},
     "chat": {"paths", "files", "manifest", "device", "corpus", "vocab", "tokens", "train", "generate"},
     "reward": {"paths", "device", "manifest", "corpus", "vocab", "train", "generate", "chat"},
     "report": {"paths", "files", "manifest"},
-    "run": {"paths", "wording", "files", "manifest", "progress", "speeds", "parallel", "report", "corpus.find"},
+    "run": {"paths", "wording", "files", "manifest", "progress", "report", "corpus.find"},
 }
 WITH_TORCH = {"device", "tokens.windows", "train", "generate", "serve", "chat", "reward", "show"}
 MODULES = sorted((ROOT / "helpers").rglob("*.py"))
@@ -121,7 +120,7 @@ def test_every_dependency_says_who_uses_it():
 
 def test_what_is_imported_is_a_dependency():
     by_module = {"yaml": "pyyaml", "IPython": "ipykernel", "PIL": "pillow", "pydantic_core": "pydantic"}
-    lines = PROJECT["dependencies"] + EXTRAS["text"] + EXTRAS["cluster"]
+    lines = PROJECT["dependencies"] + EXTRAS["text"] + EXTRAS["cluster"] + EXTRAS["sweep"]
     listed = {canonicalize_name(Requirement(line).name) for line in lines} | {"distributed"}
     for file in MODULES:
         for module in imports(file) - {"helpers", *STANDARD}:
@@ -273,8 +272,8 @@ QUESTIONS = {
     "cross-entropy": "train.loss",
     "fewer passes over memory": "train.fused",
     "loss spike": "train.state",
-    "grid search": "run.grid",
-    "successive halving": "run.halving",
+    "grid search": "run.sweep",
+    "successive halving": "run.sweep",
     "out of memory": "train.trainer",
     "throughput": "train.log",
     "TensorBoard": "train.log",
@@ -435,4 +434,4 @@ def test_links_inside_the_repository_live(path):
 @pytest.mark.parametrize("preset", sorted((ROOT / "presets").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_preset_fits_the_notebooks(preset):
 
-    assert plan(list(paths.STAGES)[1:], "r", None, [preset.stem], [])
+    assert plan_parameters(list(paths.STAGES)[1:], "r", None, [preset.stem], [])

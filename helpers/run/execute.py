@@ -1,23 +1,40 @@
-"""Execute notebooks in order, each in a kernel of its own; what has finished and is unchanged is skipped."""
+"""Execute notebooks in order, each in a kernel of its own; what has finished and is unchanged is skipped.
 
+Knows what a notebook is given and where its copy goes, and nothing of what it does.
+"""
+
+import contextlib
+import os
+import shutil
+import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
+import nbformat
 import papermill
 from ipykernel.kernelspec import RESOURCES, get_kernel_dict
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 from papermill.exceptions import PapermillExecutionError
+from tqdm import tqdm
 
 from helpers import paths, progress, report
 from helpers.files import occupied
 from helpers.manifest import notebook_parameters
-from helpers.run.unchanged import finished_unchanged, remember
-from helpers.run.watch import Watch, in_terminal
+from helpers.progress import Note
+from helpers.run.parameters import Values
+from helpers.run.verify import finished_unchanged, note_finished
 from helpers.wording import duration
+
+TERMINAL_SECONDS, LOG_SECONDS = 1.0, 60.0  # between two looks at a stage's progress
+CLEAR = "\r\x1b[K"  # back to the beginning of the line, and wipe it
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 class StageFailed(RuntimeError):
@@ -42,31 +59,35 @@ class ThisPython(AsyncKernelManager):
         await super().start_kernel(*arguments, **options, stderr=self.stderr)
 
 
-def _why_it_died(stderr: IO[str]) -> str:
-    """Return what a kernel that died said of it on its own stderr, in a line."""
-    stderr.seek(0)
-    lines = [line.strip() for line in stderr if line.strip()]
-    if not lines:
-        return "the kernel died without a message: most often the machine ran out of memory"
-    return f"the kernel died: {lines[-1]}"
+# ---- a stage ----
 
 
-def _first_line(source: str) -> str:
-    """Return a cell's first line of code, or its first comment if it has none."""
-    lines = [line.strip() for line in source.splitlines() if line.strip()]
-    return next((line for line in lines if not line.startswith("#")), lines[0] if lines else "")
+def run_stages(run: str, values: Values, force: bool) -> None:
+    """Run the planned stages in order, print a line for each, and write the report.
 
-
-def _literally(path: Path) -> str:
-    """Return a path as papermill takes it, which puts parameters in place of braces."""
-    return str(path).replace("{", "{{").replace("}", "}}")
+    Raises StageFailed at the first error, Occupied if another command is at work on this run.
+    """
+    with occupied(paths.run_dir(run)):
+        for stage in values:
+            name = f"{paths.notebook(stage).stem:14}"
+            if not force and finished_unchanged(run, stage, values[stage]):
+                print(f"{name}unchanged since it finished: skipped (--force runs it)", flush=True)
+                continue
+            begin, file = time.monotonic(), paths.executed_copy(run, stage).with_suffix(".progress")
+            try:
+                with watching(file, name, one_line=sys.stdout.isatty()):
+                    execute(run, stage, values[stage], {progress.VARIABLE: str(file)})
+            except BaseException as error:
+                word = "failed" if isinstance(error, StageFailed) else "stopped"
+                print(f"{name}{word} after {duration(time.monotonic() - begin)}", flush=True)
+                raise
+            words = f"{duration(time.monotonic() - begin):>12}   {report.one_line(run, stage)}".rstrip()
+            print(f"{name}{words}", flush=True)
+        print(f"{'report':14}{report.write(run)}", flush=True)
 
 
 def execute(run: str, stage: str, values: dict[str, Any], environment: Mapping[str, str]) -> None:
-    """Execute a notebook with its parameters into the run's folder; raise StageFailed if a cell fails.
-
-    environment: variables that only its kernel gets, such as CUDA_VISIBLE_DEVICES.
-    """
+    """Execute a notebook with its parameters into the run's folder; raise StageFailed if a cell fails."""
     notebook, target = paths.notebook(stage), paths.executed_copy(run, stage)
     target.parent.mkdir(parents=True, exist_ok=True)
     defaults = notebook_parameters(stage)
@@ -86,40 +107,108 @@ def execute(run: str, stage: str, values: dict[str, Any], environment: Mapping[s
             problem = _why_it_died(stderr)
             where = "the last cell that has a number"
         else:
-            remember(run, stage)
+            note_finished(run, stage)
             return
     raise StageFailed(f"  {'where':10}{notebook.name}, {where}\n  {'error':10}{problem}\n  {'copy':10}{target}")
 
 
-def run_stage(
-    run: str, stage: str, values: dict[str, Any], name: str, one_line: bool, environment: Mapping[str, str]
-) -> str:
-    """Execute a stage, show its progress after `name`, and return its time and figures in words; raises StageFailed.
+def _literally(path: Path) -> str:
+    """Return a path as papermill takes it, which puts parameters in place of braces."""
+    return str(path).replace("{", "{{").replace("}", "}}")
 
-    one_line: see `Watch`. Whatever ends it, a line says so.
+
+def _first_line(source: str) -> str:
+    """Return a cell's first line of code, or its first comment if it has none."""
+    lines = [line.strip() for line in source.splitlines() if line.strip()]
+    return next((line for line in lines if not line.startswith("#")), lines[0] if lines else "")
+
+
+def _why_it_died(stderr: IO[str]) -> str:
+    """Return the last line that a dead kernel wrote to its own stderr."""
+    stderr.seek(0)
+    lines = [line.strip() for line in stderr if line.strip()]
+    if not lines:
+        return "the kernel died without a message: most often the machine ran out of memory"
+    return f"the kernel died: {lines[-1]}"
+
+
+# ---- what it is doing: a bar in a terminal, a line a minute in a log ----
+
+
+@contextlib.contextmanager
+def watching(file: Path, name: str, one_line: bool) -> Iterator[None]:
+    """Show the notes that a kernel writes into `file`, with `name` before each, until the block ends.
+
+    one_line: the same line of the terminal is written over and over; else each note has its own.
     """
-    begin, file = time.monotonic(), paths.executed_copy(run, stage).with_suffix(".progress")
-    try:
-        with Watch(file, name, one_line):
-            execute(run, stage, values, {**environment, progress.VARIABLE: str(file)})
-    except BaseException as error:
-        word = "failed" if isinstance(error, StageFailed) else "stopped"
-        print(f"{name}{word} after {duration(time.monotonic() - begin)}", flush=True)
-        raise
-    return f"{duration(time.monotonic() - begin):>12}   {report.one_line(run, stage)}".rstrip()
+    end = threading.Event()
 
-
-def run_stages(run: str, values: dict[str, dict[str, Any]], force: bool) -> None:
-    """Run the planned stages in order, print a line for each, and write the report.
-
-    Raises StageFailed at the first error, Occupied if another command is at work on this run.
-    """
-    with occupied(paths.run_dir(run)):
-        for stage in values:
-            name = f"{paths.notebook(stage).stem:14}"
-            if not force and finished_unchanged(run, stage, values[stage]):
-                print(f"{name}unchanged since it finished: skipped (--force runs it)", flush=True)
+    def look() -> None:
+        before = None
+        while not end.wait(TERMINAL_SECONDS if one_line else LOG_SECONDS):
+            note = progress.read(file)
+            if note is None or note == before:
                 continue
-            words = run_stage(run, stage, values[stage], name, in_terminal(), {})
-            print(f"{name}{words}", flush=True)
-        print(f"{'report':14}{report.write(run)}", flush=True)
+            before = note
+            if one_line:  # what is wrapped could not be wiped
+                room = shutil.get_terminal_size().columns - 1 - len(name)
+                print(f"{CLEAR}{name}{meter(note, room)}", end="", flush=True)
+            else:
+                print(f"{name}{meter(note, 0)}", flush=True)
+
+    file.unlink(missing_ok=True)
+    if one_line:
+        print(name, end="", flush=True)
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+        file.unlink(missing_ok=True)
+        if one_line:
+            print(CLEAR, end="", flush=True)
+
+
+def meter(note: Note, columns: int) -> str:
+    """Return how far a piece of work is, its rate and the time left, with a bar that fills the columns (0: none)."""
+    return tqdm.format_meter(
+        note.done, note.total or 0, note.seconds, ncols=columns, prefix=note.label, unit=note.unit, unit_scale=True,
+        initial=note.first,
+    )  # fmt: skip
+
+
+# ---- fresh outputs for the notebooks themselves ----
+
+
+def refresh(stages: list[str]) -> None:
+    """Execute the notebooks at their defaults and write them back with outputs that can be compared and committed.
+
+    The run itself goes to a temporary folder unless RUNS_DIR names one: outputs must not depend on an earlier run. A
+    later notebook alone needs RUNS_DIR with the rooms that it reads.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        # absolute: each kernel works in the folder of its notebook
+        os.environ["RUNS_DIR"] = os.path.abspath(os.environ.get("RUNS_DIR") or folder)
+        for stage in stages:
+            path = paths.notebook(stage)
+            notebook = nbformat.read(path, as_version=4)
+            before = nbformat.from_dict(notebook.metadata)
+            print(f"{path.stem:14}", end="", flush=True)
+            begin = time.monotonic()
+            client = NotebookClient(
+                notebook, timeout=None, kernel_name="python3", kernel_manager_class=ThisPython,
+                resources={"metadata": {"path": str(path.parent)}}, record_timing=False, coalesce_streams=True,
+            )  # fmt: skip
+            try:
+                client.execute()
+            except (CellExecutionError, RuntimeError) as error:  # in a cell, or its kernel died
+                print()
+                raise StageFailed(f"  {path.name} is unchanged\n{error}") from None
+            notebook.metadata = before  # no widget state, no version of the Python that happened to run it
+            for cell in notebook.cells:
+                if cell.cell_type == "code":
+                    cell.outputs = [output for output in cell.outputs if WIDGET_VIEW not in output.get("data", {})]
+            nbformat.write(notebook, path)
+            print(f"{duration(time.monotonic() - begin):>12}", flush=True)

@@ -3,6 +3,7 @@
 Knows the notebooks by name and by their parameters, and nothing of what they do.
 """
 
+import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,11 +15,27 @@ import yaml
 from helpers import paths
 from helpers.corpus.find import resolve_source
 from helpers.manifest import notebook_parameters
-from helpers.run.model_config import read_model_config
-from helpers.run.old_names import explain
 from helpers.wording import did_you_mean
 
+Values = dict[str, dict[str, Any]]  # {stage: {parameter: value}}
+
 _FILES = ("vocab_file",)  # parameters that name files which the user brings
+# the commonest names of other programs that are not near ours
+FOREIGN = {
+    "learning_rate": "lr",
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "block_size": "n_ctx",
+    "max_seq_len": "n_ctx",
+    "per_device_train_batch_size": "batch_size",
+    "accumulation_steps": "gradient_accumulation",
+    "grad_clip": "max_grad_norm",
+    "dtype": "precision",
+    "max_steps": "epochs, or max_minutes",
+    "length": "max_new_tokens",
+    "output_dir": "--run NAME: a run is in runs/NAME/",
+}
 
 
 class Refused(ValueError):
@@ -44,6 +61,81 @@ def choose_stages(words: list[str]) -> list[str]:
     return [stage for stage in paths.NOTEBOOKS if stage in chosen]
 
 
+# ---- presets ----
+
+
+class _OneValuePerKey(yaml.SafeLoader):
+    """YAML whose keys stand once each: a second `train:` section would silently replace the first."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):  # anything else is no key, and refused below
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"'{key.value}' stands twice", key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def load_yaml(path: Path) -> Any:
+    """Return what a YAML file holds; raises Refused for one that cannot be read, or in which a key stands twice."""
+    try:
+        return yaml.load(path.read_text("utf-8-sig"), _OneValuePerKey)
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise Refused(f"{path.name} is not readable YAML: {' '.join(str(error).split())}") from None
+
+
+def read_preset(name: str) -> Values:
+    """Return the values of presets/<name>.yaml, of a YAML file, or of GPT-2's model_config.json.
+
+    Raises Refused for what is none of them.
+    """
+    folder = paths.repo_root() / "presets"
+    path = Path(name) if name.endswith((".yaml", ".yml", ".json")) else folder / f"{name}.yaml"
+    if not path.is_file():
+        raise Refused(f"no preset '{name}'{did_you_mean(name, sorted(file.stem for file in folder.glob('*.yaml')))}")
+    if path.suffix == ".json":
+        return _read_model_config(path)
+    sections = load_yaml(path) or {}
+    if not isinstance(sections, dict):
+        raise Refused(f"{path.name}: expected one section per stage, like `train:` with `epochs: 2` indented below it")
+    for stage, section in sections.items():
+        if stage not in paths.NOTEBOOKS:
+            raise Refused(f"{path.name}: no stage is called '{stage}'{did_you_mean(str(stage), paths.NOTEBOOKS)}")
+        if not isinstance(section or {}, dict):
+            raise Refused(f"{path.name}: under `{stage}:` expected lines like `name: value`, found {section!r}")
+    return {stage: section or {} for stage, section in sections.items()}
+
+
+def _read_model_config(path: Path) -> Values:
+    """Return a GPT-2's config.json, or the book's model_config.json, as a preset; refuse another kind of model.
+
+    Dropout that the file does not name is GPT-2's own, 0.1.
+    """
+    try:
+        config = json.loads(path.read_text("utf-8-sig"))
+    except ValueError:  # the book prints its file with comments, which YAML has
+        config = load_yaml(path)
+    if not isinstance(config, dict):
+        raise Refused(f'{path.name}: expected names and values, like {{"n_layer": 12}}')
+    length, dropout = config.get("n_positions") or config.get("n_ctx"), config.get("attn_pdrop", 0.1)
+    shape = {name: config.get(name) for name in ("n_embd", "n_layer", "n_head")}
+    for name, value in {"n_ctx": length, **shape, "attn_pdrop": dropout}.items():
+        if type(value) not in ((int, float) if name == "attn_pdrop" else (int,)):
+            raise Refused(f"{path.name}: {name} is {value!r}: a GPT-2 needs it, as a number")
+    gelu = ("gelu_new", "gelu_pytorch_tanh")  # one function under two names
+    for name, *ours in (("model_type", "gpt2"), ("activation_function", *gelu), ("tie_word_embeddings", True),
+                        ("n_inner", 4 * config["n_embd"]), ("n_ctx", length), ("resid_pdrop", dropout),
+                        ("embd_pdrop", dropout)):  # fmt: skip
+        if config.get(name) not in [None, *ours]:
+            hint = "; for a LLaMA-like model see --preset minimind" if name == "model_type" else ""
+            raise Refused(f"{path.name}: {name} is {config[name]!r}: here it is {' or '.join(map(str, ours))}{hint}")
+    return {"tokenize": {"n_ctx": length}, "train": {"architecture": "gpt2", **shape, "dropout": float(dropout)}}
+
+
+# ---- values ----
+
+
 def _check_type(where: str, name: str, value: Any, default: Any) -> Any:
     """Return `value` if it has the type of the notebook's default (an int is accepted for a float), else refuse it."""
     if default is None or type(value) is type(default):
@@ -59,52 +151,6 @@ def _check_type(where: str, name: str, value: Any, default: Any) -> Any:
     )
 
 
-class _OneValuePerKey(yaml.SafeLoader):
-    """YAML whose keys stand once each: a second `train:` section would take the first one's place without a word."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        seen = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):  # what else is no key, and refused below
-                if key.value in seen:
-                    raise yaml.constructor.ConstructorError(None, None, f"'{key.value}' stands twice", key.start_mark)
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def load_yaml(path: Path) -> Any:
-    """Return what a YAML file holds. Raises OSError; Refused for what is no YAML, and where a key stands twice."""
-    try:
-        return yaml.load(path.read_text("utf-8"), _OneValuePerKey)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise Refused(f"{path.name} is not readable YAML: {' '.join(str(error).split())}") from None
-
-
-def read_preset(name: str) -> dict[str, dict]:
-    """Return {stage: {parameter: value}} of presets/<name>.yaml, of a YAML file, or of GPT-2's model_config.json.
-
-    Raises Refused for what is none of them.
-    """
-    folder = paths.repo_root() / "presets"
-    path = Path(name) if name.endswith((".yaml", ".yml", ".json")) else folder / f"{name}.yaml"
-    if not path.is_file():
-        raise Refused(f"no preset '{name}'{did_you_mean(name, sorted(file.stem for file in folder.glob('*.yaml')))}")
-    if path.suffix == ".json":
-        try:
-            return read_model_config(path)
-        except ValueError as error:
-            raise Refused(str(error)) from None
-    sections = load_yaml(path) or {}
-    if not isinstance(sections, dict):
-        raise Refused(f"{path.name}: expected one section per stage, like `train:` with `epochs: 2` indented below it")
-    for stage, section in sections.items():
-        if stage not in paths.NOTEBOOKS:
-            raise Refused(f"{path.name}: no stage is called '{stage}'{did_you_mean(str(stage), paths.NOTEBOOKS)}")
-        if not isinstance(section or {}, dict):
-            raise Refused(f"{path.name}: under `{stage}:` expected lines like `name: value`, found {section!r}")
-    return {stage: section or {} for stage, section in sections.items()}
-
-
 def _parse_value(text: str, default: Any) -> Any:
     """Return a word of the command line as a value of the default's type; what cannot be read stays text."""
     if isinstance(default, str):
@@ -115,24 +161,28 @@ def _parse_value(text: str, default: Any) -> Any:
         return text
 
 
+def _unknown(name: str, known: Iterable[str]) -> str:
+    """Return what to say of a name that no notebook has: what it is called here, or the nearest known one."""
+    return f": here it is {FOREIGN[name]}" if name in FOREIGN else did_you_mean(name, sorted(set(known) - {"run"}))
+
+
 def _resolve(name: str, given: str) -> str:
-    """Return the absolute path of a file, a folder or a pattern, else refuse it."""
+    """Return the absolute path of a file, a folder or a pattern; refuse it if it does not exist."""
     path = Path(os.path.abspath(os.path.expanduser(given)))
     if not path.exists() and not any(sign in given for sign in "*?["):
         raise Refused(f"{name}: {path} does not exist")
     return str(path)
 
 
-def plan(
+def plan_parameters(
     stages: list[str], run: str, corpus: str | None, presets: Sequence[str], settings: Iterable[tuple[str, Any]],
     combination: Mapping[str, Any] | None = None,
-) -> dict[str, dict[str, Any]]:  # fmt: skip
-    """Return {stage: {parameter: value}}, complete and checked: defaults, then presets, then --corpus, then -p.
+) -> Values:  # fmt: skip
+    """Return the stages' values, complete and checked: defaults, then presets, then --corpus, then -p.
 
     `settings` are the pairs of -p, (name, text), `combination` is a sweep's, {name: value}. Raises Refused at the first
     name or type that no notebook has.
     """
-    # 1. the defaults; every section of a preset is checked, also those of stages that do not run today
     try:
         paths.run_dir(run)
     except ValueError as error:
@@ -141,42 +191,39 @@ def plan(
     values = {stage: dict(names) for stage, names in defaults.items()}
 
     def put(where: str, stage: str, name: str, value: Any) -> None:
+        if name == "run":
+            raise Refused(f"{where}: a run is named on the command line, with --run")
         if name not in defaults[stage]:
-            hint = explain(str(name), [known for known in defaults[stage] if known != "run"])
+            hint = _unknown(str(name), defaults[stage])
             raise Refused(f"{where}: {paths.notebook(stage).stem} has no parameter '{name}'{hint}")
         values[stage][name] = _check_type(where, name, value, defaults[stage][name])
 
-    # 2. what the command says, the later over the earlier
-    sections = [(preset, *section) for preset in presets for section in read_preset(preset).items()]
-    for preset, stage, section in sections:
-        for name, value in section.items():
-            if name == "run":
-                raise Refused(f"preset {preset}: a run is named on the command line, with --run")
-            put(f"preset {preset}, {stage}", stage, name, value)
+    for preset in presets:  # every section is checked, also those of stages that do not run today
+        for stage, section in read_preset(preset).items():
+            for name, value in section.items():
+                put(f"preset {preset}, {stage}", stage, name, value)
     if corpus is not None:
         if "corpus" not in stages:
             raise Refused("--corpus: notebook 01 is not to run, so this text would not be read: name 'corpus' too")
         put("--corpus", "corpus", "source", corpus)
-    asked = [("-p", *pair) for pair in settings] + [("--sweep", *pair) for pair in (combination or {}).items()]
-    for flag, name, value in asked:
-        if name == "run":
-            raise Refused(f"{flag} run: name the run with --run")
-        owners = [stage for stage in stages if name in defaults[stage]]
-        if not owners:
-            known = sorted({name for stage in stages for name in defaults[stage]} - {"run"})
-            raise Refused(f"{flag} {name}: no notebook that is to run has it{explain(name, known)}")
-        for stage in owners:
-            read = _parse_value(value, defaults[stage][name]) if isinstance(value, str) else value
-            put(f"{flag} {name}", stage, name, read)
-    # 3. the run, and the corpus and other files as the kernel will find them, wherever it works
-    for stage in stages:
-        values[stage]["run"] = run
-        for name in _FILES:
-            if given := values[stage].get(name):
-                values[stage][name] = _resolve(name, given)
-    if "corpus" in stages and "source" in values["corpus"]:
+    for flag, pairs in (("-p", settings), ("sweep", (combination or {}).items())):
+        for name, value in pairs:
+            owners = [stage for stage in stages if name in defaults[stage]]
+            if not owners:
+                hint = _unknown(name, (known for stage in stages for known in defaults[stage]))
+                raise Refused(f"{flag} {name}: no notebook that is to run has it{hint}")
+            for stage in owners:
+                read = _parse_value(value, defaults[stage][name]) if isinstance(value, str) else value
+                put(f"{flag} {name}", stage, name, read)
+    return {stage: _as_the_kernel_finds_it(stage, run, values[stage]) for stage in stages}
+
+
+def _as_the_kernel_finds_it(stage: str, run: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Return a stage's values with the run's name, and with the paths of files as any working folder finds them."""
+    values |= {"run": run} | {name: _resolve(name, values[name]) for name in _FILES if values.get(name)}
+    if stage == "corpus" and "source" in values:
         try:
-            values["corpus"]["source"] = resolve_source(values["corpus"]["source"])
+            values["source"] = resolve_source(values["source"])
         except ValueError as error:
             raise Refused(f"corpus: {error}") from None
-    return {stage: values[stage] for stage in stages}
+    return values

@@ -1,196 +1,244 @@
-"""Sweeps: ordinary runs NAME-1, NAME-2, …, one for each combination of some parameters, and a page about them.
+"""A sweep (grid search, or draws from the grid): a run for each combination of values, trials of an Optuna study.
 
-Stage by stage: runs that were given the same parameters so far share a room, so a sweep over `lr` segments and
-tokenizes once. What has finished is skipped, so the same command goes on where it was stopped or killed. A run that
-fails does not stop the others.
+Several processes may work at one study, on any machines that share the folder, and the same command goes on after one
+was killed. Pruning is successive halving (Li et al. 2020, ASHA) at a quarter and half of the updates. Knows no model:
+a trial is our notebooks, judged by what notebook 04 logs.
 """
 
+import argparse
+import contextlib
+import itertools
 import json
+import math
 import os
-import queue
-import subprocess
-import sys
+import random
+import shutil
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
-from helpers import paths, report, speeds
-from helpers.files import write_text
-from helpers.parallel import cores
-from helpers.run import halving, results, share
-from helpers.run.execute import StageFailed, run_stage
-from helpers.run.grid import Combination, in_words, known_members, member
-from helpers.run.parameters import Refused
-from helpers.run.unchanged import finished_unchanged
-from helpers.run.watch import in_terminal
+from helpers import paths
+from helpers.files import fingerprint, json_lines, write_text
+from helpers.manifest import MANIFEST, notebook_parameters, read_manifest
+from helpers.run.execute import StageFailed, run_stages
+from helpers.run.parameters import Refused, Values, load_yaml, plan_parameters
 
-Values = dict[str, dict[str, Any]]  # {stage: {parameter: value}}, see `parameters.plan`
-Environment = Mapping[str, str]
-RUNGS_FILE = "rungs.json"  # in a sweep's folder: what each run was asked for, so that asking again changes nothing
+_STAGES = ["corpus", "vocab", "tokenize", "train"]  # of each run
+MOST_COMBINATIONS = 10_000
+LOOK_SECONDS = 1.0  # between two looks at a training's validations
 
 
-@dataclass
-class Sweep:
-    """A sweep under way."""
+def run_sweep(asked: argparse.Namespace) -> int:
+    """Check all values, make the rooms that runs share, run trials until none is left; return the exit code."""
 
-    name: str
-    members: dict[int, Combination]
-    values: dict[int, Values]  # complete and checked, of all stages up to the last one that runs
-    stages: list[str]  # that run
-    halve: bool = False  # successive halving
-    force: bool = False
-    failed: dict[int, str] = field(default_factory=dict)  # run -> the message
-    changed: set[int] = field(default_factory=set)  # runs that have a new room
-    at_once: int = 1  # runs
+    def plan(run: str, combination: dict[str, Any]) -> Values:
+        return plan_parameters(_STAGES, run, asked.corpus, asked.presets, asked.settings, combination)
 
-    def run(self, places: list[Environment]) -> int:
-        """Run all stages and write the page; return how many runs failed.
-
-        places: the environment of the kernels of each of the runs that go at once: a GPU of its own, for example.
-        """
-        self.at_once = len(places)
-        shared = speeds.environment(paths.run_dir(self.name))
-        places = [{**place, **shared} for place in places]
-        for stage in self.stages:
-            self.run_stage(stage, places)
-            if stage == "train" and stage != self.stages[-1]:
-                self.write_page()
-        for i in self.changed - set(self.failed):
-            report.write(member(self.name, i))
-        self.write_page()
-        self.print_result()
-        return len(self.failed)
-
-    def run_stage(self, stage: str, places: list[Environment]) -> None:
-        """Run a stage once for all runs that can share its room; each place takes the next one that waits."""
-        waiting: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
-        for group in self.groups(stage):
-            waiting.put(group)
-        errors: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
-
-        def work(place: Environment) -> None:
-            while True:
-                try:
-                    group = waiting.get_nowait()
-                except queue.Empty:
-                    return
-                try:
-                    self.run_group(stage, group, place)
-                except BaseException as error:  # it is raised again in the main thread
-                    errors.put(error)
-                    return
-
-        if len(places) == 1:  # in the main thread, where Ctrl-C arrives
-            work(places[0])
-        else:
-            threads = [threading.Thread(target=work, args=(place,), daemon=True) for place in places]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        if not errors.empty():
-            raise errors.get()
-
-    def groups(self, stage: str) -> list[list[int]]:
-        """Return the runs that go on, those together that were given the same parameters up to this stage."""
-        found: dict[str, list[int]] = {}
-        for i, values in sorted(self.values.items()):  # an older run, which has its rooms, owns them
-            if i not in self.failed:
-                stages = list(values)[: list(values).index(stage) + 1]
-                given = {each: {k: v for k, v in values[each].items() if k != "run"} for each in stages}
-                found.setdefault(json.dumps(given, sort_keys=True, default=str), []).append(i)
-        return list(found.values())
-
-    def run_group(self, stage: str, group: list[int], place: Environment) -> None:
-        """Run a stage for the first of these runs, and give its room to the others."""
-        owner, *others = group
-        if stage == "train" and self.halve:
-            asked = self.rungs(owner)
-            for i in group:
-                self.values[i]["train"]["rungs"] = asked
-        run = member(self.name, owner)
-        if not self.force and finished_unchanged(run, stage, self.values[owner][stage]):
-            words = "unchanged since it finished: skipped"
-        else:
-            name, values = self.begin_of_line(stage, owner), self.values[owner][stage]
-            try:
-                words = run_stage(run, stage, values, name, self.at_once == 1 and in_terminal(), place)
-            except StageFailed as error:
-                self.failed |= dict.fromkeys(group, str(error))
-                print(error, flush=True)
-                return
-            self.changed.add(owner)
-        for i in others:
-            if self.force or not finished_unchanged(member(self.name, i), stage, self.values[i][stage]):
-                share.adopt(run, member(self.name, i), stage)
-                self.changed.add(i)
-        self.say(stage, group, words)
-
-    def rungs(self, i: int) -> list[list[float]]:
-        """Return what a run is asked for at its rungs: by the runs before it, and the same when asked again."""
-        file = paths.run_dir(self.name) / RUNGS_FILE
-        with FileLock(file.with_name(f".{file.name}.lock")):  # with --only, each run has a process of its own
-            known = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-            if str(i) not in known:
-                before = [member(self.name, j) for j in known_members(self.name) if j != i and j not in self.failed]
-                known[str(i)] = halving.rungs(before)
-                write_text(file, json.dumps(known, indent=1) + "\n")
-            return known[str(i)]
-
-    def begin_of_line(self, stage: str, i: int) -> str:
-        """Return what a line about a stage of a run begins with."""
-        return f"{paths.notebook(stage).stem:14}{member(self.name, i):{len(self.name) + 4}}"
-
-    def say(self, stage: str, group: list[int], words: str) -> None:
-        """Print a line about a stage of a run."""
-        if len(group) > 1:
-            words = f"{words}   for {len(group)} runs"
-        elif stage == "train":
-            words = f"{words}   {in_words(self.members[group[0]])}"
-        print(f"{self.begin_of_line(stage, group[0])}{words}", flush=True)
-
-    def write_page(self) -> None:
-        """Write sweep.csv, and sweep.html by another process: matplotlib and torch stay out of this one."""
-        results.write_csv(self.name)
-        subprocess.run([sys.executable, "-m", "helpers.show.sweep", self.name], check=True, stdout=subprocess.DEVNULL)
-
-    def print_result(self) -> None:
-        """Print the best run, what mattered, and where the page is."""
-        found = results.rows(self.name)
-        best = found[0]
-        if best.bits is not None:
-            print(f"{'best':14}{best.run}: {best.bits:.4f} bits per character   {in_words(best.combination)}")
-        for effect in results.effects(found):
-            order = ", ".join(f"{value} {bits:.3f}" for value, bits in effect.means.items())
-            print(f"{effect.name:14}explains {effect.share:.0%} of the variance: {order}")
-        print(f"{'page':14}{paths.run_dir(self.name) / 'sweep.html'}", flush=True)
+    name, grid = asked.run, read_sweep_file(asked.file)
+    if asked.draws < 0:
+        raise Refused("--draws is a number from 1 on")
+    base = plan(name, {})
+    for parameter, values in grid.items():
+        for value in values:
+            plan(name, {parameter: value})
+    swept = next(i for i, stage in enumerate(_STAGES) if notebook_parameters(stage).keys() & grid.keys())
+    shared, own = _STAGES[:swept], _STAGES[swept:]
+    with FileLock(_lock_file(name)):  # the first process makes the shared rooms, others find them made
+        study = open_study(name, asked.prune)
+        if shared:
+            run_stages(name, {stage: base[stage] for stage in shared}, force=False)
+        rooms = [read_manifest(name, stage)["outputs"] for stage in shared]
+        line_up(study, grid, asked.draws, question=fingerprint(grid, base, rooms))
+    failed = 0
+    for trial in take_trials(study, grid):
+        run = trial.user_attrs["run"]
+        print(f"{run:14}{_in_words(trial.params)}", flush=True)
+        try:
+            for stage in shared:
+                share_room(name, run, stage)
+            planned = plan(run, trial.params)
+            with reported(trial, run):
+                run_stages(run, {stage: planned[stage] for stage in own}, force=False)
+            tell_result(study, trial, run)
+        except StageFailed as error:
+            print(error, flush=True)
+            _tell(study, trial, "FAIL")
+            failed += 1
+    print_result(study)
+    return 1 if failed else 0
 
 
-def places(jobs: int, devices: int) -> list[Environment]:
-    """Return the environments of `jobs` kernels that run at once; 0: as many as there are groups of `devices` GPUs.
+def read_sweep_file(file: Path) -> dict[str, list]:
+    """Return {parameter: values} of a YAML file; raises Refused for one that is no such thing, or too large."""
+    grid = load_yaml(file)
+    pairs = grid.items() if isinstance(grid, dict) else ()
+    lists = [isinstance(name, str) and isinstance(values, list) and len(values) > 0 for name, values in pairs]
+    if not lists or not all(lists) or any(len(set(map(str, values))) < len(values) for _, values in pairs):
+        raise Refused(f"{file.name}: expected lines like `lr: [1.0e-3, 1.0e-2]`, with each value once")
+    if (total := math.prod(map(len, grid.values()))) > MOST_COMBINATIONS:
+        raise Refused(f"{file.name} has {total:,} combinations: leave values out, to at most {MOST_COMBINATIONS:,}")
+    return grid
 
-    A run's kernel sees only its own GPUs; with more jobs than groups, several runs share a group. Without a GPU one run
-    goes at a time, or `jobs`, which share the cores. Raises Refused where a run would have no device.
+
+def share_room(owner: str, run: str, stage: str) -> None:
+    """Give a run the room that the owner's stage has written, and its executed notebook.
+
+    Files are replaced, never edited, so hard links are safe; where the file system has none, files are copied.
     """
-    if devices < 1:
-        raise Refused(f"-p devices {devices}: a run needs 1 or more")
-    gpus = visible_gpus()
-    if len(gpus) >= devices:
-        groups = [",".join(gpus[i : i + devices]) for i in range(0, len(gpus) - devices + 1, devices)]
-        return [{"CUDA_VISIBLE_DEVICES": groups[i % len(groups)]} for i in range(jobs or len(groups))]
-    if jobs < 2:
-        return [{}]
-    return [{"OMP_NUM_THREADS": str(max(1, cores() // jobs))} for _ in range(jobs)]
+    target, copy = paths.room(run, stage), paths.executed_copy(run, stage)
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(paths.room(owner, stage), target, copy_function=_link, ignore=shutil.ignore_patterns(MANIFEST))
+    copy.parent.mkdir(exist_ok=True)
+    shutil.copyfile(paths.executed_copy(owner, stage), copy)
+    manifest = read_manifest(owner, stage)
+    manifest["parameters"]["run"] = run
+    write_text(target / MANIFEST, json.dumps(manifest, ensure_ascii=False, indent=2) + "\n")
 
 
-def visible_gpus() -> list[str]:
-    """Return the names by which CUDA calls the GPUs that may be used; torch is asked in a process of its own."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        return [name for name in named.split(",") if name and not name.startswith("-")]  # -1: none
-    count = "import torch; print(torch.cuda.device_count())"
-    found = subprocess.run([sys.executable, "-c", count], capture_output=True, text=True, check=True)
-    return [str(i) for i in range(int(found.stdout))]
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+# ---- the study ----
+
+
+def open_study(name: str, prune: bool) -> Any:
+    """Return the study in runs/NAME/sweep.journal, a new one if there is none; raises Refused without Optuna."""
+    try:
+        import optuna
+        from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+    except ImportError:
+        raise Refused('a sweep needs Optuna: python -m pip install -e ".[sweep]" -c constraints.txt') from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    file = paths.run_dir(name) / "sweep.journal"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(file), JournalFileOpenLock(str(file))))
+    halving = optuna.pruners.SuccessiveHalvingPruner(min_resource=25, reduction_factor=2)  # per cent of the updates
+    pruner = halving if prune else optuna.pruners.NopPruner()
+    return optuna.create_study(study_name=name, storage=storage, pruner=pruner, load_if_exists=True)
+
+
+def line_up(study: Any, grid: dict[str, list], draws: int, question: str) -> None:
+    """Put in line what has no trial, or only one that failed: all combinations, or `draws` of them at random.
+
+    More draws keep the earlier ones. Raises Refused if the study began with another question, a fingerprint.
+    """
+    if study.user_attrs.get("question", question) != question:
+        raise Refused(
+            f"the sweep '{study.study_name}' began with other values, parameters or texts: choose a new --run"
+        )
+    study.set_user_attr("question", question)
+    known = {trial.user_attrs["run"] for trial in study.get_trials() if trial.state.name != "FAIL"}
+    every = list(enumerate(itertools.product(*grid.values()), 1))
+    for i, values in random.Random(0).sample(every, len(every))[:draws] if draws else every:
+        if (run := f"{study.study_name}-{i}") not in known:
+            combination = dict(zip(grid, values, strict=True))
+            study.enqueue_trial(combination, user_attrs={"run": run, "values": combination})
+
+
+def take_trials(study: Any, grid: dict[str, list]) -> Iterator[Any]:
+    """Yield the trials at which no other process works, each locked until the next one is asked for."""
+    from optuna.distributions import CategoricalDistribution
+
+    while True:
+        with FileLock(_lock_file(study.study_name)):
+            for dead in [trial for trial in study.get_trials() if trial.state.name == "RUNNING"]:
+                with contextlib.suppress(Timeout), FileLock(_lock_file(dead.user_attrs["run"]), timeout=0):
+                    # its process was killed: the run goes on from its last checkpoint
+                    _tell(study, dead.number, "FAIL")
+                    study.enqueue_trial(dead.user_attrs["values"], user_attrs=dead.user_attrs)
+            if not any(trial.state.name == "WAITING" for trial in study.get_trials()):
+                return
+            trial = study.ask({name: CategoricalDistribution(values) for name, values in grid.items()})
+            lock = FileLock(_lock_file(trial.user_attrs["run"]))
+            lock.acquire()
+        try:
+            yield trial
+        finally:
+            lock.release()
+
+
+def tell_result(study: Any, trial: Any, run: str) -> None:
+    """Tell the study what a run has found; one that a file STOP has ended, ours or the user's, counts as pruned."""
+    result = read_manifest(run, "train")["result"]
+    trial.set_user_attr("chosen", result.get("chosen", {}))  # by rules
+    if [row["reason"] for row in _log(run) if row["event"] == "end"][-1:] == ["stopped"]:
+        _tell(study, trial, "PRUNED")
+    else:
+        study.tell(trial, result["val_bits_per_char"])
+
+
+def print_result(study: Any) -> None:
+    """Print the runs, the best first, how much each parameter mattered, and how to see more."""
+    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+
+    judged = [trial for trial in study.get_trials() if trial.value is not None]
+    for trial in sorted(judged, key=lambda trial: (trial.state.name, trial.value)):  # COMPLETE, then PRUNED
+        bits = f"{trial.value:.4f} bits per character   {_in_words(trial.params)}"
+        print(f"{trial.user_attrs['run']:14}{bits}{'   pruned' if trial.state.name == 'PRUNED' else ''}")
+    if len({trial.value for trial in judged if trial.state.name == "COMPLETE"}) > 2:
+        evaluator = PedAnovaImportanceEvaluator(target_quantile=0.5)  # what parts the better half from all
+        for name, share in get_param_importances(study, evaluator=evaluator).items():
+            print(f"{name:14}importance {share:.0%}")
+    file = paths.run_dir(study.study_name) / "sweep.journal"
+    print(f"{'study':14}{file}; to look at it: optuna-dashboard {file}", flush=True)
+
+
+def _tell(study: Any, trial: Any, state: str) -> None:
+    from optuna.trial import TrialState
+
+    study.tell(trial, state=TrialState[state])
+
+
+def _lock_file(run: str) -> Path:
+    """Return the lock of a study or of a trial: the system releases it when its process ends, however it ends."""
+    return paths.runs_dir() / f".{run}.sweep.lock"
+
+
+def _in_words(combination: dict[str, Any]) -> str:
+    return " · ".join(f"{name} {value}" for name, value in combination.items())
+
+
+# ---- while a trial trains ----
+
+
+@contextlib.contextmanager
+def reported(trial: Any, run: str) -> Iterator[None]:
+    """Tell the study of a run's validations while the block trains it; a file STOP ends it if it is to be pruned."""
+    end, stop = threading.Event(), paths.room(run, "train") / "STOP"
+
+    def look() -> None:
+        seen, behind, over = -1, False, False
+        while not over:
+            over = end.wait(LOOK_SECONDS)
+            rows = _log(run)
+            total = next((row["total_steps"] for row in reversed(rows) if row.get("total_steps")), 0)
+            for row in rows if total else []:
+                if row["event"] == "validation" and (percent := 100 * row["step"] // total) > seen:
+                    trial.report(row["bits_per_char"], percent)
+                    seen, behind = percent, behind or trial.should_prune()
+            if behind and not over:  # more than once: a training that only begins removes the file
+                stop.touch()
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+        stop.unlink(missing_ok=True)
+
+
+def _log(run: str) -> list[dict[str, Any]]:
+    """Return the rows of a training's log; none before it has begun."""
+    try:
+        return list(json_lines((paths.room(run, "train") / "metrics.jsonl").read_bytes().splitlines()))
+    except FileNotFoundError:
+        return []

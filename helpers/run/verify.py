@@ -1,16 +1,22 @@
-"""Do all files of a run still fit together? `python -m helpers.run verify --run NAME`."""
+"""Do all files of a run still fit together, and has a stage finished already with the same parameters and inputs?
+
+Compares files, figures and parameters; knows nothing of what they mean.
+"""
+
+from typing import Any
 
 import nbformat
 
 from helpers import paths
+from helpers.corpus.find import BUILT_IN, same_files
 from helpers.files import known_sha256
-from helpers.manifest import MANIFEST, RoomError, read_manifest
+from helpers.manifest import MANIFEST, RoomError, open_room, read_manifest
 from helpers.wording import run_again
 
 NOT_MADE = "not made yet"
 
 
-def verify(run: str) -> list[tuple[str, bool, str]]:
+def verify_run(run: str) -> list[tuple[str, bool, str]]:
     """Return (notebook, fits, words) for each room of a run; side doors only where they have been made.
 
     Every file is hashed again: what a room wrote, and what it was made from, in the rooms before it and outside.
@@ -33,15 +39,14 @@ def verify(run: str) -> list[tuple[str, bool, str]]:
         problems += [f"{what} since {notebook} read it" for what in _changed_files(run, manifest["inputs"])]
         if copy.is_file():  # else it was run by hand, in Jupyter
             try:
-                problems += changed_figures(run, nbformat.read(copy, as_version=4))
+                problems += _changed_figures(run, nbformat.read(copy, as_version=4))
             except ValueError:
                 problems.append(f"{copy.name} is torn")
+        words = f"{len(manifest['outputs'])} files as written, {len(manifest['inputs'])} files as read"
         if problems:
             more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
-            rows.append((notebook, False, f"{'; '.join(problems[:3])}{more}: {run_again(stage, run)}"))
-        else:
-            counts = f"{len(manifest['outputs'])} files as written, {len(manifest['inputs'])} files as read"
-            rows.append((notebook, True, counts))
+            words = f"{'; '.join(problems[:3])}{more}: {run_again(stage, run)}"
+        rows.append((notebook, not problems, words))
     return rows
 
 
@@ -57,7 +62,7 @@ def _changed_files(run: str, names: dict[str, str]) -> list[str]:
     return changes
 
 
-def changed_figures(run: str, copy: nbformat.NotebookNode) -> list[str]:
+def _changed_figures(run: str, copy: nbformat.NotebookNode) -> list[str]:
     """Return which figures of earlier rooms are no longer those that this notebook read when it ran."""
     changes = []
     for earlier, figures in copy.metadata.get("read", {}).items():
@@ -74,10 +79,50 @@ def changed_figures(run: str, copy: nbformat.NotebookNode) -> list[str]:
 
 def print_verdict(run: str) -> int:
     """Print one line per room, and return the exit code: 0 if all fit together, 1 if not."""
-    rows = verify(run)
+    rows = verify_run(run)
     for notebook, fits, words in rows:
         word = "NO" if not fits else "-" if words == NOT_MADE else "fits"
         print(f"{notebook:14}{word:6}{words}", flush=True)
     off = sum(not fits for _, fits, _ in rows)
     print(f"{off} of {len(rows)} rooms don't fit: mend them from the top" if off else "all belong together", flush=True)
     return 1 if off else 0
+
+
+# ---- what need not run again ----
+
+
+def note_finished(run: str, stage: str) -> None:
+    """Note in the executed copy that it ran to its end, and the results of the rooms whose files it read."""
+    if (paths.room(run, stage) / MANIFEST).is_file():
+        rooms = {name.split("/")[0] for name in read_manifest(run, stage)["inputs"]}
+        stages = [earlier for earlier, (_, room) in paths.NOTEBOOKS.items() if room in rooms]
+        copy = nbformat.read(paths.executed_copy(run, stage), as_version=4)
+        copy.metadata["read"] = {earlier: read_manifest(run, earlier)["result"] for earlier in stages}
+        nbformat.write(copy, paths.executed_copy(run, stage))
+
+
+def finished_unchanged(run: str, stage: str, values: dict[str, Any]) -> bool:
+    """Return whether a stage has finished with these parameters, these inputs and this notebook."""
+    # 1. the room and the rooms that it read are as they were when it finished
+    try:
+        manifest = open_room(run, stage)
+        copy = nbformat.read(paths.executed_copy(run, stage), as_version=4)
+    except (RoomError, OSError, ValueError):  # the copy may be torn: papermill was killed while it wrote
+        return False
+    if "read" not in copy.metadata or _changed_figures(run, copy):  # see `note_finished`
+        return False
+    # 2. the same parameters, the same code
+    original = nbformat.read(paths.notebook(stage), as_version=4)
+    if manifest["parameters"] != values or _code_of(copy) != _code_of(original):
+        return False
+    # 3. the same input files, and no new one
+    inputs = {paths.run_dir(run) / name: wanted for name, wanted in manifest["inputs"].items()}
+    if any(not file.is_file() or known_sha256(file) != wanted for file, wanted in inputs.items()):
+        return False
+    return same_files(values.get("source", BUILT_IN), inputs)
+
+
+def _code_of(notebook: nbformat.NotebookNode) -> list[str]:
+    """Return the sources of the code cells, without the cell in which papermill sets the parameters."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    return [cell.source for cell in cells if "injected-parameters" not in cell.metadata.get("tags", [])]

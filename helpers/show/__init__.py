@@ -17,7 +17,6 @@ its result and returns None unless its docstring says otherwise.
     experts         the load of a mixture of experts
     history         samples and loss spikes over a run
     runs            several runs in one figure and a table
-    sweep           the page of a sweep: table, curves, which parameter mattered
     remote_run      a run of another process or machine
     dashboard       a run watched live, with a Stop button
     explain         probabilities in colours, filters, copied stretches, diversity, attention of a text

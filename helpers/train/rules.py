@@ -15,7 +15,7 @@ from typing import Any
 
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
-from helpers import paths, speeds
+from helpers import paths
 from helpers.device import describe_device, empty_cache, is_out_of_memory, pick_device, pick_precision
 from helpers.files import fingerprint, write_text
 from helpers.manifest import open_room
@@ -225,8 +225,7 @@ def measured(
 ) -> tuple[Callable[[int, int], int], Callable[[int, int], float]]:
     """Return `size` and `speed` for `choose`: the speed is that of an update of a fresh model, here and now.
 
-    Embeddings are not counted in the size: of a large vocabulary each token meets a few rows. In a sweep, what one run
-    has measured holds for the others, see `speeds`.
+    Embeddings are not counted in the size: of a large vocabulary each token meets a few rows.
     """
     device = pick_device(settings.device)
     precision = pick_precision(settings.precision, device)
@@ -247,13 +246,6 @@ def measured(
 
     @cache
     def speed(n_embd: int, n_layer: int) -> float:
-        shape = config(n_embd, n_layer, dropout=0.0).to_dict()  # dropout hardly changes it
-        about = (settings.optimizer, settings.compile, settings.parallel, settings.devices, precision, windows)
-        machine = (device.type, describe_device(device))
-        key = fingerprint(shape, about, machine, float(train.lengths.mean()))
-        return speeds.remember(key, lambda: pace(n_embd, n_layer))
-
-    def pace(n_embd: int, n_layer: int) -> float:
         try:
             model = build_model(config(n_embd, n_layer), settings.seed)
             speed_up(model, settings, train.n_ctx, precision, device)

@@ -1,15 +1,19 @@
 """What a command runs and with which parameters, and what it refuses before anything runs."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+from transformers import GPT2Config
 
 from helpers import paths
 from helpers.corpus.download import CORPORA
-from helpers.run import parameters
-from helpers.run.__main__ import main
-from helpers.run.parameters import Refused, choose_stages
+from helpers.manifest import notebook_parameters
+from helpers.run.__main__ import main, read_command_line
+from helpers.run.parameters import FOREIGN, Refused, choose_stages, plan_parameters, read_preset
+from helpers.train.model import make_config
+from helpers.vocab import tokenizer
 
 
 def preset(house, text):
@@ -18,29 +22,20 @@ def preset(house, text):
 
 def plan(stages=(), corpus=None, preset=None, **settings):
     presets = [] if preset is None else [preset] if isinstance(preset, str) else preset
-    return parameters.plan(choose_stages(list(stages)), "r", corpus, presets, settings.items())
+    return plan_parameters(choose_stages(list(stages)), "r", corpus, presets, settings.items())
 
 
-@pytest.mark.parametrize("word", ["train", "04", "04_train", "04_train.ipynb"])
-def test_a_stage_goes_by_its_noun_its_number_or_its_notebook(word):
-    assert choose_stages([word]) == ["train"]
-
-
-def test_stages_run_in_the_order_of_the_course_and_all_of_them_by_default():
-    assert choose_stages(["generate", "01"]) == ["corpus", "generate"]
-    assert choose_stages([]) == list(paths.STAGES)
-
-
-@pytest.mark.parametrize("word", ["tournament", "deeper/tournament", "deeper/tournament.ipynb"])
-def test_a_side_door_runs_only_when_it_is_named_and_after_the_stages(word):
-    assert choose_stages([word]) == ["tournament"]
-    assert choose_stages([word, "vocab"]) == ["vocab", "tournament"]
-    assert "tournament" not in choose_stages([])
-
-
-def test_a_misspelt_stage_is_refused_with_the_closest_one():
-    with pytest.raises(Refused, match="no stage is called 'trian'; did you mean 'train'?"):
-        choose_stages(["trian"])
+@pytest.mark.parametrize(
+    ("words", "stages"),
+    [
+        *(([word], ["train"]) for word in ("train", "04", "04_train", "04_train.ipynb")),
+        (["generate", "01"], ["corpus", "generate"]),  # in the course's order
+        ([], list(paths.STAGES)),  # no side door that is not named
+        *(([word, "vocab"], ["vocab", "tournament"]) for word in ("tournament", "deeper/tournament.ipynb")),
+    ],
+)
+def test_a_stage_goes_by_its_noun_its_number_or_its_notebook(words, stages):
+    assert choose_stages(words) == stages
 
 
 def test_later_sources_of_a_value_win(house):
@@ -61,20 +56,27 @@ def test_words_of_the_command_line_take_the_type_of_the_default(house):
 
 
 @pytest.mark.parametrize(
-    "settings, words",
+    ("command", "words"),
     [
-        ({"sise": "3"}, "did you mean 'size'"),
-        ({"size": "3.5"}, "size is '3.5', str, but the notebook's default 100 is int"),
-        ({"size": "true"}, "is 'true', str"),
-        ({"deep": "1"}, "is 1, int, but the notebook's default False is bool"),
-        ({"x; import os": "3"}, "no notebook that is to run has it"),
-        ({"run": "other"}, "--run"),
-        ({"epochs": "3"}, "no notebook that is to run has it"),
+        (["-p", "sise", "3"], "did you mean 'size'"),
+        (["-p", "size", "3.5"], "size is '3.5', str, but the notebook's default 100 is int"),
+        (["-p", "deep", "1"], "is 1, int, but the notebook's default False is bool"),
+        (["-p", "x; import os", "3"], "no notebook that is to run has it"),
+        (["corpus", "-p", "epochs", "3"], "no notebook that is to run has it"),
+        (["-p", "run", "other"], "--run"),
+        (["--run", "../r"], "cannot name a run"),
+        (["tournament", "--run", "r"], "there is no run 'r'"),
+        (["--corpus", ""], "the name of the corpus is empty"),
+        (["--corpus", "nothing.txt"], "does not exist"),
+        (["vocab", "--corpus", "books/*.txt"], "notebook 01 is not to run"),  # else the old corpus would be taken
+        (["--preset", "smal"], "no preset 'smal'"),
+        (["trian"], "no stage is called 'trian'; did you mean 'train'?"),
     ],
 )
-def test_an_unknown_name_or_a_wrong_type_is_refused(house, settings, words):
-    with pytest.raises(Refused, match=re.escape(words)):
-        plan(["corpus", "vocab"], **settings)
+def test_what_is_refused_leaves_no_trace(house, capsys, command, words):
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("nothing was run: ") and words in error and not paths.runs_dir().exists()
 
 
 @pytest.mark.parametrize(
@@ -104,48 +106,31 @@ def test_a_preset_is_checked_whole_before_anything_runs(house, text, words):
         plan(["vocab"], preset="small")
 
 
-def test_a_preset_in_another_encoding_is_refused_in_words(house, tmp_path):
-    file = tmp_path / "mine.yaml"
-    file.write_bytes("vocab:\n  size: 9  # 词表".encode("gb18030"))
-    with pytest.raises(Refused, match="mine.yaml is not readable YAML"):
-        plan(["vocab"], preset=str(file))
-
-
 def test_a_preset_is_found_by_name_or_by_path(house, tmp_path):
     preset(house, "vocab:\n  size: 8\n")
     elsewhere = tmp_path / "another.yaml"
     elsewhere.write_text("vocab:\n  size: 9\n", "utf-8")
     assert plan(["vocab"], preset="small")["vocab"]["size"] == 8
     assert plan(["vocab"], preset=str(elsewhere))["vocab"]["size"] == 9
-    with pytest.raises(Refused, match="did you mean 'small'"):
-        plan(preset="smal")
+    elsewhere.write_bytes("vocab:\n  size: 9  # 词表".encode("gb18030"))
+    with pytest.raises(Refused, match="another.yaml is not readable YAML"):
+        plan(["vocab"], preset=str(elsewhere))
 
 
-def test_a_relative_corpus_is_the_callers_and_must_exist(house):
-    Path("诗 词.txt").write_text("花", "utf-8")
-    assert plan(corpus="诗 词.txt")["corpus"]["source"] == str(Path.cwd() / "诗 词.txt")
-    with pytest.raises(Refused, match="does not exist"):
-        plan(corpus="nothing.txt")
-    with pytest.raises(Refused, match="notebook 01 is not to run"):  # else the old corpus would be taken in silence
-        plan(["vocab"], corpus="诗 词.txt")
+@pytest.mark.parametrize("command", ["verify -p size 3", "verify --prune", "refresh --corpus c.txt", "refresh --run r"])
+def test_each_subcommand_has_its_own_options(house, command):
+    with pytest.raises(SystemExit, match="2"):
+        main(command.split())
 
 
-def test_what_is_refused_leaves_no_trace(house, capsys):
-    assert main(["--run", "r", "-p", "sise", "3"]) == 2
-    assert main(["--run", "../r"]) == 2
-    assert main(["tournament", "--run", "r"]) == 2
-    assert main(["verify", "--run", "r", "-p", "size", "3"]) == 2
-    assert main(["verify", "--run", "r", "--halving"]) == 2
-    assert main(["--run", "r", "--corpus", ""]) == 2
-    assert main(["refresh", "--corpus", "c.txt"]) == 2
-    assert main(["refresh", "--run", "r"]) == 2
-    assert main(["corpus", "verify", "--run", "r"]) == 2
-    errors = capsys.readouterr().err
-    assert "verify takes no -p" in errors and "refresh takes no --corpus" in errors
-    assert "refresh takes no --run" in errors
-    assert "verify takes no --halving" in errors and "the name of the corpus is empty" in errors
-    assert errors.count("nothing was run") == 9 and "verify stands alone" in errors and "there is no run 'r'" in errors
-    assert not paths.runs_dir().exists()
+def test_stages_and_options_come_in_any_order(house):
+    command = ["--run", "r", "corpus", "-p", "size", "9", "vocab"]
+    assert read_command_line(command).stages == read_command_line(["run", *command]).stages == ["corpus", "vocab"]
+
+
+def test_the_parameters_of_a_notebook_are_listed(house, capsys):
+    assert main(["parameters", "vocab"]) == 0
+    assert capsys.readouterr().out.split() == ["02_vocab", "run", "'sample'", "size", "50"]
 
 
 def test_a_folder_that_cannot_be_written_gets_a_sentence(house, capsys, monkeypatch, tmp_path):
@@ -156,19 +141,94 @@ def test_a_folder_that_cannot_be_written_gets_a_sentence(house, capsys, monkeypa
     assert str(tmp_path / "file") in error and "Traceback" not in error
 
 
-def test_what_is_on_the_net_is_no_path(house):
+def test_a_relative_corpus_is_the_callers_and_what_is_on_the_net_is_no_path(house):
+    Path("诗 词.txt").write_text("花", "utf-8")
+    for source in ("诗 词.txt", "books/*.txt"):
+        assert plan(corpus=source)["corpus"]["source"] == str(Path.cwd() / source)
     for source in ("https://example.org/a.jsonl.gz", "hf:owner/name", *list(CORPORA)[:1]):
         assert plan(corpus=source)["corpus"]["source"] == source
-    assert plan(corpus="books/*.txt")["corpus"]["source"] == str(Path.cwd() / "books/*.txt")
 
 
-def test_files_that_the_user_brings_are_found_from_where_the_command_is_called(tmp_path, monkeypatch):
+def test_a_file_that_the_user_brings_is_found_from_where_the_command_is_called(tmp_path, monkeypatch):
     """A kernel may work in another folder, and a room remembers which file it read."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Refused, match=rf"vocab_file: {re.escape(str(tmp_path))}.*我的\.txt does not exist"):
-        parameters.plan(["vocab"], "r", None, [], [("vocab_file", "我的.txt")])
-    (tmp_path / "我的.txt").write_text("绿萝", "utf-8")
+        plan(["vocab"], vocab_file="我的.txt")
+    Path("我的.txt").write_text("绿萝", "utf-8")
     for given in ("我的.txt", "*.txt"):
-        values = parameters.plan(["vocab"], "r", None, [], [("vocab_file", given)])
-        assert values["vocab"]["vocab_file"] == str(tmp_path / given)
-    assert parameters.plan(["vocab"], "r", None, [], [])["vocab"]["vocab_file"] == ""
+        assert plan(["vocab"], vocab_file=given)["vocab"]["vocab_file"] == str(tmp_path / given)
+    assert plan(["vocab"])["vocab"]["vocab_file"] == ""
+
+
+# ---- names and files of other programs ----
+
+BOOK = {
+    "initializer_range": 0.02, "layer_norm_epsilon": 1e-5, "n_ctx": 64, "n_embd": 128, "n_head": 2, "n_layer": 1,
+    "n_positions": 64, "vocab_size": 50005,
+}  # fmt: skip
+PRINTED = """{
+  "layer_norm_epsilon": 1e - 05,
+  "n_ctx": 64, "n_embd": 128, "n_head": 2,
+  "n_layer": 1,   # blocks
+  "vocab_size": 50005,
+}
+"""
+
+
+def test_a_foreign_name_is_none_of_ours_and_what_is_said_instead_is():
+    known = {name for stage in paths.NOTEBOOKS for name in notebook_parameters(stage)}
+    assert not FOREIGN.keys() & known
+    assert all(re.match(r"[\w-]+", ours)[0] in {*known, "--run"} for ours in FOREIGN.values())
+
+
+def test_a_foreign_name_is_refused_with_ours(house):
+    preset(house, "train:\n  learning_rate: 3\n")
+    for given in (dict(preset="small"), dict(learning_rate="3")):
+        with pytest.raises(Refused, match="here it is lr"):
+            plan(["train"], **given)
+
+
+@pytest.mark.parametrize("text", [json.dumps(BOOK), PRINTED, "\ufeff" + json.dumps(BOOK, indent=1)])
+def test_a_gpt2_config_is_a_preset(tmp_path, text):
+    """As transformers writes it, and as the book prints it: with comments, and a number that no JSON has."""
+    file = tmp_path / "model_config.json"
+    file.write_text(text, "utf-8")
+    model = {"architecture": "gpt2", "n_embd": 128, "n_layer": 1, "n_head": 2, "dropout": 0.1}
+    assert read_preset(str(file)) == {"tokenize": {"n_ctx": 64}, "train": model}
+    values = plan_parameters(["tokenize", "train"], "r", None, ["book", str(file)], [("n_layer", "2")])
+    assert (values["tokenize"]["n_ctx"], values["train"]["n_embd"], values["train"]["n_layer"]) == (64, 128, 2)
+    assert values["train"]["warmup_steps"] == 2000  # the later preset over the earlier, -p over both
+
+
+def test_the_model_is_the_one_that_the_config_describes(tmp_path):
+    """Whatever the library writes about a GPT-2 is read, and the model made of it has the same weights and dropout."""
+    tok = tokenizer.build_bytes()
+    ids = {f"{name}_token_id": getattr(tok, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    original = GPT2Config(vocab_size=len(tok), n_positions=32, n_embd=24, n_layer=3, n_head=4, **ids)
+    original.to_json_file(tmp_path / "config.json", use_diff=False)
+    sections = read_preset(str(tmp_path / "config.json"))
+    config = make_config(tokenizer=tok, n_ctx=sections["tokenize"]["n_ctx"], **sections["train"])
+    ours, theirs = config.to_dict(), original.to_dict()
+    different = {name for name in theirs if ours.get(name) != theirs[name]}
+    assert different <= {"activation_function"}  # the same function under another name
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"activation_function": "relu"}, "activation_function is 'relu'"),
+        ({"model_type": "llama"}, "--preset minimind"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings is False"),
+        ({"n_inner": 100}, "n_inner is 100: here it is"),
+        ({"n_positions": 32}, "n_ctx is 64: here it is 32"),
+        ({"resid_pdrop": 0.2}, "resid_pdrop is 0.2: here it is 0.1"),
+        ({"embd_pdrop": [0.1]}, "embd_pdrop is [0.1]"),
+        ({"attn_pdrop": [0.1]}, "attn_pdrop is [0.1]"),
+        ({"n_layer": "12"}, "n_layer is '12'"),
+        ({"n_head": None}, "n_head is None"),
+    ],
+)
+def test_a_config_of_another_model_is_refused(tmp_path, changes, words):
+    (tmp_path / "config.json").write_text(json.dumps(BOOK | changes), "utf-8")
+    with pytest.raises(Refused, match=re.escape(words)):
+        read_preset(str(tmp_path / "config.json"))

@@ -1,16 +1,19 @@
-"""Do all files of a run still fit together? Whatever is changed, replaced or gone is found and named."""
+"""Do all files of a run still fit together, and which stages need not run again?"""
 
+import os
+import shutil
 from pathlib import Path
 
 import nbformat
 import pytest
+from house import make_house
 from nbformat.v4 import new_notebook
 
 from helpers import paths, report
-from helpers.manifest import MANIFEST, write_manifest
+from helpers.manifest import MANIFEST, read_manifest, write_manifest
 from helpers.paths import executed_copy
 from helpers.run.__main__ import main
-from helpers.run.unchanged import finished_unchanged, remember
+from helpers.run.verify import finished_unchanged, note_finished
 
 
 def write_room(stage, name, text, inputs, **result):
@@ -21,12 +24,12 @@ def write_room(stage, name, text, inputs, **result):
     write_manifest("r", stage, parameters={"run": "r"}, inputs=inputs, outputs=[file], result=result)
     executed_copy("r", stage).parent.mkdir(exist_ok=True)
     nbformat.write(new_notebook(), executed_copy("r", stage))
-    remember("r", stage)
+    note_finished("r", stage)
 
 
 @pytest.fixture
 def finished(house, capsys):
-    """Make a run of two rooms from a file outside."""
+    """Make a run of two rooms from a file outside; return a function that verifies it, {number: what is off}."""
     source = Path("c.txt").resolve()
     source.write_text("明月几时有", "utf-8")
     write_room("corpus", "train-00000.jsonl", "明月\n", [source], documents=5)
@@ -41,59 +44,42 @@ def finished(house, capsys):
     return verdict
 
 
-def test_a_run_that_nobody_touched_belongs_together(finished):
-    assert finished() == {}
-
-
-def test_a_flipped_byte_is_found_in_the_room_and_in_the_one_made_from_it(finished):
-    shard = paths.room("r", "corpus") / "train-00000.jsonl"
-    data = bytearray(shard.read_bytes())
+def flip_a_byte(room, file):
+    data = bytearray((room / file).read_bytes())
     data[1] ^= 1
-    shard.write_bytes(data)
+    (room / file).write_bytes(data)
+
+
+def make_again(text, documents):
+    write_room("corpus", "train-00000.jsonl", text, [Path("c.txt").resolve()], documents=documents)
+
+
+FAULTS = {
+    "nothing": (lambda run: None, {}),
+    "a flipped byte": (lambda run: flip_a_byte(run / "corpus", "train-00000.jsonl"),
+                       {"01": "corpus/train-00000.jsonl has changed since 01_corpus wrote it",
+                        "02": "since 02_vocab read it: run notebook 02_vocab again"}),
+    "a missing file": (lambda run: (run / "vocab/vocab_user.txt").unlink(), {"02": "vocab/vocab_user.txt is missing"}),
+    "a changed source": (lambda run: Path("c.txt").write_text("明月？", "utf-8"), {"01": "c.txt has changed since"}),
+    "a room made again": (lambda run: make_again("明\n", 5), {"02": "since 02_vocab read it"}),
+    "other figures": (lambda run: make_again("明月\n", 7), {"02": "other figures since (documents 5 -> 7)"}),
+    "a torn manifest": (lambda run: os.truncate(run / "corpus" / MANIFEST, 99), {"01": "not readable JSON"}),
+    "a manifest that went": (lambda run: (run / "corpus" / MANIFEST).unlink(), {"01": "not made yet"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_has_changed_is_found_in_its_room_and_in_the_one_made_from_it(finished, fault):
+    inject, wanted = FAULTS[fault]
+    inject(paths.run_dir("r"))
     off = finished()
-    assert set(off) == {"01", "02"}
-    assert "corpus/train-00000.jsonl has changed since 01_corpus wrote it" in off["01"]
-    assert "python -m helpers.run corpus --run r" in off["01"]
-    assert "since 02_vocab read it: run notebook 02_vocab again" in off["02"]
-
-
-def test_a_replaced_tokenizer_and_a_missing_file_are_found(finished):
-    words = paths.room("r", "vocab") / "vocab_user.txt"
-    words.write_text("另\n", "utf-8")
-    assert "vocab/vocab_user.txt has changed since 02_vocab wrote it" in finished()["02"]
-    words.unlink()
-    assert set(off := finished()) == {"02"} and "vocab/vocab_user.txt is missing" in off["02"]
-
-
-def test_a_changed_source_file_is_found(finished):
-    Path("c.txt").write_text("明月几时有？", "utf-8")
-    assert set(off := finished()) == {"01"} and "c.txt has changed since 01_corpus read it" in off["01"]
-
-
-def test_a_room_made_again_leaves_the_next_one_behind(finished):
-    write_room("corpus", "train-00000.jsonl", "明\n", [Path("c.txt").resolve()], documents=5)
-    assert set(off := finished()) == {"02"} and "since 02_vocab read it" in off["02"]
-
-
-def test_other_figures_of_the_same_files_are_a_change_too(finished):
-    write_room("corpus", "train-00000.jsonl", "明月\n", [Path("c.txt").resolve()], documents=7)
-    assert set(off := finished()) == {"02"} and "has found other figures since (documents 5 -> 7)" in off["02"]
-
-
-def test_a_torn_manifest_and_a_room_that_went_are_found(finished):
-    manifest = paths.room("r", "corpus") / MANIFEST
-    text = manifest.read_text("utf-8")
-    manifest.write_text(text[: len(text) // 2], "utf-8")
-    assert "not readable JSON" in finished()["01"]
-    manifest.unlink()
-    assert "not made yet" in finished()["01"]
+    assert off.keys() == wanted.keys() and all(words in off[number] for number, words in wanted.items())
 
 
 def test_a_torn_copy_of_a_notebook_is_found_and_the_page_leaves_it_out(finished):
     """Papermill writes it in place: killed while it does, it leaves half a file, perhaps half a character."""
-    copy = executed_copy("r", "corpus")
     for torn in (b'{"cells": [', '{"cells": ["词'.encode()[:-1]):
-        copy.write_bytes(torn)
+        executed_copy("r", "corpus").write_bytes(torn)
         assert "01_corpus.ipynb is torn: run notebook 01_corpus again" in finished()["01"]
         assert not finished_unchanged("r", "corpus", {"run": "r"})
         page = report.write("r").read_text("utf-8")
@@ -101,7 +87,91 @@ def test_a_torn_copy_of_a_notebook_is_found_and_the_page_leaves_it_out(finished)
 
 
 def test_a_run_that_is_not_there_cannot_be_verified(house, capsys):
-    assert main(["verify", "--run", "nobody"]) == 2
-    assert "there is no run 'nobody'" in capsys.readouterr().err
-    assert main(["verify", "--run", "../x"]) == 2
-    assert "'../x' cannot name a run" in capsys.readouterr().err
+    assert main(["verify", "--run", "nobody"]) == main(["verify", "--run", "../x"]) == 2
+    error = capsys.readouterr().err
+    assert "there is no run 'nobody'" in error and "'../x' cannot name a run" in error
+
+
+# ---- what need not run again ----
+
+
+TWO = ["corpus", "vocab", "--run", "r", "--corpus", "c"]
+
+
+@pytest.fixture(scope="module")
+def two_stages(tmp_path_factory):
+    """Run two stages on a folder of one file; return the folder of it all, and a copy of its state."""
+    folder = tmp_path_factory.mktemp("two") / "state"
+    (folder / "c").mkdir(parents=True)
+    (folder / "c" / "一.txt").write_text("明月几时有", "utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("RUNS_DIR", folder / "runs"), ("PYTHONPATH", Path(__file__).parents[2])):
+            patch.setenv(name, str(value))
+        for name in ("HEADLESS", "TQDM_DISABLE"):
+            patch.setenv(name, "")
+        patch.setattr(paths, "repo_root", lambda: folder / "house")
+        patch.chdir(folder)
+        make_house(folder / "house")
+        assert main(TWO) == 0
+        shutil.copytree(folder, folder.parent / "finished")
+        yield folder, folder.parent / "finished"
+
+
+@pytest.fixture
+def skipped(two_stages, capsys):
+    """A function that runs the two stages again, and returns for each whether it was skipped; both have finished."""
+    folder, finished = two_stages
+    for name in ("c", "house", "runs"):
+        shutil.rmtree(folder / name)
+        shutil.copytree(finished / name, folder / name)
+
+    def run_again(*more):
+        capsys.readouterr()
+        assert main([*TWO, *more]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split()[0] for line in lines] == ["01_corpus", "02_vocab", "report"]
+        return ["skipped" in line for line in lines[:2]]
+
+    return run_again
+
+
+def change_the_notebook():
+    book = nbformat.read(paths.notebook("vocab"), as_version=4)
+    book.cells[2].source += "\nx = 1"
+    nbformat.write(book, paths.notebook("vocab"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "more", "wanted"),
+    [
+        (lambda: None, [], [True, True]),
+        (lambda: None, ["--force"], [False, False]),
+        (lambda: None, ["-p", "ratio", "0.25"], [False, True]),  # changes no file and no figure
+        (lambda: None, ["-p", "deep", "true"], [False, False]),  # other figures of the same files
+        (lambda: Path("c/一.txt").write_text("明月几时有?", "utf-8"), [], [False, False]),
+        (lambda: Path("c/二.txt").write_text("把酒问青天", "utf-8"), [], [False, False]),
+        (lambda: (paths.room("r", "vocab") / "vocab_user.txt").unlink(), [], [True, False]),
+        (change_the_notebook, [], [True, False]),
+    ],
+)
+def test_a_stage_runs_again_only_if_something_has_changed(skipped, change, more, wanted):
+    assert executed_copy("r", "corpus").is_file() and read_manifest("r", "corpus")["parameters"]["run"] == "r"
+    change()
+    assert skipped(*more) == wanted
+
+
+@pytest.mark.slow
+def test_a_side_door_runs_on_the_rooms_of_a_run_and_is_skipped_and_verified_like_a_stage(skipped, capsys):
+    for words in ("bits per character 3.25", "skipped"):
+        assert main(["tournament", "--run", "r"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split()[0] for line in lines] == ["tournament", "report"] and words in lines[0]
+    page = (paths.run_dir("r") / "report.html").read_text("utf-8")
+    assert "<a href='#tournament'>tournament</a>" in page and "id='tournament'" in page
+    assert skipped() == [True, True]
+    assert main(["verify", "--run", "r"]) == 0
+    assert "tournament    fits  1 files as written, 1 files as read" in capsys.readouterr().out
+    (paths.room("r", "vocab") / "vocab_user.txt").write_text("另\n", "utf-8")
+    assert main(["verify", "--run", "r"]) == 1
+    assert "since tournament read it: run notebook deeper/tournament again" in capsys.readouterr().out

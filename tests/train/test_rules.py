@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import PAD, TOK, Numbers, make_trainer, settings
 
-from helpers import paths, speeds
+from helpers import paths
 from helpers.manifest import write_manifest
 from helpers.tokens.windows import Windows
 from helpers.train import rules, throughput
@@ -273,24 +273,6 @@ def test_a_run_keeps_its_choice_when_the_machine_is_slower_today(monkeypatch, ru
     (paths.run_dir(run) / "choice.json").unlink()
     assert rules.decide(asked).settings != first.settings
     assert rules.decide(settings(run)).settings == settings(run)
-
-
-def test_runs_of_a_sweep_share_what_one_of_them_measured(monkeypatch, run, tmp_path):
-    """So their shapes and batches differ only where what the sweep varies changes the speed: n_head, but not lr."""
-    write_manifest(run, "corpus", parameters={}, inputs=[], outputs=[], result={"documents": 40})
-    asked = replace(settings(run), n_embd=0, n_layer=0, n_head=0, epochs=0, batch_size=0, max_minutes=0.001)
-    monkeypatch.setattr(throughput, "measure", lambda *_: throughput.UpdateTime(1e-4, 0.0))
-    for name, value in speeds.environment(tmp_path).items():
-        monkeypatch.setenv(name, value)
-    first = rules.decide(asked)
-    monkeypatch.setattr(throughput, "measure", lambda *_: throughput.UpdateTime(1.0, 0.0))  # the machine is slow now
-    changes: list[dict] = [dict(lr=0.5), dict(dropout=0.3), dict(seed=4)]
-    for change in changes:
-        other = rules.decide(replace(asked, **change))
-        assert other.settings == replace(first.settings, **change) and other.reasons[0] == first.reasons[0]
-    assert rules.decide(replace(asked, n_head=2)).reasons[0] != first.reasons[0]  # other heads, another speed
-    monkeypatch.delenv(speeds.VARIABLE)
-    assert rules.decide(replace(asked, lr=0.25)).reasons[0] != first.reasons[0]
 
 
 def test_the_trainer_takes_no_zero_for_a_number(tmp_path):
