@@ -1,6 +1,7 @@
 """What the tests of show share: fragments of HTML, hostile text, rows of a run, and a run that trains nothing."""
 
 import asyncio
+import base64
 import json
 import math
 import threading
@@ -9,7 +10,12 @@ from html.parser import HTMLParser
 
 from hypothesis import strategies as st
 
-PNG = b"\x89PNG\r\n\x1a\n"
+
+def png_of(output: dict) -> bytes:
+    """Return the picture of an output, which is one."""
+    data = base64.b64decode(output["data"]["image/png"])
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    return data
 
 
 def until(condition, seconds: float = 10) -> None:

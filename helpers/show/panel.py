@@ -22,9 +22,7 @@ from helpers.show.text import card, percent, render_continuation, render_probabi
 
 START = {"temperature": 0.8, "top_p": 0.95}  # where their sliders begin; all others begin where they are off
 MOST_BARS = 10
-ALTERNATIVES = 4  # to each written token, under the mouse
-REDRAW = 0.1  # seconds between two pictures of the text, at least
-PAUSE = 0.15  # seconds that the sliders must rest before the bars are computed
+ALTERNATIVES = 4  # to each written token, in its tooltip
 
 
 class Box(widgets.VBox):
@@ -59,6 +57,9 @@ def sliders(longest: int) -> dict[str, widgets.Widget]:
 
 class Panel:
     """The widgets of one panel and the two threads behind them; `box` is what a notebook displays."""
+
+    redraw = 0.1  # seconds between two pictures of the text, at least
+    pause = 0.15  # seconds that the sliders must rest before the bars are computed
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompt: str):
         self.model, self.tokenizer = model, tokenizer
@@ -114,7 +115,7 @@ class Panel:
             for chunk in generate.stream_chunks(self.model, self.tokenizer, prompt, self.read(), stop):
                 body += render_chunk(chunk)
                 characters += len(chunk.text)
-                if time.monotonic() - drawn >= REDRAW:
+                if time.monotonic() - drawn >= self.redraw:
                     self.text.value = card(body + "▌")
                     drawn = time.monotonic()
             ended = "cancelled: " if stop.is_set() else ""
@@ -123,16 +124,14 @@ class Panel:
             self.note.value = render_error(error)
         finally:
             self.text.value = card(body)
-            self.cancel.disabled, self.generate.disabled = (
-                True,
-                False,
-            )  # in this order: Generate is free when all is done
+            self.cancel.disabled = True
+            self.generate.disabled = False  # last: Generate is free when all is done
 
     def draw_soon(self) -> None:
         """Draw the bars when the sliders have rested for a moment."""
         if self.timer:
             self.timer.cancel()
-        self.timer = threading.Timer(PAUSE, self.draw)
+        self.timer = threading.Timer(self.pause, self.draw)
         self.timer.daemon = True
         self.timer.start()
 
@@ -170,7 +169,7 @@ def render_chunk(chunk: Chunk) -> str:
 
 
 def token_in_words(token: TokenLogprob) -> str:
-    """Return what is known of a written token, for under the mouse."""
+    """Return a token's tooltip."""
     likeliest = probabilities_in_words((text, math.exp(logprob)) for text, logprob in token.alternatives)
     return f"{percent(math.exp(token.logprob))}, number {token.rank:,}; likeliest: {likeliest}"
 

@@ -17,11 +17,11 @@ from helpers.report import STYLE
 from helpers.run import results
 from helpers.run.grid import in_words
 from helpers.run.results import Effect, Row
+from helpers.show.curves import RUN_HUES, compare_figure
 from helpers.show.figures import png
 from helpers.show.metrics_file import read_metrics
-from helpers.show.runs import HUES, compare_figure
 
-MOST_CURVES = len(HUES)  # in one figure, each in a hue of its own
+MOST_CURVES = len(RUN_HUES)  # in one figure, each in a hue of its own
 LABELS = {
     "val_bits_per_char": "validation, bits per character", "total_steps": "planned", "facts_seen": "facts, seen",
     "facts_held_out": "held out", "plain_questions": "plain questions",

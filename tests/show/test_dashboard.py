@@ -1,16 +1,17 @@
-"""The dashboard: live, with a Stop button that works while the cell runs; and in lines, for headless notebooks."""
+"""The dashboard: live, with a Stop button that works while the cell runs; headless, in lines; a run's texts."""
 
 import asyncio
 import json
 import math
 import random
+import re
 import time
 from types import SimpleNamespace
 
 import pytest
-from displays import FakeTraining, check_left_behind, final, rows_of, steps_written
+from displays import FakeTraining, check_left_behind, final, full_rows, rows_of, steps_written, stripped
 
-from helpers.show import curves, dashboard, figures, series, status
+from helpers.show import curves, dashboard, figures, metrics_file
 from helpers.show import notebook as show
 
 NUMBERS = """step total_steps loss bits_per_char lr grad_norm update_ratio tokens_per_second mfu memory seconds
@@ -44,16 +45,16 @@ def test_no_row_however_odd_breaks_the_dashboard(shown, tmp_path, seed):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))  # NaN and Infinity as Python writes them
     read = show.read_metrics(path)
     for line in (
-        status.progress(read),
-        status.summary(read, 10, 1.0),
-        dashboard.bar(read, 0),
-        *status.troubles(read),
+        metrics_file.progress_in_words(read),
+        metrics_file.end_in_words(read, 10, 1.0),
+        dashboard.progress_bar(read, 0),
+        *metrics_file.troubles(read),
     ):
         assert isinstance(line, str) and line
     show.samples_over_time(read)
     show.spikes(read)
     show.expert_load(read)
-    show.compare({"odd": read}, x=chance.choice(list(series.AXES)))
+    show.compare({"odd": read}, x=chance.choice(list(metrics_file.AXES)))
     figures.png(curves.run_figure(read, 1.0))
 
 
@@ -145,7 +146,7 @@ def test_the_error_of_the_run_is_the_error_of_the_cell(shown, tmp_path):
 
 
 def test_pictures_take_a_small_share_of_the_time(shown, tmp_path, monkeypatch):
-    monkeypatch.setattr(dashboard, "REDRAW", 0.0)
+    monkeypatch.setattr(dashboard.Live, "redraw", 0.0)
     view = dashboard.Live(SimpleNamespace(total_steps=10, metrics_path=tmp_path), None, {})
     rows = rows_of(5)
     view.draw(rows)  # the first one is not counted
@@ -160,24 +161,6 @@ def test_pictures_take_a_small_share_of_the_time(shown, tmp_path, monkeypatch):
     view.update(rows, [])  # nothing new since, but that picture is still owed
     assert len(shown) > before and not view.stale
     view.close(rows)
-
-
-def test_a_stop_that_cannot_be_asked_is_said(shown, tmp_path):
-    attached = show.attach(tmp_path / "metrics.jsonl")
-    attached.metrics_path = tmp_path / "gone" / "metrics.jsonl"
-    view = dashboard.Live(attached, None, {})
-    view.button.click()
-    assert not view.button.disabled and "cannot ask the run to stop" in view.line.value
-    view.button.click()
-    assert view.line.value.count("cannot ask the run to stop") == 1
-    # the folder is there again: what was said is no longer true
-    attached.metrics_path.parent.mkdir()
-    view.button.click()
-    assert view.button.disabled and "cannot ask" not in view.line.value
-    rows = rows_of(3)
-    view.update(rows, rows)
-    assert "3" in view.line.value and "cannot ask" not in view.line.value
-    view.close([])
 
 
 def test_troubles_are_seen_live_and_headless(shown, tmp_path, capsys):
@@ -209,3 +192,31 @@ def test_a_long_silence_is_said(shown, tmp_path, monkeypatch):
     view.update(rows, [])
     assert "no new row for 2 min 05 s" in view.line.value
     view.close(rows)
+
+
+# ---- what a run wrote ----
+
+
+def test_samples_go_from_the_first_to_the_last(shown):
+    rows = rows_of(100)
+    rows += [{"event": "sample", "step": step, "text": f"<{step}>" + "字" * 500} for step in range(1, 101)]
+    show.samples_over_time(rows, limit=4, characters=20)
+    words = shown[0]["data"]["text/plain"]
+    assert [int(found) for found in re.findall(r"\[step (\d+)", words)] == [1, 5, 22, 100]
+    assert "[step 100 · 1.19 bits/char]\n<100>" in words and words.count("字 …") == 4
+    assert "&lt;100&gt;" in shown[0]["data"]["text/html"]
+
+
+def test_a_spike_shows_the_text_it_came_from(shown):
+    show.spikes(full_rows(20))
+    words = shown[0]["data"]["text/plain"]
+    assert words.splitlines()[1].split() == ["20", "4.00", "1.00"]
+    assert "[step 20 · window 7 · loss 5.50]\n乱码<##>" in words and words.index("乱码") < words.index("第二")
+    assert "乱码&lt;##&gt;" in shown[0]["data"]["text/html"]
+    assert "nats per token" in words and "A spike (尖峰) is an update whose loss" in words.splitlines()[-1]
+    lines = stripped(shown[0]["data"]["text/html"]).splitlines()
+    assert lines[:2] == ["step\tloss (nats per token)\tusually", "20\t4.00\t1.00"]
+    assert lines[2:4] == ["step 20 · window 7 · loss 5.50", "乱码<##>"]
+    shown.clear()
+    show.spikes(rows_of(5))
+    assert shown[0]["data"]["text/plain"] == "no spike"

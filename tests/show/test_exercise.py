@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from helpers import paths
 from helpers.show import notebook as show
-from helpers.show.exercise import verdict
+from helpers.show.exercise import judged
 
 LINES = [
     ((None, 1, "of 50 documents stay"), "No guess yet. Answer: 1 of 50 documents stay."),
@@ -46,12 +46,12 @@ VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | s
 
 @given(VALUES, VALUES.filter(lambda value: value is not None), st.floats(0, 1))
 def test_no_guess_raises(guess, answer, close):
-    assert verdict(guess, answer, close).startswith(("No guess yet", "Your guess: "))
+    assert judged(guess, answer, close).startswith(("No guess yet", "Your guess: "))
 
 
 @given(st.integers() | st.floats(allow_nan=False) | st.text() | st.booleans())
 def test_the_answer_itself_is_right(answer):
-    assert verdict(answer, answer).endswith(", right")
+    assert judged(answer, answer).endswith(", right")
 
 
 @pytest.mark.parametrize(

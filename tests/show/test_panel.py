@@ -33,8 +33,8 @@ def play(shown, monkeypatch):
         state.forwards += 1
         return torch.tensor([[1, 2]]), torch.tensor([[0.0, 1.0, 2.0, 3.0]])
 
-    monkeypatch.setattr(panel, "PAUSE", 0.01)
-    monkeypatch.setattr(panel, "REDRAW", 0.0)
+    monkeypatch.setattr(panel.Panel, "pause", 0.01)
+    monkeypatch.setattr(panel.Panel, "redraw", 0.0)
     monkeypatch.setattr(generate, "next_logits", next_logits)
     monkeypatch.setattr(generate, "stream_chunks", lambda model, tokenizer, *rest: state.stream(*rest))
     model = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=64))
@@ -77,9 +77,7 @@ def test_cancel_works_in_the_middle_of_a_text(play):
             time.sleep(0.005)
 
     play.stream = endless
-    began = time.monotonic()
-    play.panel.generate.click()
-    assert time.monotonic() - began < 1  # the callback left the work to a thread
+    play.panel.generate.click()  # returns, though the text never ends: the callback left the work to a thread
     assert play.panel.generate.disabled and not play.panel.cancel.disabled
     worker = play.panel.worker
     until(lambda: play.panel.text.value.count(">字<") >= 3)
@@ -141,21 +139,8 @@ def test_settings_are_those_of_the_sliders(play):
     play.panel.settings["min_p"].value = 0.1
     play.panel.generate.click()
     until(lambda: not play.panel.generate.disabled)
-    assert got == [
-        (
-            "问 <b>\n",
-            Settings(
-                max_new_tokens=64,
-                temperature=0.5,
-                top_k=0,
-                top_p=0.95,
-                repetition_penalty=1.0,
-                seed=7,
-                min_p=0.1,
-                logprobs=panel.ALTERNATIVES,
-            ),
-        )
-    ]
+    settings = Settings(max_new_tokens=64, temperature=0.5, top_p=0.95, min_p=0.1, seed=7, logprobs=panel.ALTERNATIVES)
+    assert got == [("问 <b>\n", settings)]
 
 
 def test_headless_the_panel_is_a_sentence(play, monkeypatch):

@@ -26,7 +26,7 @@ def test_any_text_is_shown_as_text(shown, one, two):
         assert page.attributes <= {"style"}
         assert page.open == []
         assert output["data"]["text/plain"].strip()
-    assert text.visible(one) in Page(shown[2]["data"]["text/html"]).words
+    assert text.with_marks(one) in Page(shown[2]["data"]["text/html"]).words
 
 
 def test_blanks_and_newlines_can_be_seen(shown):
@@ -41,8 +41,8 @@ def test_table_aligns_chinese_in_plain_text(shown):
         "龙血树  12,345  True",
         "a            7  False",
     ]
-    assert text.number(0.123456) == "0.1235"
-    assert text.number(123456.7) == "123,457"
+    assert text.cell_text(0.123456) == "0.1235"
+    assert text.cell_text(123456.7) == "123,457"
     with pytest.raises(ValueError, match="2 columns got a row of 1"):
         show.table([["a"]], ["one", "two"])
 
@@ -65,7 +65,7 @@ def test_removed_tokens_are_told_from_unlikely_ones(shown):
 
 def test_what_is_no_number_is_a_dash_without_a_bar(shown):
     nan = float("nan")
-    assert text.percent(nan) == "–" and text.blocks(nan) == ""
+    assert text.percent(nan) == "–" and text.bar_of_blocks(nan) == ""
     show.probabilities([("太阳", nan, nan), ("阴", 0.5, 0.25)])
     _, first, second = (line.split("\t") for line in stripped(shown[0]["data"]["text/html"]).splitlines())
     assert first == ["太阳", " –", " –"] and second == ["阴", "████████████ 50.0 %", "██████ 25.0 %"]
@@ -108,7 +108,14 @@ def test_without_styles_bars_are_as_long_as_their_probabilities(shown):
     _, first, second = (line.split("\t") for line in stripped(shown[0]["data"]["text/html"]).splitlines())
     assert first == ["太阳", "██████ 50.0 %", "████████████ 100.0 %"]
     assert second == ["阴", "███ 25.0 %", " –"]
-    assert [text.blocks(share, 4) for share in (0, 1 / 32, 0.125, 0.99, 1, 7)] == ["", "▏", "▌", "████", "████", "████"]
+    assert [text.bar_of_blocks(share, 4) for share in (0, 1 / 32, 0.125, 0.99, 1, 7)] == [
+        "",
+        "▏",
+        "▌",
+        "████",
+        "████",
+        "████",
+    ]
 
 
 def test_without_styles_inputs_stand_above_their_labels(shown):
