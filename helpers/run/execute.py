@@ -122,4 +122,4 @@ def run_stages(run: str, values: dict[str, dict[str, Any]], force: bool) -> None
                 continue
             words = run_stage(run, stage, values[stage], name, in_terminal(), {})
             print(f"{name}{words}", flush=True)
-        print(f"{'report':14}{report.write(run)}", flush=True)
+        print(f"{'report':14}{report.write_report(run)}", flush=True)

@@ -59,7 +59,7 @@ class Sweep:
             if stage == "train" and stage != self.stages[-1]:
                 self.write_page()
         for i in self.changed - set(self.failed):
-            report.write(member(self.name, i))
+            report.write_report(member(self.name, i))
         self.write_page()
         self.print_result()
         return len(self.failed)
