@@ -57,9 +57,9 @@ def test_each_character_has_the_colour_of_its_own_chance(shown):
     # 0.001 ** (1/3) = 0.1, and 0.5 × 0.5 × 0.02 = 0.005
     assert grounds == [("", "好"), ("0.34", "龟背竹"), ("0.6", "🌱"), ("0.18", "■")]
     assert '<span style="opacity:.7">问<br></span>' in html
-    first = stripped(html).splitlines()[:2]
+    first = stripped(shown[0]).splitlines()[:2]
     assert first == ["问", "▸好_龟背竹_^3.3_🌱_^7.6■"], "surprises are underlined, with bits per character"
-    assert "less than 20 % is underlined, with its bits" in stripped(html)
+    assert "less than 20 % is underlined, with its bits" in stripped(shown[0])
     lines = shown[0]["data"]["text/plain"].splitlines()
     assert lines[0].split() == ["text", "probability", "rank", "bits", "likeliest"] and len(lines) == 7
     assert lines[1].split()[:2] == ["好", "60.0"]
@@ -71,7 +71,7 @@ def test_each_character_has_the_colour_of_its_own_chance(shown):
 )
 def test_a_text_cut_inside_a_character_has_not_ended(shown, last, signs):
     show.explained([step("好", 0.6), *last], end=EOS)
-    assert stripped(shown[0]["data"]["text/html"]).splitlines()[0] == f"好{signs}"
+    assert stripped(shown[0]).splitlines()[0] == f"好{signs}"
     plain = [line.split()[0] for line in shown[0]["data"]["text/plain"].splitlines()[2:]]
     assert plain == ["■" if each.token == EOS else "…" for each in last]
 
@@ -112,7 +112,7 @@ def test_copied_stretches_are_marked_whole_and_neighbours_apart(shown):
     hues = re.findall(r"background:rgba\((\d+),", data["text/html"].split("known</div>")[1])
     assert len(hues) == 3 and hues[0] != hues[1] != hues[2]
     assert 'title="5 characters, 1 times, first in document 12,345">三四五六七<' in data["text/html"]
-    assert stripped(data["text/html"]) == data["text/plain"].replace("[", "").replace("]", "")
+    assert stripped(shown[0]) == data["text/plain"].replace("[", "").replace("]", "")
     show.copied([])
     show.copied([memorization.Copied("", 0, (), 8, 0, 0)])
 
@@ -132,7 +132,7 @@ def test_the_grid_has_a_table_a_measure(shown):
 
 def test_the_grid_says_its_figures_without_colours(shown):
     show.grid([Cell(t, 1.0, 0.1 + t, 0.01, None, None) for t in (0.5, 1.0)])
-    lines = stripped(shown[0]["data"]["text/html"]).splitlines()
+    lines = stripped(shown[0]).splitlines()
     assert lines[:4] == ["diversity: n-grams that differ", "t \\ p\t1", "0.5\t0.60", "1\t1.10"]
 
 

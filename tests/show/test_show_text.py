@@ -67,7 +67,7 @@ def test_what_is_no_number_is_a_dash_without_a_bar(shown):
     nan = float("nan")
     assert text.percent(nan) == "–" and text.bar_of_blocks(nan) == ""
     show.probabilities([("太阳", nan, nan), ("阴", 0.5, 0.25)])
-    _, first, second = (line.split("\t") for line in stripped(shown[0]["data"]["text/html"]).splitlines())
+    _, first, second = (line.split("\t") for line in stripped(shown[0]).splitlines())
     assert first == ["太阳", " –", " –"] and second == ["阴", "████████████ 50.0 %", "██████ 25.0 %"]
 
 
@@ -98,14 +98,14 @@ def test_columns_are_those_of_a_terminal():
 
 def test_without_styles_pieces_are_apart(shown):
     show.pieces({"thulac": ["我", "喜欢", "花"], "bytes": ["<0xE7>", " "]})
-    assert stripped(shown[0]["data"]["text/html"]).splitlines() == [
+    assert stripped(shown[0]).splitlines() == [
         "thulac", "3 pieces\t我|喜欢|花", "bytes", "2 pieces\t<0xE7>|␣",
     ]  # fmt: skip
 
 
 def test_without_styles_bars_are_as_long_as_their_probabilities(shown):
     show.probabilities([("太阳", 0.5, 1.0), ("阴", 0.25, 0.0)])
-    _, first, second = (line.split("\t") for line in stripped(shown[0]["data"]["text/html"]).splitlines())
+    _, first, second = (line.split("\t") for line in stripped(shown[0]).splitlines())
     assert first == ["太阳", "██████ 50.0 %", "████████████ 100.0 %"]
     assert second == ["阴", "███ 25.0 %", " –"]
     assert [text.bar_of_blocks(share, 4) for share in (0, 1 / 32, 0.125, 0.99, 1, 7)] == [
@@ -120,15 +120,15 @@ def test_without_styles_bars_are_as_long_as_their_probabilities(shown):
 
 def test_without_styles_inputs_stand_above_their_labels(shown):
     show.labels(["<bos>", "花", "<pad>"], ["花", "<eos>", None])
-    assert stripped(shown[0]["data"]["text/html"]).splitlines() == [
+    assert stripped(shown[0]).splitlines() == [
         "input\t<bos>\t花\t<pad>", "label\t花\t<eos>\t–",
     ]  # fmt: skip
 
 
 def test_without_styles_lines_and_texts_stay_apart(shown):
     show.documents(["问\n答", "二"])
-    lines = stripped(shown[0]["data"]["text/html"]).splitlines()
+    lines = stripped(shown[0]).splitlines()
     assert lines == ["1 · 3 characters", "问", "答", "2 · 1 characters", "二"]
     show.table([["上\n下", 1]], ["text", "times"])
-    assert stripped(shown[1]["data"]["text/html"]).splitlines() == ["text\ttimes", "上", "下\t1"]
+    assert stripped(shown[1]).splitlines() == ["text\ttimes", "上", "下\t1"]
     assert text.lines_kept('<i title="a\nb">c\r\nd</i>') == '<i title="a\nb">c<br>d</i>'
