@@ -14,20 +14,10 @@ from typing import TYPE_CHECKING
 import ipywidgets as widgets
 from IPython.display import DisplayHandle, display
 
+from helpers.show import metrics_file as log
 from helpers.show.curves import describe_loss, run_figure
 from helpers.show.figures import new_display, show_figure, thinned
-from helpers.show.metrics_file import (
-    RunRows,
-    Tail,
-    end_in_words,
-    finite,
-    last,
-    planned_steps,
-    progress_in_words,
-    rows_of,
-    step_of,
-    troubles,
-)
+from helpers.show.metrics_file import RunRows
 from helpers.show.text import element, render_noted, render_table, show_all, show_html
 from helpers.wording import duration
 
@@ -48,15 +38,15 @@ SPIKE = (
 
 def samples_over_time(metrics: RunRows, limit: int = 6, characters: int = 300) -> None:
     """Show what a run wrote as it learned: at most `limit` samples from the first to the last, each with its loss."""
-    rows = rows_of(metrics)
+    rows = log.rows_of(metrics)
     samples = [row for row in rows if row.get("event") == "sample"]
     rendered = []
     for at in thinned(len(samples), limit):  # most is learned early
         row = samples[at]
         before = [other for other in rows if other.get("event") in ("step", "validation")
-                  and step_of(other) <= step_of(row) and finite(other.get("bits_per_char"))]  # fmt: skip
-        note = f"step {step_of(row):,.0f}"
-        if measured := last(before, "validation") or last(before, "step"):
+                  and log.step_of(other) <= log.step_of(row) and log.finite(other.get("bits_per_char"))]  # fmt: skip
+        note = f"step {log.step_of(row):,.0f}"
+        if measured := log.last(before, "validation") or log.last(before, "step"):
             note += f" · {measured['bits_per_char']:.2f} bits/char"
         rendered.append(render_noted(str(row.get("text", "")), note, characters))
     show_all(rendered, "no sample yet")
@@ -67,13 +57,13 @@ def spikes(metrics: RunRows, limit: int = 5, characters: int = 300) -> None:
 
     A line under them says what a spike is.
     """
-    rows = [row for row in rows_of(metrics) if row.get("event") == "spike"][-limit:]
-    lines = [[f"{step_of(row):,.0f}", two_decimals(row.get("loss")), two_decimals(row.get("usual"))] for row in rows]
+    rows = [row for row in log.rows_of(metrics) if row.get("event") == "spike"][-limit:]
+    lines = [[f"{log.step_of(row):,.0f}", *(log.fixed(row.get(name)) for name in ("loss", "usual"))] for row in rows]
     rendered = [render_table(lines, ["step", "loss (nats per token)", "usually"])] if rows else []
     for row in rows:
         for window in row.get("windows") or []:
-            loss = two_decimals(window.get("loss"))
-            note = f"step {step_of(row):,.0f} · window {window.get('index', '?')} · loss {loss}"
+            loss = log.fixed(window.get("loss"))
+            note = f"step {log.step_of(row):,.0f} · window {window.get('index', '?')} · loss {loss}"
             rendered.append(render_noted(str(window.get("text", "")), note, characters))
     if rendered:
         rendered.append((element("div", "font-size:.85em;opacity:.8", escape(SPIKE)), SPIKE))
@@ -81,14 +71,9 @@ def spikes(metrics: RunRows, limit: int = 5, characters: int = 300) -> None:
     show_html(html or "<div>no spike</div>", plain or "no spike")
 
 
-def two_decimals(value: object) -> str:
-    """Return a number with two decimals, or a dash if there is none."""
-    return f"{value:.2f}" if finite(value) else "–"
-
-
 def render_sample(sample: Mapping) -> dict[str, str]:
     """Return a sample of the run by MIME type, for a raw display."""
-    html, plain = render_noted(str(sample.get("text", "")), f"sample at step {step_of(sample):,.0f}")
+    html, plain = render_noted(str(sample.get("text", "")), f"sample at step {log.step_of(sample):,.0f}")
     return {"text/html": html, "text/plain": plain}
 
 
@@ -97,12 +82,12 @@ def render_sample(sample: Mapping) -> dict[str, str]:
 
 def progress_bar(rows: Sequence[Mapping], total_steps: int, quiet: float = 0.0) -> str:
     """Return the state of a run as HTML: words, a bar, troubles; `quiet`: seconds without a row, where that is long."""
-    share = 100 * min(1, step_of(last(rows, "step")) / max(planned_steps(rows, total_steps), 1))
-    line = progress_in_words(rows, total_steps) + (f" · no new row for {duration(quiet)}" if quiet else "")
+    share = 100 * min(1, log.step_of(log.last(rows, "step")) / max(log.planned_steps(rows, total_steps), 1))
+    line = log.progress_in_words(rows, total_steps) + (f" · no new row for {duration(quiet)}" if quiet else "")
     done = element("div", f"height:4px;width:{share:.1f}%;background:rgba(66,133,244,.8)", "")
     whole = "height:4px;border-radius:2px;background:rgba(128,128,128,.25);overflow:hidden"
     lines = [element("div", "line-height:1.5", escape(words))
-             for words in (line, *(f"⚠ {trouble}" for trouble in troubles(rows)))]  # fmt: skip
+             for words in (line, *(f"⚠ {trouble}" for trouble in log.troubles(rows)))]  # fmt: skip
     return "".join([lines[0], element("div", whole, done), *lines[1:]])
 
 
@@ -157,7 +142,7 @@ class Live:
         fig = run_figure(rows, self.floor, self.baselines, live)
         self.picture = self.picture or new_display()
         show_figure(fig, describe_loss(rows, self.floor), self.picture)
-        sample = last(rows, "sample")
+        sample = log.last(rows, "sample")
         if sample and sample is not self.shown:
             self.sample = self.sample or new_display()
             self.sample.update(render_sample(sample), raw=True)
@@ -169,9 +154,9 @@ class Live:
         """Show everything, and replace the button by lines of text."""
         if drawable(rows):
             self.draw(rows, live=False)
-        if last(rows, "spike"):
+        if log.last(rows, "spike"):
             spikes(rows, limit=2)
-        lines = [end_in_words(rows, self.training.total_steps, self.floor), *troubles(rows)]
+        lines = [log.end_in_words(rows, self.training.total_steps, self.floor), *log.troubles(rows)]
         html = "".join(f"<div>{'⚠ ' if i else ''}{escape(line)}</div>" for i, line in enumerate(lines))
         self.top.update({"text/html": html, "text/plain": "\n".join(lines)}, raw=True)
         for widget in (self.row, self.button, self.line):
@@ -192,24 +177,24 @@ class Lines:
 
     def update(self, rows: Sequence[Mapping], new: Sequence[Mapping]) -> None:
         """Print a line if there is something to say."""
-        self.pending += [row for row in new if row.get("event") != "step" and troubles([row])]
+        self.pending += [row for row in new if row.get("event") != "step" and log.troubles([row])]
         if self.pending and time.monotonic() >= self.warn:  # not one line per skipped update
-            print(*(f"  {words}" for words in troubles(self.pending)), sep="\n", flush=True)
+            print(*(f"  {words}" for words in log.troubles(self.pending)), sep="\n", flush=True)
             self.pending, self.warn = [], time.monotonic() + SAY
         events = {row.get("event") for row in new}
         if "validation" in events or ("step" in events and time.monotonic() >= self.due):
-            print(progress_in_words(rows, self.training.total_steps), flush=True)
+            print(log.progress_in_words(rows, self.training.total_steps), flush=True)
             self.due = time.monotonic() + SAY
 
     def close(self, rows: Sequence[Mapping]) -> None:
         """Print how the run ended, and show the figure and the last sample."""
-        warnings = (f"  {words}" for words in troubles(self.pending))
-        print(*warnings, end_in_words(rows, self.training.total_steps, self.floor), sep="\n", flush=True)
+        warnings = (f"  {words}" for words in log.troubles(self.pending))
+        print(*warnings, log.end_in_words(rows, self.training.total_steps, self.floor), sep="\n", flush=True)
         if drawable(rows):
             show_figure(run_figure(rows, self.floor, self.baselines), describe_loss(rows, self.floor))
-        if sample := last(rows, "sample"):
+        if sample := log.last(rows, "sample"):
             display(render_sample(sample), raw=True)
-        if last(rows, "spike"):
+        if log.last(rows, "spike"):
             spikes(rows, limit=2)
 
 
@@ -229,7 +214,7 @@ async def watch(
     """
     live = not os.environ.get("HEADLESS") if live is None else live
     view: Live | Lines = (Live if live else Lines)(training, floor, baselines or {})
-    tail = Tail(training.metrics_path)
+    tail = log.Tail(training.metrics_path)
     stopped = False
     try:
         while True:

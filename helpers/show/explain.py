@@ -126,15 +126,14 @@ def explained(steps: Sequence["Step"], prompt: str = "", end: int | None = None)
 def filters(steps: Sequence["Step"]) -> None:
     """Show how much each filter removed: on average over the steps, and at the step where it removed the most."""
     rows = []
-    for i, name in enumerate(work.name for work in (steps[0].filters if steps else ())):
-        works = [step.filters[i] for step in steps]
+    for i, works in enumerate(zip(*(step.filters for step in steps), strict=True)):
         before = [step.filters[i - 1].chosen if i else step.probability for step in steps]
         gained = fmean(work.chosen - p for work, p in zip(works, before, strict=True))
         worst = max(range(len(steps)), key=lambda at: works[at].lost)
         context = with_marks("".join(step.text for step in steps[:worst])[-6:])
         example = f"{context}▸ {probabilities_in_words(works[worst].likeliest[:3])}" if works[worst].removed else ""
         removed, lost = round(fmean(work.removed for work in works)), percent(fmean(work.lost for work in works))
-        rows.append((name, removed, lost, f"{100 * gained:+.1f}", example))
+        rows.append((works[0].name, removed, lost, f"{100 * gained:+.1f}", example))
     header = ["filter", "tokens it took away", "their probability", "written token, points", "took most at"]
     show_table(rows, header)
 

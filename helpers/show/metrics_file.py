@@ -17,6 +17,7 @@ from helpers.files import json_lines
 from helpers.wording import duration
 
 RunRows = str | Path | Sequence[Mapping]  # rows, or where they are: a file, a folder, a run's name
+UNKNOWN = "–"  # stands for a figure that the rows lack
 Field = str | Callable[[Mapping], float | None]  # a field of a row, or a function that computes it from the row
 
 
@@ -55,6 +56,11 @@ class Tail:
 def finite(value: object) -> TypeGuard[int | float]:
     """Return whether a field holds a number that can be drawn: not missing, not null, not NaN, not infinite."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def fixed(value: object, form: str = ".2f") -> str:
+    """Return a number in this format, or a dash if there is none."""
+    return f"{value:{form}}" if finite(value) else UNKNOWN
 
 
 def step_of(row: Mapping) -> float:

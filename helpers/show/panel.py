@@ -37,21 +37,16 @@ class Box(widgets.VBox):
 def sliders(longest: int) -> dict[str, widgets.Widget]:
     """Return the widgets of `Settings` by name, with the ranges of `RANGES`; a text has at most `longest` tokens."""
     look = {"layout": {"width": "26em"}, "style": {"description_width": "9.5em"}}
-    made = {
-        "max_new_tokens": widgets.IntSlider(
-            description="max_new_tokens", tooltip="longest continuation", value=min(100, longest), min=1, max=longest,
-            **look,
-        )
-    }  # fmt: skip
+    made = {"max_new_tokens": widgets.IntSlider(min(100, longest), 1, longest, tooltip="longest continuation", **look)}
     for name, values in RANGES.items():
         if values.slider:
             least, most, step = values.slider
             kind = widgets.IntSlider if isinstance(values.off, int) else widgets.FloatSlider
-            made[name] = kind(description=name, tooltip=values.note, value=START.get(name, values.off), min=least,
-                              max=most, step=step, **look)  # fmt: skip
-    made["seed"] = widgets.BoundedIntText(
-        description="seed", tooltip="the same seed gives the same text", value=0, min=0, max=2**31, **look
-    )
+            at = {"value": START.get(name, values.off), "min": least, "max": most, "step": step}
+            made[name] = kind(tooltip=values.note, **at, **look)
+    made["seed"] = widgets.BoundedIntText(0, min=0, max=2**31, tooltip="the same seed gives the same text", **look)
+    for name, widget in made.items():
+        widget.description = name
     return made
 
 
