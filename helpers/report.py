@@ -40,7 +40,7 @@ NUMBERS = 4  # of a stage without figures of its own
 SAMPLES = 12  # generated texts on the page
 
 # code is folded, progress bars are left out; a drawing keeps its words for those who do not see it
-NOTEBOOK = """
+_NOTEBOOK = """
 {%- extends 'basic/index.html.j2' -%}
 {%- block in_prompt -%}{%- endblock in_prompt -%}
 {%- block output_area_prompt -%}{%- endblock output_area_prompt -%}
@@ -66,7 +66,7 @@ details.code > summary { font: .8rem monospace; overflow: hidden; white-space: n
 details.code { margin: .4rem 0; } .highlight { background: #f6f6f4; padding: .2rem .8rem; overflow-x: auto; }
 .jp-RenderedText pre, .output pre { background: none; }
 """
-PAGE = """<!DOCTYPE html>
+_PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{{ run }}</title>
 <style>
@@ -109,7 +109,7 @@ def first_samples(run: str) -> list[tuple[str, str]]:
 
 @cache
 def _exporter() -> HTMLExporter:
-    loaders = [DictLoader({"report.html.j2": NOTEBOOK})]
+    loaders = [DictLoader({"report.html.j2": _NOTEBOOK})]
     return HTMLExporter(extra_loaders=loaders, template_file="report.html.j2", exclude_anchor_links=True)
 
 
@@ -131,7 +131,7 @@ def write_report(run: str) -> Path:
         seconds = notebook.metadata.get("papermill", {}).get("duration") or 0
         part = {"name": paths.notebook(stage).stem, "seconds": seconds, "figures": one_line(run, stage)}
         parts.append(part | {"body": notebook_body(notebook)})
-    page = Template(PAGE, autoescape=True).render(
+    page = Template(_PAGE, autoescape=True).render(
         run=run, parts=parts, samples=first_samples(run), style=STYLE,
         highlighting=HtmlFormatter(style="friendly").get_style_defs(".highlight"),
     )  # fmt: skip

@@ -57,12 +57,6 @@ def test_documents_reads_no_more_than_it_shows(shown):
     assert shown[0]["data"]["text/plain"] == f"[1 · 1,000 characters]\n{'字' * 10} …\n\n[2 · 1 characters]\n二"
 
 
-def test_removed_tokens_are_told_from_unlikely_ones(shown):
-    show.probabilities([("太阳", 0.5, 1.0), ("阴", 0.0001, 0.0)])
-    words = Page(shown[0]["data"]["text/html"]).words
-    assert "< 0.1 %" in words and "–" in words and "100.0 %" in words
-
-
 def test_what_is_no_number_is_a_dash_without_a_bar(shown):
     nan = float("nan")
     assert text.percent(nan) == "–" and text.bar_of_blocks(nan) == ""
@@ -104,10 +98,10 @@ def test_without_styles_pieces_are_apart(shown):
 
 
 def test_without_styles_bars_are_as_long_as_their_probabilities(shown):
-    show.probabilities([("太阳", 0.5, 1.0), ("阴", 0.25, 0.0)])
-    _, first, second = (line.split("\t") for line in stripped(shown[0]).splitlines())
+    show.probabilities([("太阳", 0.5, 1.0), ("阴", 0.25, 0.0), ("雨", 0.0001, 0.0)])
+    _, first, second, third = (line.split("\t") for line in stripped(shown[0]).splitlines())
     assert first == ["太阳", "██████ 50.0 %", "████████████ 100.0 %"]
-    assert second == ["阴", "███ 25.0 %", " –"]
+    assert second == ["阴", "███ 25.0 %", " –"] and third == ["雨", " < 0.1 %", " –"]
     assert [text.bar_of_blocks(share, 4) for share in (0, 1 / 32, 0.125, 0.99, 1, 7)] == [
         "",
         "▏",
