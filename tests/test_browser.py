@@ -357,5 +357,5 @@ def test_the_panel_follows_its_sliders_and_writes_and_is_readable_in_light_and_d
     assert panel.locator("blockquote").inner_text().startswith("绿萝")
     assert page.evaluate(CONTRAST, ".jp-OutputArea-output") == []  # every word of ours
     menu(page, "Settings", "Theme", "JupyterLab Dark")
-    expect(page.locator("body")).to_have_attribute("data-jp-theme-light", "false")
+    expect(page.locator("body")).to_have_attribute("data-jp-theme-light", "false", timeout=MINUTES)
     assert page.evaluate(CONTRAST, ".jp-OutputArea-output") == []
