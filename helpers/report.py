@@ -3,14 +3,14 @@
 Reads manifests, samples and executed notebooks; knows nothing of how they were made.
 """
 
-import contextlib
-import html
 import json
 import re
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import nbformat
-from jinja2 import DictLoader
+from jinja2 import DictLoader, Template
 from nbconvert import HTMLExporter
 from pygments.formatters import HtmlFormatter
 
@@ -18,7 +18,8 @@ from helpers import paths
 from helpers.files import write_text
 from helpers.manifest import RoomError, read_manifest
 
-# stage -> the figures of its manifest's result that the summary shows: (name, label, format)
+# stage -> the figures of its manifest's result that the summary shows: (name, label, format). A stage that is not here,
+# such as a side door, shows its first numbers under their own names
 FIGURES = {
     "corpus": [("documents", "documents", ",.0f"), ("characters", "characters", ",.0f")],
     "vocab": [("vocab_size", "tokens in the vocabulary", ",.0f"), ("agreement_f1", "F1 against thulac", ".3f")],
@@ -34,26 +35,12 @@ FIGURES = {
         ("plain_questions", "plain questions", ".0%"),
     ],
     "serve": [("latency_ms_p50", "ms per request (median)", ",.0f")],
-    "tournament": [
-        (f"{kind}_bits_per_char", f"{kind}, bits per character", ".2f")
-        for kind in ("characters", "words", "bpe", "bytes")
-    ],
-    "recipes": [
-        ("baseline_bits_per_char", "the plain recipe, bits per character", ".2f"),
-        ("default_bits_per_char", "the default, bits per character", ".2f"),
-    ],
-    "chat": [
-        ("val_bits_per_char", "answers, bits per character", ".3f"),
-        ("floor_bits_per_char", "their floor", ".3f"),
-        ("facts_seen", "facts right, seen", ".0%"),
-        ("facts_held_out", "held out", ".0%"),
-    ],
-    "reward": [("facts_seen", "facts right, seen", ".1%"), ("facts_held_out", "held out", ".1%")],
 }
+NUMBERS = 4  # of a stage without figures of its own
 SAMPLES = 12  # generated texts on the page
 
 # code is folded, progress bars are left out; a drawing keeps its words for those who do not see it
-NOTEBOOK = """
+_NOTEBOOK = """
 {%- extends 'basic/index.html.j2' -%}
 {%- block in_prompt -%}{%- endblock in_prompt -%}
 {%- block output_area_prompt -%}{%- endblock output_area_prompt -%}
@@ -79,6 +66,24 @@ details.code > summary { font: .8rem monospace; overflow: hidden; white-space: n
 details.code { margin: .4rem 0; } .highlight { background: #f6f6f4; padding: .2rem .8rem; overflow-x: auto; }
 .jp-RenderedText pre, .output pre { background: none; }
 """
+_PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>{{ run }}</title>
+<style>
+{{ style | safe }}
+{{ highlighting | safe }}
+</style></head>
+<body><h1>Run “{{ run }}”</h1>
+<nav>{% for part in parts %}<a href="#{{ part.name }}">{{ part.name }}</a> {% endfor %}</nav>
+<table><tr><th>stage</th><th>time</th><th>result</th></tr>
+{% for part in parts %}<tr><td><a href="#{{ part.name }}">{{ part.name }}</a></td>
+<td class="when">{{ "{:,.0f}".format(part.seconds) }} s</td><td>{{ part.figures }}</td></tr>
+{% endfor %}</table>
+{% if samples %}<h2>What the model writes</h2><p>The beginning in bold was given.</p>
+{% for prompt, rest in samples %}<div class="text"><b>{{ prompt }}</b>{{ rest }}</div>{% endfor %}{% endif %}
+{% for part in parts %}<section class='notebook' id='{{ part.name }}'>{{ part.body | safe }}</section>{% endfor %}
+</body></html>
+"""
 
 
 def one_line(run: str, stage: str) -> str:
@@ -87,74 +92,49 @@ def one_line(run: str, stage: str) -> str:
         result = read_manifest(run, stage)["result"]
     except RoomError:
         return ""
-    shown = [(result.get(name), label, form) for name, label, form in FIGURES[stage]]
-    return " · ".join(f"{label} {format(value, form)}" for value, label, form in shown if value is not None)
+    numbers = [name for name, value in result.items() if type(value) in (int, float)][:NUMBERS]
+    figures = FIGURES.get(stage) or [(name, name.replace("_", " "), ",.4g") for name in numbers]
+    known = [(result[name], label, form) for name, label, form in figures if result.get(name) is not None]
+    return " · ".join(f"{label} {format(value, form)}" for value, label, form in known)
 
 
-def summary(run: str, notebooks: dict[str, nbformat.NotebookNode]) -> str:
-    """Return an HTML table with one row per stage: its time and its figures."""
-    rows = []
-    for stage, notebook in notebooks.items():
-        name = paths.notebook(stage).stem
-        seconds = notebook.metadata.get("papermill", {}).get("duration") or 0
-        rows.append(
-            f"<tr><td><a href='#{name}'>{name}</a></td><td class='when'>{seconds:,.0f} s</td>"
-            f"<td>{html.escape(one_line(run, stage))}</td></tr>"
-        )
-    return "<table><tr><th>stage</th><th>time</th><th>result</th></tr>" + "\n".join(rows) + "</table>"
-
-
-def samples(run: str) -> str:
-    """Return HTML of the first texts that the run's model wrote (text/samples.jsonl); empty if there are none."""
+def first_samples(run: str) -> list[tuple[str, str]]:
+    """Return (prompt, what follows) of the first texts that the run's model wrote (text/samples.jsonl), if any."""
     file = paths.room(run, "generate") / "samples.jsonl"
-    if not file.is_file():
-        return ""
-    parts = []
-    for line in file.read_text("utf-8").split("\n")[:SAMPLES]:
-        if line:
-            sample = json.loads(line)
-            prompt, text = sample.get("prompt", ""), sample["text"]
-            rest = text.removeprefix(prompt)
-            parts.append(f"<div class='text'><b>{html.escape(prompt)}</b>{html.escape(rest.strip())}</div>")
-    return "<h2>What the model writes</h2><p>The beginning in bold was given.</p>" + "".join(parts)
+    lines = file.read_text("utf-8").split("\n")[:SAMPLES] if file.is_file() else []
+    found = [json.loads(line) for line in lines if line]
+    prompts = [sample.get("prompt", "") for sample in found]
+    return [(p, sample["text"].removeprefix(p).strip()) for p, sample in zip(prompts, found, strict=True)]
 
 
-def exporter() -> HTMLExporter:
-    """Return what makes a section of the page of an executed notebook."""
-    return HTMLExporter(
-        extra_loaders=[DictLoader({"report.html.j2": NOTEBOOK})], template_file="report.html.j2",
-        exclude_anchor_links=True,
-    )  # fmt: skip
+@cache
+def _exporter() -> HTMLExporter:
+    loaders = [DictLoader({"report.html.j2": _NOTEBOOK})]
+    return HTMLExporter(extra_loaders=loaders, template_file="report.html.j2", exclude_anchor_links=True)
 
 
-def chapter(maker: HTMLExporter, stage: str, notebook: nbformat.NotebookNode) -> str:
-    """Return an executed notebook as a section of the page."""
+def notebook_body(notebook: nbformat.NotebookNode) -> str:
+    """Return the HTML of an executed notebook."""
     notebook.metadata.pop("widgets", None)  # a widget works only as long as its kernel runs
-    body, _ = maker.from_notebook_node(notebook)
-    body = re.sub(r"<iframe\b.*?</iframe>", "", body, flags=re.DOTALL)  # its server was shut down with the notebook
-    return f"<section class='notebook' id='{paths.notebook(stage).stem}'>{body}</section>"
+    body, _ = _exporter().from_notebook_node(notebook)
+    return re.sub(r"<iframe\b.*?</iframe>", "", body, flags=re.DOTALL)  # its server was shut down with the notebook
 
 
-def write(run: str) -> Path:
+def write_report(run: str) -> Path:
     """Write runs/<run>/report.html from what the run has so far; return its path."""
-    maker = exporter()
-    copies = {stage: paths.executed_copy(run, stage) for stage in paths.NOTEBOOKS}
-    notebooks = {}
-    for stage, copy in copies.items():
-        with contextlib.suppress(OSError, ValueError):  # it did not run, or was killed while its copy was written
-            notebooks[stage] = nbformat.read(copy, as_version=4)
-    chapters = [chapter(maker, stage, notebook) for stage, notebook in notebooks.items()]
-    names = [paths.notebook(stage).stem for stage in notebooks]
-    links = " ".join(f"<a href='#{name}'>{name}</a>" for name in names)
-    page = f"""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>{run}</title><style>{STYLE}{HtmlFormatter(style="friendly").get_style_defs(".highlight")}</style></head>
-<body><h1>Run “{run}”</h1><nav>{links}</nav>
-{summary(run, notebooks)}
-{samples(run)}
-{"".join(chapters)}
-</body></html>
-"""
+    parts: list[dict[str, Any]] = []
+    for stage in paths.NOTEBOOKS:
+        try:
+            notebook = nbformat.read(paths.executed_copy(run, stage), as_version=4)
+        except (OSError, ValueError):  # it did not run, or was killed while its copy was written
+            continue
+        seconds = notebook.metadata.get("papermill", {}).get("duration") or 0
+        part = {"name": paths.notebook(stage).stem, "seconds": seconds, "figures": one_line(run, stage)}
+        parts.append(part | {"body": notebook_body(notebook)})
+    page = Template(_PAGE, autoescape=True).render(
+        run=run, parts=parts, samples=first_samples(run), style=STYLE,
+        highlighting=HtmlFormatter(style="friendly").get_style_defs(".highlight"),
+    )  # fmt: skip
     path = paths.run_dir(run) / "report.html"
     write_text(path, page)
     return path

@@ -1,5 +1,5 @@
-// The words in a notebook's outputs whose contrast is below 4.5 (WCAG 2.2, 1.4.3): [contrast, words, colour] of each.
-() => {
+// The words in these elements whose contrast is below 4.5 (WCAG 2.2, 1.4.3): [contrast, words, colour] of each.
+(selector) => {
   const parse = (colour) => {
     const numbers = colour.match(/[\d.]+/g).map(Number);
     return numbers.length < 4 ? [...numbers, 1] : numbers; // red, green, blue, alpha
@@ -12,11 +12,11 @@
   };
   const ancestors = (e) => (e ? [...ancestors(e.parentElement), getComputedStyle(e)] : []);
   const found = [];
-  for (const output of document.querySelectorAll(".jp-OutputArea-output")) {
+  for (const output of document.querySelectorAll(selector)) {
     const texts = document.createTreeWalker(output, NodeFilter.SHOW_TEXT);
     while (texts.nextNode()) {
       const e = texts.currentNode.parentElement, words = texts.currentNode.textContent.trim();
-      const hidden = e.closest("svg, style, script, button[disabled]") || !e.getClientRects().length;
+      const hidden = e.closest("svg, style, script, :disabled") || !e.checkVisibility() || !e.getClientRects().length;
       if (!words || hidden || /^[█-▏\s]+$/.test(words)) continue; // the last: bars, drawn with characters
       const styles = ancestors(e);
       const ground = styles.map((s) => parse(s.backgroundColor)).reduce((below, top) => over(top, below), [255, 255, 255, 1]);

@@ -1,81 +1,69 @@
 """What the tests of show share: fragments of HTML, hostile text, rows of a run, and a run that trains nothing."""
 
 import asyncio
+import base64
 import json
 import math
-import threading
 import time
 from html.parser import HTMLParser
 
 from hypothesis import strategies as st
 
-PNG = b"\x89PNG\r\n\x1a\n"
+HOSTILE = st.text(max_size=12) | st.sampled_from(
+    ["<script>alert(1)</script>", "<b", "&amp;", "]]>", '" onload="x', "'"]
+)
 
 
-def until(condition, seconds: float = 10) -> None:
+def png_of(output: dict) -> bytes:
+    """Return the picture of an output, which is one."""
+    data = base64.b64decode(output["data"]["image/png"])
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    return data
+
+
+def until(condition, seconds: float = 60) -> None:
     """Wait until a condition holds."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited too long"
-        time.sleep(0.005)
+        time.sleep(0.002)
 
 
 class Page(HTMLParser):
-    """Collects tags, attribute names and text of a fragment."""
+    """The tags, attribute names and text of a fragment; `bare` is its text where styles are stripped, as on GitHub.
+
+    There, cells and blocks are apart, <u>underlined</u> text stands in _ _, and <sup>superscripts</sup> follow a ^.
+    """
+
+    BEFORE = {"br": "\n", "u": "_", "sup": "^"}
+    AFTER = {"u": "_", "td": "\t", "th": "\t", "tr": "\n", "div": "\n", "blockquote": "\n", "table": "\n"}
 
     def __init__(self, html: str):
         super().__init__()
-        self.tags, self.attributes, self.words, self.open = set(), set(), "", []
+        self.tags, self.attributes, self.words, self.bare, self.open = set(), set(), "", "", []
         self.feed(html)
         self.close()
 
     def handle_starttag(self, tag, attrs):
         self.tags.add(tag)
         self.attributes |= {name for name, _ in attrs}
-        if tag == "br":
-            self.words += "\n"
-        else:
+        self.words += "\n" if tag == "br" else ""
+        self.bare += self.BEFORE.get(tag, "")
+        if tag != "br":
             self.open.append(tag)
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag, f"</{tag}> closes nothing"
+        self.bare += self.AFTER.get(tag, "")
 
     def handle_data(self, data):
         self.words += data
+        self.bare += data
 
 
-class Stripped(HTMLParser):
-    """What a reader sees of a fragment where styles and titles are stripped, as on GitHub.
-
-    Cells and blocks are apart, <u>underlined</u> text stands in _ _, and <sup>superscripts</sup> follow a ^.
-    """
-
-    SIGNS = {"td": "\t", "th": "\t", "tr": "\n", "div": "\n", "blockquote": "\n", "table": "\n"}
-
-    def __init__(self, html: str):
-        super().__init__()
-        self.words = ""
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.words += {"br": "\n", "u": "_", "sup": "^"}.get(tag, "")
-
-    def handle_endtag(self, tag):
-        self.words += {"u": "_"}.get(tag, self.SIGNS.get(tag, ""))
-
-    def handle_data(self, data):
-        self.words += data
-
-
-def stripped(html: str) -> str:
-    """Return the text of a fragment of HTML as it is read where styles are stripped; lines without edges."""
-    return "\n".join(line.strip() for line in Stripped(html).words.split("\n") if line.strip())
-
-
-HOSTILE = st.text(max_size=12) | st.sampled_from(
-    ["<script>alert(1)</script>", "<b", "&amp;", "]]>", '" onload="x', "'"]
-)
+def stripped(output: dict) -> str:
+    """Return the text of an output of HTML as it is read where styles are stripped; lines without edges."""
+    return "\n".join(line.strip() for line in Page(output["data"]["text/html"]).bare.split("\n") if line.strip())
 
 
 def rows_of(steps: int, total: int = 1000) -> list[dict]:
@@ -109,61 +97,53 @@ def full_rows(steps: int = 1000, layers: int = 2) -> list[dict]:
 
 
 class FakeTraining:
-    """A run that writes rows until it is asked to stop or has taken all its steps."""
+    """A run that writes a row whenever it is looked at, until it is asked to stop or has taken all its steps."""
 
     def __init__(self, folder, total_steps: int, fails: bool = False):
         self.metrics_path, self.total_steps, self.fails = folder / "metrics.jsonl", total_steps, fails
-        self.stops, self.error = 0, None
-        self._thread = threading.Thread(target=self._work, daemon=True)
-        self._thread.start()
+        self.coming, self.step, self.stops, self.ended = rows_of(total_steps, total_steps)[::-1], 0, 0, False
 
     @property
     def running(self) -> bool:
-        return self._thread.is_alive()
+        if not self.ended and self.coming and not self.stops:
+            self._write(self.coming.pop())
+        elif not self.ended:
+            self.ended = True
+            if not self.fails:
+                self._write({"event": "sample", "step": self.step, "text": "叶子<黄>"})
+                reason = "stopped" if self.stops else "finished"
+                self._write({"event": "end", "step": self.step, "reason": reason, "seconds": 65.0})
+        return not self.ended
+
+    def _write(self, row: dict) -> None:
+        self.step = row.get("step", 0)
+        with open(self.metrics_path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
 
     def stop(self) -> None:
         self.stops += 1
 
-    def wait(self, timeout: float | None = None) -> None:
-        self._thread.join(timeout)
-        if self.error:
-            raise self.error
-
-    def _work(self) -> None:
-        step = 0
-        with open(self.metrics_path, "w", encoding="utf-8") as file:
-            for row in rows_of(self.total_steps, self.total_steps):
-                step = row.get("step", 0)
-                file.write(json.dumps(row) + "\n")
-                file.flush()
-                if self.stops:
-                    break
-                time.sleep(0.002)
-            if self.fails:
-                self.error = RuntimeError("the gradient is not finite")
-                return
-            file.write(json.dumps({"event": "sample", "step": step, "text": "叶子<黄>"}) + "\n")
-            reason = "stopped" if self.stops else "finished"
-            file.write(json.dumps({"event": "end", "step": step, "reason": reason, "seconds": 65.0}) + "\n")
+    def wait(self) -> None:
+        if self.fails:
+            raise RuntimeError("the gradient is not finite")
 
 
-async def steps_written(training: FakeTraining, steps: int = 20) -> None:
-    """Wait until a run has written some steps."""
-    while not training.metrics_path.exists() or len(training.metrics_path.read_bytes().splitlines()) < steps:
-        await asyncio.sleep(0.01)
+async def steps_taken(training: FakeTraining, steps: int = 20) -> None:
+    """Wait until a run has taken some steps."""
+    while training.step < steps:
+        await asyncio.sleep(0)
 
 
-def final(shown) -> dict:
-    """Return what is left on the page: display id -> data, updates applied."""
+def final(shown) -> list[dict]:
+    """Return what is left on the page, updates applied."""
     page = {}
     for i, output in enumerate(shown):
         page[(output["transient"] or {}).get("display_id", i)] = output["data"]
-    return page
+    return [data for data in page.values() if data]
 
 
 def check_left_behind(shown, words: str) -> None:
-    left = [data for data in final(shown).values() if data]
-    assert not any("application/vnd.jupyter.widget-view+json" in data for data in left)
-    assert [next(iter(data)) for data in left] == ["text/html", "image/png", "text/html"]
+    left = final(shown)
+    assert [next(iter(data)) for data in left] == ["text/html", "image/png", "text/html"], "and no widget"
     assert words in left[0]["text/plain"]
     assert "叶子&lt;黄&gt;" in left[2]["text/html"]

@@ -51,15 +51,21 @@ def test_a_drawing_is_in_the_page_with_its_words():
     """An executed copy lies elsewhere than notebooks/images: the drawing must be a part of the page."""
     svg = '<svg xmlns="http://www.w3.org/2000/svg"><title>缓存</title></svg>'
     shown = new_output("display_data", data={"image/svg+xml": svg, "text/plain": '[drawing] the "cache"'})
-    page = report.chapter(report.exporter(), "train", new_notebook(cells=[new_code_cell("1", outputs=[shown])]))
+    page = report.notebook_body(new_notebook(cells=[new_code_cell("1", outputs=[shown])]))
     (picture,) = re.findall(r"<img [^>]*>", page)
     (data,) = re.findall('src="data:image/svg[+]xml;base64,([^"]*)"', picture)
     assert base64.b64decode(data).decode() == svg
     assert 'alt="[drawing] the &#34;cache&#34;"' in picture or "alt='[drawing] the \"cache\"'" in picture
 
 
-def test_figures_that_a_stage_did_not_find_are_left_out(monkeypatch):
-    monkeypatch.setattr(
-        report, "read_manifest", lambda run, stage: {"result": {"steps": 900, "val_bits_per_char": 0.5}}
-    )
-    assert report.one_line("r", "train") == "steps 900 · validation, bits per character 0.500"
+@pytest.mark.parametrize(
+    ("stage", "result", "line"),
+    [
+        ("train", {"steps": 900, "val_bits_per_char": 0.5}, "steps 900 · validation, bits per character 0.500"),
+        ("new_door", {"best": "a", "facts_seen": 0.98765, "steps": 1200}, "facts seen 0.9877 · steps 1,200"),
+    ],
+)
+def test_a_stage_shows_the_figures_that_it_has(monkeypatch, stage, result, line):
+    """A side door needs no line here: its first numbers are shown."""
+    monkeypatch.setattr(report, "read_manifest", lambda run, stage: {"result": result})
+    assert report.one_line("r", stage) == line

@@ -83,7 +83,7 @@ def run_stages(run: str, values: Values, force: bool) -> None:
                 raise
             words = f"{duration(time.monotonic() - begin):>12}   {report.one_line(run, stage)}".rstrip()
             print(f"{name}{words}", flush=True)
-        print(f"{'report':14}{report.write(run)}", flush=True)
+        print(f"{'report':14}{report.write_report(run)}", flush=True)
 
 
 def execute(run: str, stage: str, values: dict[str, Any], environment: Mapping[str, str]) -> None:

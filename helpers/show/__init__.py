@@ -6,19 +6,12 @@ its result and returns None unless its docstring says otherwise.
 
     notebook        what notebooks call: show.table, show.zipf, show.watch, …
     figures         the style of figures; lengths, Zipf's law, coverage, learning rate, windows
-    svg             boxes, words and arrows as SVG text
-    drawing         the drawings of notebooks/images
+    svg             boxes, words and arrows as SVG text; the drawings of notebooks/images
     lattice         a text's lattice of pieces, merges of BPE, a path through the grammar
     text            documents, tokens, tables, probabilities, labels as HTML
-    metrics_file    read a run's metrics.jsonl while it grows
-    series          its rows as arrays: means, seconds
-    status          the state of a run in words
-    curves          loss curves, and curves of any numbers
-    experts         the load of a mixture of experts
-    history         samples and loss spikes over a run
-    runs            several runs in one figure and a table
-    remote_run      a run of another process or machine
-    dashboard       a run watched live, with a Stop button
+    metrics_file    a run's metrics.jsonl: read while it grows, as arrays, in words
+    curves          a run's loss, its panels and its experts; runs compared; curves of any numbers
+    dashboard       a run watched live, with a Stop button; its samples and loss spikes
     explain         probabilities in colours, filters, copied stretches, diversity, attention of a text
     panel           sliders for sampling
     exercise        a reader's guess compared with the answer

@@ -1,18 +1,22 @@
-"""Loss curves of a training run, with floor and baselines, and the small panels under them; and curves of any numbers.
+"""The curves of a training run: loss, small panels, experts' load; runs compared; and curves of any numbers.
 
-A run's are drawn from the rows of metrics.jsonl alone. What a row lacks is not drawn; a NaN is a gap.
+Of a run it reads the rows of metrics.jsonl alone, for a comparison also the parameters.json beside them. What a row
+lacks is not drawn; a NaN is a gap.
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
-from itertools import cycle
+from itertools import cycle, islice
+from pathlib import Path
+from statistics import median
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from helpers.show.experts import busiest
+from helpers.show import metrics_file as log
 from helpers.show.figures import (
     BLUE,
     GREEN,
@@ -27,12 +31,14 @@ from helpers.show.figures import (
     mosaic,
     show_figure,
 )
-from helpers.show.metrics_file import planned_steps, step_of
-from helpers.show.series import Field, averaged, last_value
+from helpers.show.metrics_file import Field, RunRows
+from helpers.show.text import show_table
+from helpers.train.settings import names_that_affect
+from helpers.wording import duration
 
 TICKS = [0.1, 0.2, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20]  # of the axis of bits per character
 CURVES = (("step", "training", BLUE), ("validation", "validation", RUST))  # event, name, colour
-SHORT = FuncFormatter(lambda value, _: short(value))
+_SHORT = FuncFormatter(lambda value, _: short(value))
 
 
 def short(value: float) -> str:
@@ -45,18 +51,12 @@ def short(value: float) -> str:
 
 def spread_out(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """Return positions near the wanted ones and in their order, at least `gap` apart, none above `high`."""
-    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
-    placed = [min(max(wanted[i], low), high) for i in order]
-    for i in range(1, len(placed)):
-        placed[i] = max(placed[i], placed[i - 1] + gap)
-    ceiling = high
-    for i in reversed(range(len(placed))):
-        placed[i] = min(placed[i], ceiling)
-        ceiling = placed[i] - gap
-    positions = [0.0] * len(wanted)
-    for i, position in zip(order, placed, strict=True):
-        positions[i] = position
-    return positions
+    order = np.argsort(wanted, kind="stable")
+    gaps = gap * np.arange(len(order))
+    pushed_up = np.maximum.accumulate(np.clip(np.array(wanted)[order], low, high) - gaps) + gaps
+    ceilings = high - gaps[::-1]
+    pushed_down = np.minimum.accumulate((np.minimum(pushed_up, ceilings) - gaps)[::-1])[::-1] + gaps
+    return pushed_down[np.argsort(order)].tolist()
 
 
 def draw_levels(ax: Axes, floor: float | None, baselines: Mapping[str, float]) -> list[tuple[float, str, str]]:
@@ -101,15 +101,15 @@ def draw_loss(ax: Axes, rows: Sequence[Mapping], floor: float | None, baselines:
     """Draw training and validation loss in bits per character, with spikes and resumes marked at the bottom."""
     ends: list[tuple[float, str, str]] = []
     for event, name, colour in CURVES:
-        steps, values, low, high = averaged(rows, event, "bits_per_char")
+        steps, values, low, high = log.averaged(rows, event, "bits_per_char")
         marker = "o" if event == "validation" or len(steps) == 1 else ""
         ax.plot(steps, values, color=colour, zorder=3, marker=marker, markersize=3.5)
         if event == "step":
             ax.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
-        if (end := last_value(rows, event, "bits_per_char")) is not None:
+        if (end := log.last_value(rows, event, "bits_per_char")) is not None:
             ends.append((end, f"{name} {end:.2f}", colour))
     for event, sign, name, colour in (("spike", "^", "spike", VIOLET), ("resume", "|", "resumed", GREY)):
-        at = [step_of(row) for row in rows if row.get("event") == event]
+        at = [log.step_of(row) for row in rows if row.get("event") == event]
         if at:
             ax.plot(at, [0.02] * len(at), sign, transform=ax.get_xaxis_transform(), color=colour, markersize=6,
                     label=name, zorder=4)  # fmt: skip
@@ -121,18 +121,93 @@ def draw_loss(ax: Axes, rows: Sequence[Mapping], floor: float | None, baselines:
 
 def end_of_steps(ax: Axes, rows: Sequence[Mapping]) -> None:
     """Set an axis of steps from 0 to the last planned step; early in a run, to four times the steps done."""
-    done = max(map(step_of, rows), default=0)
-    ax.set_xlim(0, max(done, min(planned_steps(rows), 4 * done), 1))
+    done = max(map(log.step_of, rows), default=0)
+    ax.set_xlim(0, max(done, min(log.planned_steps(rows), 4 * done), 1))
     ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     ax.xaxis.set_major_formatter(THOUSANDS)
 
 
 def describe_loss(rows: Sequence[Mapping], floor: float | None) -> str:
     """Return in words what the loss curves show at their right end."""
-    ends = {name: last_value(rows, event, "bits_per_char") for event, name, _ in CURVES} | {"floor": floor or None}
+    ends = {name: log.last_value(rows, event, "bits_per_char") for event, name, _ in CURVES} | {"floor": floor or None}
     words = [f"{name} {end:.2f}" for name, end in ends.items() if end is not None]
     return f"bits per character: {', '.join(words) or 'nothing measured yet'}"
 
+
+# ---- the load of a mixture of experts, in fair shares: 1 is what each expert would get if all got the same ----
+
+
+def shares(row: Mapping) -> np.ndarray:
+    """Return a row's load of the experts in fair shares, (layers, experts); empty if it has none."""
+    try:
+        load = np.array(row.get("expert_load"), dtype=float)
+    except (TypeError, ValueError):  # not numbers, or layers of different length
+        return np.empty((0, 0))
+    return load * load.shape[1] if load.ndim == 2 and load.size else np.empty((0, 0))
+
+
+def busiest(row: Mapping) -> float | None:
+    """Return the load of the busiest expert of all layers, in fair shares."""
+    load = shares(row)
+    return float(load.max()) if load.size else None
+
+
+def expert_figure(rows: Sequence[Mapping]) -> Figure:
+    """Return the experts' load in two pictures: its last state (layer × expert), and its course; some row has it."""
+    # 1. all loads of the last row's shape, and empty axes
+    loaded = [(log.step_of(row), load) for row in rows if (load := shares(row)).size]
+    layers, experts = shape = loaded[-1][1].shape
+    loaded = [(step, load) for step, load in loaded if load.shape == shape]
+    fig, axes = mosaic(min(1.3 + 0.3 * max(layers, 4), 4.5), "LR", width_ratios=[2, 3])
+    left, right = axes["L"], axes["R"]
+    for ax in (left, right):
+        ax.grid(visible=False)
+    left.set(xlabel="expert", ylabel="layer")
+    left.set_title("share of the tokens, at last", fontsize=9, loc="left")
+    right.set(xlabel="step", ylabel="fair shares")
+    right.set_title("busiest and idlest expert of each layer (darker: deeper)", fontsize=9, loc="left")
+    # 2. the last state: white is a fair share, orange too much, violet too little; colour-blind readers see it too
+    now = loaded[-1][1]
+    left.imshow(now, cmap="PuOr_r", vmin=0, vmax=2, aspect="auto")
+    left.set_xticks(range(experts) if experts <= 16 else [0, experts - 1])
+    left.set_yticks(range(layers) if layers <= 16 else [0, layers - 1])
+    if layers <= 16 and experts <= 8:
+        for layer, expert in np.ndindex(now.shape):
+            pale = 0.4 < now[layer, expert] < 1.6
+            left.annotate(f"{100 * now[layer, expert] / experts:.0f} %", (expert, layer), ha="center", va="center",
+                          fontsize=8, color=INK if pale else "white")  # fmt: skip
+    # 3. the course: means of at most 300 parts
+    at = log.part_starts(len(loaded), 300)
+    steps = np.array([step for step, _ in loaded])[at]
+    course = np.add.reduceat(np.stack([load for _, load in loaded]), at) / np.diff([*at, len(loaded)])[:, None, None]
+    for layer in range(layers):
+        shade = 0.35 + 0.65 * (layer + 1) / layers  # deeper layers are darker
+        right.plot(steps, course[:, layer].max(1), color=RUST, alpha=shade, linewidth=1.2)
+        right.plot(steps, course[:, layer].min(1), color=VIOLET, alpha=shade, linewidth=1.2)
+    right.axhline(1, color=GREY, linewidth=1, linestyle="--")
+    right.set_ylim(0, max(2.0, 1.1 * np.nanmax(course)))
+    right.set_xlim(0, max(log.planned_steps(rows), steps[-1], 1))
+    right.xaxis.set_major_formatter(THOUSANDS)
+    right.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    return fig
+
+
+def expert_load(metrics: RunRows) -> None:
+    """Show how the router of a mixture of experts distributes the tokens, now and over the steps.
+
+    1 is a fair share (all experts get as many tokens); an expert at 0 is dead, one far above 1 does all the work.
+    """
+    rows = log.rows_of(metrics)
+    now = next((load for row in reversed(rows) if (load := shares(row)).size), None)
+    if now is None:
+        print("no load of experts in these rows: the model is no mixture of experts")
+        return
+    layers, experts = now.shape
+    words = f"load of {experts} experts in {layers} layers, fair share 1: {now.min():.2f} … {now.max():.2f}"
+    show_figure(expert_figure(rows), words)
+
+
+# ---- a run: its loss, and small panels under it ----
 
 POINTS = 120  # of a line in a panel
 FEW = 30  # where single steps say little
@@ -151,10 +226,10 @@ LIVE = 3  # panels while the run goes on, the first that have data: a picture to
 
 
 def draw_panel(
-    ax: Axes, rows: Sequence[Mapping], title: str, field: Field, factor: float, log: bool, points: int = POINTS
+    ax: Axes, rows: Sequence[Mapping], title: str, field: Field, factor: float, log_axis: bool, points: int = POINTS
 ) -> None:
     """Draw one field over the steps, in `points` parts at most, with its last value in the title."""
-    steps, *lines = averaged(rows, "step", field, points)
+    steps, *lines = log.averaged(rows, "step", field, points)
     values, low, high = (factor * line for line in lines)
     known = values[np.isfinite(values)]
     if field == "lr":
@@ -162,7 +237,7 @@ def draw_panel(
     else:
         ax.plot(steps, values, color=INK, linewidth=1.1, marker="." if len(known) == 1 else None)
         ax.fill_between(steps, low, high, color=INK, alpha=0.18, linewidth=0)
-        if log and len(known) and 0 < 5 * known.min() < known.max():
+        if log_axis and len(known) and 0 < 5 * known.min() < known.max():
             ax.set_yscale("log")
             wide = known.max() > 50 * known.min()
             ax.yaxis.set_major_locator(LogLocator(subs=(1,) if wide else (1, 3), numticks=4))
@@ -171,8 +246,8 @@ def draw_panel(
             bottom, top = min(0, 1.15 * np.nanmin(low)), max(0, 1.15 * np.nanmax(high))
             ax.set_ylim(bottom, top if top > bottom else 1)
             ax.yaxis.set_major_locator(MaxNLocator(3))
-        ax.yaxis.set_major_formatter(SHORT)
-    now = last_value(rows, "step", field)
+        ax.yaxis.set_major_formatter(_SHORT)
+    now = log.last_value(rows, "step", field)
     ax.set_title(title if now is None else f"{title}  {short(factor * now)}", fontsize=8.5, color=INK, loc="left")
     ax.tick_params(labelsize=7.5)
     end_of_steps(ax, rows)
@@ -186,7 +261,7 @@ def run_figure(
     live: bool = False,
 ) -> Figure:
     """Return a run's loss with its panels under it: all that have data; while the run is live, the first three."""
-    panels = [panel for panel in PANELS if last_value(rows, "step", panel[1]) is not None]
+    panels = [panel for panel in PANELS if log.last_value(rows, "step", panel[1]) is not None]
     if live:
         panels = panels[:LIVE]
     across = len(panels) if len(panels) <= 4 else -(-len(panels) // 2)
@@ -201,7 +276,117 @@ def run_figure(
     return fig
 
 
-SHAPES = tuple(zip((BLUE, RUST, GREEN, VIOLET, INK), ("-", "--", "-.", ":", "-"), "os^Dv", strict=True))
+# ---- several runs ----
+
+# a hue and a marker per run; the hues differ in lightness too, for colour-blind readers. One marker more than hues:
+# so a pair comes again only after all others
+RUN_HUES = (BLUE, RUST, "#b8860b", VIOLET, "#3d9dc3", "#55585e", "#c9588f")
+LOOKS = tuple(islice(zip(cycle(RUN_HUES), cycle("os^Dv*XP"), strict=False), len(RUN_HUES) * 8))
+_LONGEST_NAME = 32  # characters of a name in the figure: a longer one would leave no space for the curves
+_HIDDEN = names_that_affect("watching")  # they change nothing of what is learned, nor its speed
+
+
+def parameters_of(metrics: RunRows) -> dict:
+    """Return the parameters beside a run's metrics, without those that do not change what it learns; or none."""
+    if not isinstance(metrics, str | Path):
+        return {}
+    try:
+        parameters = json.loads((log.locate(metrics).parent / "parameters.json").read_text("utf-8"))
+    except (OSError, ValueError):  # a metrics file that was copied alone
+        return {}
+    return {name: value for name, value in parameters.items() if name not in _HIDDEN}
+
+
+def differences(many: Sequence[Mapping]) -> list[str]:
+    """Return for each run, in words, the parameters in which the runs differ."""
+    names = dict.fromkeys(name for each in many for name in each)
+    differ = [name for name in names if len({json.dumps(each.get(name), sort_keys=True) for each in many if each}) > 1]
+    return [", ".join(f"{name} {each[name]}" for name in differ if name in each) for each in many]
+
+
+def _facts(rows: Sequence[Mapping]) -> list[str]:
+    """Return a run's cells under `HEADER`: steps, time, training and validation loss, speed, gradient norm."""
+    steps = [row for row in rows if row.get("event") == "step"]
+    speed, norm = (median([row[name] for row in steps if log.finite(row.get(name))] or [math.nan])
+                   for name in ("tokens_per_second", "grad_norm"))  # fmt: skip
+    times = (row["train_seconds"] for row in reversed(rows) if log.finite(row.get("train_seconds")))  # of any event
+    seconds = next(times, None)
+    losses = [log.fixed(log.last(rows, event).get("bits_per_char"), ".3f") for event in ("step", "validation")]
+    done = f"{max(map(log.step_of, rows), default=0):,.0f}"
+    time = log.UNKNOWN if seconds is None else duration(seconds)
+    return [done, time, *losses, log.fixed(speed, ",.0f"), log.fixed(norm, ".3g")]
+
+
+def names_in_figure(names: Sequence[str]) -> list[str]:
+    """Return the names of runs; if the figure's font lacks a letter of one, or one is too long, numbers instead."""
+    drawable = all(name.isascii() and name.isprintable() and 0 < len(name) <= _LONGEST_NAME for name in names)
+    return list(names) if drawable else [f"run {i}" for i in range(1, len(names) + 1)]
+
+
+def compare_figure(
+    runs: Mapping[str, Sequence[Mapping]],
+    floor: float | None = None,
+    baselines: Mapping[str, float] | None = None,
+    x: str = "step",
+) -> Figure:
+    """Return several runs' loss in one figure: validation bold, training thin; `x` is step or train_seconds."""
+    fig, ax = canvas(4.0, xlabel=log.AXES[x])
+    ends: list[tuple[float, str, str]] = []
+    for name, rows, (colour, marker) in zip(names_in_figure(list(runs)), runs.values(), cycle(LOOKS), strict=False):
+        axis = log.axis_positions(rows, x)
+        if axis is None:
+            continue
+        for event, look in (("step", {"linewidth": 0.9, "alpha": 0.45}), ("validation", {"marker": marker})):
+            steps, bits, *_ = log.averaged(rows, event, "bits_per_char")
+            keep = np.isfinite(bits)
+            (line,) = ax.plot(np.interp(steps[keep], *axis), bits[keep], color=colour, zorder=3, markersize=4.5)
+            line.set(**look)
+        if end := log.last_value(rows, "validation", "bits_per_char") or log.last_value(rows, "step", "bits_per_char"):
+            ends.append((end, f"{name} {end:.2f}", colour))
+    ends += draw_levels(ax, floor, baselines or {})
+    ax.set_xlim(left=0)
+    ax.xaxis.set_major_formatter(THOUSANDS if x == "step" else _SHORT)
+    finish_bits(ax, ends)
+    return fig
+
+
+HEADER = ["run", "steps", "time", "training bits/char", "validation bits/char", "tokens/s", "gradient norm"]
+
+
+def compare_runs(
+    runs: Mapping[str, RunRows],
+    floor: float | None = None,
+    baselines: Mapping[str, float] | None = None,
+    x: str = "step",
+) -> None:
+    """Show several runs in one figure and a table: `compare({"a": "runs/a", "b": "runs/b/model/metrics.jsonl"})`.
+
+    `x` is step or train_seconds (time in updates, without validation and saving). `floor` and `baselines` are in bits
+    per character. Speed and gradient norm are medians over the run. If a parameters.json lies beside the metrics, the
+    last column says in which parameters the runs differ. A run whose rows lack what `x` needs is only in the table. A
+    column whose figure is known of no run is left out.
+    """
+    if x not in log.AXES:
+        raise ValueError(f"x is '{x}': choose one of {', '.join(log.AXES)}")
+    rows = {name: log.rows_of(metrics) for name, metrics in runs.items()}
+    # 1. the table
+    drawn = names_in_figure(list(rows))
+    names = [name if name == short else f"{short}: {name}" for name, short in zip(rows, drawn, strict=True)]
+    lines = [[name, *_facts(each)] for name, each in zip(names, rows.values(), strict=True)]
+    header, differ = HEADER, differences([parameters_of(metrics) for metrics in runs.values()])
+    if any(differ):
+        lines = [[*line, words] for line, words in zip(lines, differ, strict=True)]
+        header = [*HEADER, "differs in"]
+    # 2. the figure above it
+    words = ", ".join(f"{line[0]} {line[4]}" for line in lines) or "no run"
+    show_figure(compare_figure(rows, floor, baselines, x), f"validation bits per character: {words}")
+    shown = [i for i in range(len(header)) if i == 0 or not lines or any(line[i] != log.UNKNOWN for line in lines)]
+    show_table([[line[i] for i in shown] for line in lines], [header[i] for i in shown])
+
+
+# ---- curves of any numbers ----
+
+_SHAPES = tuple(zip((BLUE, RUST, GREEN, VIOLET, INK), ("-", "--", "-.", ":", "-"), "os^Dv", strict=True))
 
 
 def describe_curves(series: Mapping[str, Sequence[tuple[float, float]]], levels: Mapping[str, float]) -> str:
@@ -228,14 +413,14 @@ def curves_figure(
     ends = [(value, f"{name} {value:.2f}", GREY) for name, value in levels.items()]
     for value in levels.values():
         ax.axhline(value, color=GREY, linewidth=1.2, linestyle=(0, (1, 2)), zorder=2)
-    for (name, points), (colour, dash, marker) in zip(series.items(), cycle(SHAPES), strict=False):
+    for (name, points), (colour, dash, marker) in zip(series.items(), cycle(_SHAPES), strict=False):
         places, values = (np.array([point[i] for point in points], dtype=float) for i in (0, 1))
         few = len(places) <= 40
         ax.plot(places, values, color=colour, linestyle=dash, marker=marker if few else "", markersize=4, zorder=3)
         known = values[np.isfinite(values)]
         if len(known):
             ends.append((float(known[-1]), f"{name} {known[-1]:.2f}", colour))
-    ax.xaxis.set_major_formatter(SHORT)
+    ax.xaxis.set_major_formatter(_SHORT)
     ax.yaxis.set_major_formatter(PLAIN)
     name_ends(ax, ends)
     return fig
@@ -261,7 +446,7 @@ def panels_figure(rows: Sequence[Mapping], fields: Mapping[str, str]) -> Figure:
     names = "".join(chr(ord("A") + i) for i in range(len(fields)))
     fig, axes = mosaic(1.5, names)
     for name, (title, field) in zip(names, fields.items(), strict=True):
-        draw_panel(axes[name], steps, title, field, 1.0, log=False, points=FEW)
+        draw_panel(axes[name], steps, title, field, 1.0, log_axis=False, points=FEW)
     return fig
 
 

@@ -1,4 +1,4 @@
-"""The dashboard of a training run: a live figure, a line of facts, the last sample, and a Stop button.
+"""The dashboard of a training run: a live figure, a line of facts, the last sample, a Stop button; and its texts.
 
 It knows no model and no training loop: it reads the run's metrics.jsonl, and it can ask the run to stop. `Live` needs a
 browser; `Lines` is for notebooks that run headless.
@@ -14,43 +14,81 @@ from typing import TYPE_CHECKING
 import ipywidgets as widgets
 from IPython.display import DisplayHandle, display
 
+from helpers.show import metrics_file as log
 from helpers.show.curves import describe_loss, run_figure
-from helpers.show.figures import new_display, show_figure
-from helpers.show.history import spikes
-from helpers.show.metrics_file import Tail, last, planned_steps, step_of
-from helpers.show.remote_run import RemoteRun
-from helpers.show.status import progress, summary, troubles
-from helpers.show.text import element, render_noted
+from helpers.show.figures import new_display, show_figure, thinned
+from helpers.show.metrics_file import RunRows
+from helpers.show.text import element, render_noted, render_table, show_all, show_html
 from helpers.wording import duration
 
 if TYPE_CHECKING:  # it loads torch
     from helpers.train.job import Training
 
-REDRAW = 2.0  # seconds between two pictures, at least
-SHARE = 0.05  # of one core's time goes into pictures at most: the cores that draw are those that train
 SAY = 20.0  # seconds between two lines in a headless run
-QUIET = 60.0  # seconds without a row after which the line says so
 DRAWN = ("step", "validation", "resume", "start", "spike")  # events that change the picture
+SPIKE = (
+    "A spike (尖峰) is an update whose loss lies far above the mean of the updates before it. It need not be a fault: "
+    "a batch of short texts costs more per token, because first tokens are the hardest to predict. Read its texts "
+    "above: broken ones are a fault; short ones are not, nor are several in one window."
+)
 
 
-def bar(rows: Sequence[Mapping], total_steps: int, quiet: float = 0.0) -> str:
-    """Return the line of `progress` with a bar under it and the troubles, as HTML; `quiet`: seconds without a row."""
-    share = 100 * min(1, step_of(last(rows, "step")) / max(planned_steps(rows, total_steps), 1))
-    line = progress(rows, total_steps) + (f" · no new row for {duration(quiet)}" if quiet else "")
-    done = element("div", f"height:4px;width:{share:.1f}%;background:rgba(66,133,244,.8)", "")
-    whole = "height:4px;border-radius:2px;background:rgba(128,128,128,.25);overflow:hidden"
-    return div(line) + element("div", whole, done) + "".join(div(f"⚠ {words}") for words in troubles(rows))
+# ---- what a run wrote ----
 
 
-def div(words: str) -> str:
-    """Return words as a line of HTML."""
-    return element("div", "line-height:1.5", escape(words))
+def samples_over_time(metrics: RunRows, limit: int = 6, characters: int = 300) -> None:
+    """Show what a run wrote as it learned: at most `limit` samples from the first to the last, each with its loss."""
+    rows = log.rows_of(metrics)
+    samples = [row for row in rows if row.get("event") == "sample"]
+    rendered = []
+    for at in thinned(len(samples), limit):  # most is learned early
+        row = samples[at]
+        before = [other for other in rows if other.get("event") in ("step", "validation")
+                  and log.step_of(other) <= log.step_of(row) and log.finite(other.get("bits_per_char"))]  # fmt: skip
+        note = f"step {log.step_of(row):,.0f}"
+        if measured := log.last(before, "validation") or log.last(before, "step"):
+            note += f" · {measured['bits_per_char']:.2f} bits/char"
+        rendered.append(render_noted(str(row.get("text", "")), note, characters))
+    show_all(rendered, "no sample yet")
+
+
+def spikes(metrics: RunRows, limit: int = 5, characters: int = 300) -> None:
+    """Show the last `limit` loss spikes of a run and the windows of text that they came from, the worst first.
+
+    A line under them says what a spike is.
+    """
+    rows = [row for row in log.rows_of(metrics) if row.get("event") == "spike"][-limit:]
+    lines = [[f"{log.step_of(row):,.0f}", *(log.fixed(row.get(name)) for name in ("loss", "usual"))] for row in rows]
+    rendered = [render_table(lines, ["step", "loss (nats per token)", "usually"])] if rows else []
+    for row in rows:
+        for window in row.get("windows") or []:
+            loss = log.fixed(window.get("loss"))
+            note = f"step {log.step_of(row):,.0f} · window {window.get('index', '?')} · loss {loss}"
+            rendered.append(render_noted(str(window.get("text", "")), note, characters))
+    if rendered:
+        rendered.append((element("div", "font-size:.85em;opacity:.8", escape(SPIKE)), SPIKE))
+    html, plain = ("\n".join(parts) for parts in zip(*rendered, strict=True)) if rendered else ("", "")
+    show_html(html or "<div>no spike</div>", plain or "no spike")
 
 
 def render_sample(sample: Mapping) -> dict[str, str]:
     """Return a sample of the run by MIME type, for a raw display."""
-    html, plain = render_noted(str(sample.get("text", "")), f"sample at step {step_of(sample):,.0f}")
+    html, plain = render_noted(str(sample.get("text", "")), f"sample at step {log.step_of(sample):,.0f}")
     return {"text/html": html, "text/plain": plain}
+
+
+# ---- the run watched ----
+
+
+def progress_bar(rows: Sequence[Mapping], total_steps: int, quiet: float = 0.0) -> str:
+    """Return the state of a run as HTML: words, a bar, troubles; `quiet`: seconds without a row, where that is long."""
+    share = 100 * min(1, log.step_of(log.last(rows, "step")) / max(log.planned_steps(rows, total_steps), 1))
+    line = log.progress_in_words(rows, total_steps) + (f" · no new row for {duration(quiet)}" if quiet else "")
+    done = element("div", f"height:4px;width:{share:.1f}%;background:rgba(66,133,244,.8)", "")
+    whole = "height:4px;border-radius:2px;background:rgba(128,128,128,.25);overflow:hidden"
+    lines = [element("div", "line-height:1.5", escape(words))
+             for words in (line, *(f"⚠ {trouble}" for trouble in log.troubles(rows)))]  # fmt: skip
+    return "".join([lines[0], element("div", whole, done), *lines[1:]])
 
 
 def drawable(rows: Sequence[Mapping]) -> bool:
@@ -58,18 +96,14 @@ def drawable(rows: Sequence[Mapping]) -> bool:
     return any(row.get("event") in ("step", "validation") for row in rows)
 
 
-def outcome(training: "Training | RemoteRun", rows: Sequence[Mapping], floor: float | None) -> list[str]:
-    """Return how a run ended; of a remote run without an end, also why it is no longer watched."""
-    complaint = training.complaint if isinstance(training, RemoteRun) else ""
-    goes_on = complaint and training.running
-    line = progress(rows, training.total_steps) if goes_on else summary(rows, training.total_steps, floor)
-    return [line, complaint] if complaint else [line]
-
-
 class Live:
     """What a browser shows of a run. `close` leaves lines, a picture and a sample, but no widget."""
 
-    def __init__(self, training: "Training | RemoteRun", floor: float | None, baselines: Mapping[str, float]):
+    redraw = 2.0  # seconds between two pictures, at least
+    share = 0.05  # of one core's time goes into pictures at most: the cores that draw are those that train
+    quiet = 60.0  # seconds without a row after which the line says so
+
+    def __init__(self, training: "Training", floor: float | None, baselines: Mapping[str, float]):
         self.training, self.floor, self.baselines = training, floor, baselines
         self.button = widgets.Button(
             description="Stop", icon="stop", tooltip="save a checkpoint and end", layout={"width": "8em"}
@@ -84,27 +118,20 @@ class Live:
         self.due = 0.0  # when the next picture may be drawn
         self.heard = time.monotonic()  # when the last row came
         self.stale = False  # there are rows that the picture lacks
-        self.refused = ""  # why the run cannot be asked to stop
 
     def stop(self) -> None:
         """Ask the run to save and end; first, it may take one more step and validate."""
         self.button.disabled, self.button.description = True, "Stopping"
-        self.line.value, self.refused = self.line.value.removesuffix(self.refused), ""  # of an earlier click
-        try:
-            self.training.stop()
-        except OSError as error:  # a remote run: its folder is gone, or may not be written to
-            self.button.disabled, self.button.description = False, "Stop"
-            self.refused = div(f"⚠ cannot ask the run to stop: {error}")
-            self.line.value += self.refused
+        self.training.stop()
 
     def update(self, rows: Sequence[Mapping], new: Sequence[Mapping]) -> None:
         """Show new rows: the line at once, the picture when it is due."""
         now = time.monotonic()
         if new:
             self.heard = now
-        quiet = now - self.heard if now - self.heard > QUIET else 0.0
+        quiet = now - self.heard if now - self.heard > self.quiet else 0.0
         if new or quiet or not self.line.value:
-            self.line.value = bar(rows, self.training.total_steps, quiet) + self.refused
+            self.line.value = progress_bar(rows, self.training.total_steps, quiet)
         self.stale |= any(row.get("event") in DRAWN for row in new)
         if self.stale and now >= self.due and drawable(rows):
             self.draw(rows)
@@ -115,21 +142,21 @@ class Live:
         fig = run_figure(rows, self.floor, self.baselines, live)
         self.picture = self.picture or new_display()
         show_figure(fig, describe_loss(rows, self.floor), self.picture)
-        sample = last(rows, "sample")
+        sample = log.last(rows, "sample")
         if sample and sample is not self.shown:
             self.sample = self.sample or new_display()
             self.sample.update(render_sample(sample), raw=True)
             self.shown = sample
         cost = 0 if first else time.thread_time() - began  # the first one also loads fonts
-        self.due, self.stale = time.monotonic() + max(REDRAW, cost / SHARE), False
+        self.due, self.stale = time.monotonic() + max(self.redraw, cost / self.share), False
 
     def close(self, rows: Sequence[Mapping]) -> None:
         """Show everything, and replace the button by lines of text."""
         if drawable(rows):
             self.draw(rows, live=False)
-        if last(rows, "spike"):
+        if log.last(rows, "spike"):
             spikes(rows, limit=2)
-        lines = [*outcome(self.training, rows, self.floor), *troubles(rows)]
+        lines = [log.end_in_words(rows, self.training.total_steps, self.floor), *log.troubles(rows)]
         html = "".join(f"<div>{'⚠ ' if i else ''}{escape(line)}</div>" for i, line in enumerate(lines))
         self.top.update({"text/html": html, "text/plain": "\n".join(lines)}, raw=True)
         for widget in (self.row, self.button, self.line):
@@ -139,7 +166,7 @@ class Live:
 class Lines:
     """What a headless notebook shows of a run: lines while it runs, at its end a picture and a sample."""
 
-    def __init__(self, training: "Training | RemoteRun", floor: float | None, baselines: Mapping[str, float]):
+    def __init__(self, training: "Training", floor: float | None, baselines: Mapping[str, float]):
         self.training, self.floor, self.baselines = training, floor, baselines
         self.due = self.warn = 0.0  # when the next line, and the next warning, may be printed
         self.pending: list[Mapping] = []  # troubles that were not yet printed
@@ -150,47 +177,44 @@ class Lines:
 
     def update(self, rows: Sequence[Mapping], new: Sequence[Mapping]) -> None:
         """Print a line if there is something to say."""
-        self.pending += [row for row in new if row.get("event") != "step" and troubles([row])]
+        self.pending += [row for row in new if row.get("event") != "step" and log.troubles([row])]
         if self.pending and time.monotonic() >= self.warn:  # not one line per skipped update
-            print(*(f"  {words}" for words in troubles(self.pending)), sep="\n", flush=True)
+            print(*(f"  {words}" for words in log.troubles(self.pending)), sep="\n", flush=True)
             self.pending, self.warn = [], time.monotonic() + SAY
         events = {row.get("event") for row in new}
         if "validation" in events or ("step" in events and time.monotonic() >= self.due):
-            print(progress(rows, self.training.total_steps), flush=True)
+            print(log.progress_in_words(rows, self.training.total_steps), flush=True)
             self.due = time.monotonic() + SAY
 
     def close(self, rows: Sequence[Mapping]) -> None:
         """Print how the run ended, and show the figure and the last sample."""
-        warnings = (f"  {words}" for words in troubles(self.pending))
-        print(*warnings, *outcome(self.training, rows, self.floor), sep="\n", flush=True)
+        warnings = (f"  {words}" for words in log.troubles(self.pending))
+        print(*warnings, log.end_in_words(rows, self.training.total_steps, self.floor), sep="\n", flush=True)
         if drawable(rows):
             show_figure(run_figure(rows, self.floor, self.baselines), describe_loss(rows, self.floor))
-        if sample := last(rows, "sample"):
+        if sample := log.last(rows, "sample"):
             display(render_sample(sample), raw=True)
-        if last(rows, "spike"):
+        if log.last(rows, "spike"):
             spikes(rows, limit=2)
 
 
 async def watch(
-    training: "Training | RemoteRun",
+    training: "Training",
     floor: float | None = None,
     baselines: Mapping[str, float] | None = None,
     interval: float = 0.2,
     live: bool | None = None,
 ) -> None:
-    """Show a run until it ends: `await watch(training)`, or of another process: `await watch(attach("runs/x"))`.
+    """Show a run until it ends: `await watch(training)`; raises what the run raised.
 
     The cell must be asynchronous: a kernel that is busy in a plain loop never sees a click. The Stop button and the
-    kernel's own stop ask the run to save and end, and the watching continues until it has ended. For a remote run only
-    the button does so: the kernel's stop ends the watching, not the run.
+    kernel's own stop ask the run to save and end, and the watching continues until it has ended.
     `floor` and `baselines` are in bits per character; `interval` is the time between two looks at the file, in seconds.
     `live` False prints lines instead; None means live unless the environment variable HEADLESS is set.
-    Raises what the run raised.
     """
     live = not os.environ.get("HEADLESS") if live is None else live
     view: Live | Lines = (Live if live else Lines)(training, floor, baselines or {})
-    tail = Tail(training.metrics_path)
-    remote = isinstance(training, RemoteRun)
+    tail = log.Tail(training.metrics_path)
     stopped = False
     try:
         while True:
@@ -202,8 +226,6 @@ async def watch(
                     break
                 await asyncio.sleep(interval)
             except (asyncio.CancelledError, KeyboardInterrupt):
-                if remote:  # the kernel's stop is not meant for another process
-                    break
                 if stopped:  # asked twice: do not wait until the run has ended
                     raise
                 stopped = True

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
-from helpers.show.text import number
+from helpers.show.text import cell_text
 
 
 def predict(guess: Any, answer: Any, words: str = "", close: float = 0.0) -> None:
@@ -17,10 +17,10 @@ def predict(guess: Any, answer: Any, words: str = "", close: float = 0.0) -> Non
     and to spaces at their ends.
     """
     said = f"{shown(answer)} {words}".strip()
-    print(f"{verdict(guess, answer, close)}. Answer: {said}{'' if said[-1:] in '.!?。' else '.'}")
+    print(f"{judged(guess, answer, close)}. Answer: {said}{'' if said[-1:] in '.!?。' else '.'}")
 
 
-def verdict(guess: Any, answer: Any, close: float = 0.0) -> str:
+def judged(guess: Any, answer: Any, close: float = 0.0) -> str:
     """Return what is said about a guess: "No guess yet", "Your guess: 10, too high", "Your guess: 1, right"."""
     if guess is None or guess is ...:
         return "No guess yet"
@@ -64,4 +64,4 @@ def shown(value: Any) -> str:
         value = value.tolist()
     if isinstance(value, Sequence) and not isinstance(value, str):
         return ", ".join(map(shown, value))
-    return number(value)
+    return cell_text(value)

@@ -11,24 +11,24 @@ from statistics import fmean
 from typing import TYPE_CHECKING, SupportsFloat
 
 from helpers.generate.surprisal import LEVELS, level
-from helpers.show.drawing import show_svg
 from helpers.show.svg import BLUE, GREY, INK, Picture, between, shortened, width_of
 from helpers.show.text import (
     CONTINUES,
     HUES,
-    LINE,
+    UNDER_HEADER,
     card,
+    cell_text,
     element,
-    number,
     percent,
     plain_table,
     render_continuation,
     render_table,
     show_all,
     show_html,
+    show_table,
     table_row,
     unstyled,
-    visible,
+    with_marks,
 )
 
 if TYPE_CHECKING:  # these load torch
@@ -70,7 +70,7 @@ def with_bits(html: str, bits: float) -> str:
 
 def probabilities_in_words(alternatives: Iterable[tuple[str, float]]) -> str:
     """Return (text, probability) pairs in words: 水 34.5 %, 光 12.0 %; ■ is the end, which has no text."""
-    return ", ".join(f"{visible(text) or END} {percent(probability)}" for text, probability in alternatives)
+    return ", ".join(f"{with_marks(text) or END} {percent(probability)}" for text, probability in alternatives)
 
 
 def whole_characters(steps: Sequence["Step"], end: int | None) -> list[list["Step"]]:
@@ -125,17 +125,16 @@ def explained(steps: Sequence["Step"], prompt: str = "", end: int | None = None)
 def filters(steps: Sequence["Step"]) -> None:
     """Show how much each filter removed: on average over the steps, and at the step where it removed the most."""
     rows = []
-    for i, name in enumerate(work.name for work in (steps[0].filters if steps else ())):
-        works = [step.filters[i] for step in steps]
+    for i, works in enumerate(zip(*(step.filters for step in steps), strict=True)):
         before = [step.filters[i - 1].chosen if i else step.probability for step in steps]
         gained = fmean(work.chosen - p for work, p in zip(works, before, strict=True))
         worst = max(range(len(steps)), key=lambda at: works[at].lost)
-        context = visible("".join(step.text for step in steps[:worst])[-6:])
+        context = with_marks("".join(step.text for step in steps[:worst])[-6:])
         example = f"{context}▸ {probabilities_in_words(works[worst].likeliest[:3])}" if works[worst].removed else ""
         removed, lost = round(fmean(work.removed for work in works)), percent(fmean(work.lost for work in works))
-        rows.append((name, removed, lost, f"{100 * gained:+.1f}", example))
+        rows.append((works[0].name, removed, lost, f"{100 * gained:+.1f}", example))
     header = ["filter", "tokens it took away", "their probability", "written token, points", "took most at"]
-    show_html(*render_table(rows, header))
+    show_table(rows, header)
 
 
 def render_copied(copied: "Copied") -> tuple[str, str]:
@@ -178,56 +177,62 @@ MEASURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 )
 
 
-def grid(cells: Sequence["Cell"]) -> None:
+def show_grid(cells: Sequence["Cell"]) -> None:
     """Show the cells of `memorization.write_grid`: one table per measure, temperature down, top-p across."""
     html, plain = [], []
     top_ps = list(dict.fromkeys(cell.top_p for cell in cells))
-    temperatures = list(dict.fromkeys(cell.temperature for cell in cells))
     at = {(cell.temperature, cell.top_p): cell for cell in cells}
-    head = f'style="text-align:right;padding:.2em .7em;border-bottom:1px solid {LINE};font-weight:normal"'
+    head = f'style="text-align:right;padding:.2em .7em;{UNDER_HEADER};font-weight:normal"'
     for field, title, in_words in MEASURES:
         values = [getattr(cell, field) for cell in cells]
         if not values or None in values:  # without an index of the training text, two measures are missing
             continue
         low, high = min(values), max(values)
-        lines, flat = [], [["t \\ p", *map(number, top_ps)]]
-        for t in temperatures:
+        flat = [["t \\ p", *map(cell_text, top_ps)]]
+        lines = [table_row("".join(f"<th {head}>{name}</th>" for name in flat[0]))]
+        for t in dict.fromkeys(cell.temperature for cell in cells):
             row = [getattr(at[t, p], field) for p in top_ps]
-            boxes = f"<th {head}>{number(t)}</th>"
+            flat.append([cell_text(t), *map(in_words, row)])
+            boxes = f"<th {head}>{flat[-1][0]}</th>"
             for value in row:
                 alpha = 0.55 * (value - low) / max(high - low, 0.05)
                 style = f"text-align:right;padding:.2em .7em;background:rgba({HUES[0]},{alpha:.2f})"
                 boxes += element("td", style, in_words(value))
             lines.append(table_row(boxes))
-            flat.append([number(t), *map(in_words, row)])
-        tops = table_row("".join(f"<th {head}>{name}</th>" for name in flat[0]))
-        drawn = element("table", "border-collapse:collapse", tops + "".join(lines))
-        drawn = element("div", "font-size:.85em", title) + drawn
+        drawn = element("div", "font-size:.85em", title) + element("table", "border-collapse:collapse", "".join(lines))
         html.append(element("div", "display:inline-block;margin:.4em 2em .4em 0", drawn))
         plain.append("\n".join([title, *plain_table(flat, [True] * len(flat[0]))]))
     show_html("\n".join(html), "\n\n".join(plain))
 
 
-def render_attention(names: Sequence[str], weights: Iterable[Iterable[SupportsFloat]], title: str) -> tuple[str, str]:
-    """Return the picture of one head as (SVG, plain text); arguments as those of `attention`."""
+def attention(names: Sequence[str], weights: Iterable[Iterable[SupportsFloat]], title: str = "") -> None:
+    """Show where one head attends: a row per token, a cell per token that it may see; the darker, the more weight.
+
+    `weights` (T, T): a tensor, an array or lists, rows that sum to 1. Of many tokens the last 30 are shown. Weights
+    from 10 % on are printed; the plain text says where each token attends most.
+    """
     matrix = [[float(weight) for weight in row] for row in weights]
     if len(names) != len(matrix):
         raise ValueError(f"{len(names)} tokens and {len(matrix)} rows of weights: each token needs its row")
-    first = max(0, len(names) - MOST_TOKENS)
+    first, seen = max(0, len(names) - MOST_TOKENS), list(map(with_marks, names))
     note = f"{title} (the last {MOST_TOKENS} of {len(names)} tokens)" if first else title
-    rows, seen = matrix[first:], [visible(name) for name in names]
-    short = [shortened(name, 14, 76) for name in seen[first:]]
-    # 1. sizes: a cell has space for two digits; names stand left of the rows and above the columns, upright if long
-    cell = max(24.0, min(46.0, 700 / max(len(rows), 1)))
-    size = 14 if cell > 34 else 12
-    longest = max((width_of(name, size) for name in short), default=0) + 12
-    upright = longest - 12 > cell - 2
-    left, top = max(longest + 16, 104), 74 + (0.8 * longest - 14 if upright else 0)
     plain = [note] if note else []
     for i, row in enumerate(matrix[first:], first):
         most = sorted(range(i + 1), key=lambda j: -row[j])[:3]
         likeliest = [j for j in most if row[j] >= PRINTED] or most[:1]
         plain.append(f"{seen[i]} → " + ", ".join(f"{seen[j]} {percent(row[j])}" for j in likeliest))
+    _draw_attention(seen[first:], [row[first:] for row in matrix[first:]], title, note, cut=first > 0).show(plain)
+
+
+def _draw_attention(names: list[str], rows: list[list[float]], title: str, note: str, cut: bool) -> Picture:
+    """Return the picture of one head; `cut`: the first tokens are left out."""
+    # 1. sizes: a cell has space for two digits; names stand left of the rows and above the columns, upright if long
+    cell = max(24.0, min(46.0, 700 / max(len(rows), 1)))
+    size = 14 if cell > 34 else 12
+    short = [shortened(name, 14, 76) for name in names]
+    longest = max((width_of(name, size) for name in short), default=0) + 12
+    upright = longest - 12 > cell - 2
+    left, top = max(longest + 16, 104), 74 + (0.8 * longest - 14 if upright else 0)
     heading = shortened(note or "attention", 14, 830)
     width = left + cell * len(rows) + (0.8 * longest if upright else 0) + 24
     picture = Picture(
@@ -240,30 +245,19 @@ def render_attention(names: Sequence[str], weights: Iterable[Iterable[SupportsFl
     for i, row in enumerate(rows):
         y = top + cell * i
         picture.text(left - 8, y + cell / 2, short[i], size, anchor="end")
-        for j in range(i + 1):
-            weight, x = row[first + j], left + cell * j
+        for j, weight in enumerate(row[: i + 1]):
+            x = left + cell * j
             picture.rect(x + 1, y + 1, cell - 2, cell - 2, between(BLUE, "#eef2f7", min(1.0, max(0.0, weight))), r=3)
             if weight >= PRINTED:
-                digits = f"{100 * weight:.0f}"
-                ink = "#ffffff" if weight > 0.45 else INK
-                picture.text(
-                    x + cell / 2, y + cell / 2, digits, 13 if cell > 34 else 12 if len(digits) < 3 else 10, ink
-                )
+                digits, ink = f"{100 * weight:.0f}", "#ffffff" if weight > 0.45 else INK
+                figures = 13 if cell > 34 else 12 if len(digits) < 3 else 10
+                picture.text(x + cell / 2, y + cell / 2, digits, figures, ink)
         if upright:
             picture.text_upright(left + cell * (i + 0.5), top - 8, short[i], size)
         else:
             picture.text(left + cell * (i + 0.5), top - 14, short[i], size)
     picture.text(24, top - 14, "from ↓  to →", 12, GREY, "start")
-    words = f"weights in %, from {100 * PRINTED:.0f} % on; without the first tokens a row sums to less" if first else ""
+    words = f"weights in %, from {100 * PRINTED:.0f} % on; without the first tokens a row sums to less" if cut else ""
     words = words or f"weights in %, printed from {100 * PRINTED:.0f} % on; a row sums to 100"
     picture.text(24, picture.height - 24, words, 13, GREY, "start")
-    return picture.svg(), "\n".join(plain)
-
-
-def attention(names: Sequence[str], weights: Iterable[Iterable[SupportsFloat]], title: str = "") -> None:
-    """Show where one head attends: a row per token, a cell per token that it may see; the darker, the more weight.
-
-    `weights` (T, T): a tensor, an array or lists, rows that sum to 1. Of many tokens the last 30 are shown. Weights
-    from 10 % on are printed; the plain text says where each token attends most.
-    """
-    show_svg(*render_attention(names, weights, title))
+    return picture

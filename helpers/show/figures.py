@@ -23,7 +23,7 @@ from PIL import Image
 INK, GREY, GRID = "#333333", "#8a8f98", "#e8e8ea"
 BLUE, RUST, GREEN, VIOLET = "#2f6db0", "#c4502f", "#2b8a62", "#8e5aa8"
 WIDTH = 720  # of a figure on the page, in CSS pixels; it is drawn at 1.5 times that, for sharp screens
-STYLE: dict[Any, Any] = {
+_STYLE: dict[Any, Any] = {
     "figure.facecolor": "white",
     "axes.facecolor": "white",
     "axes.edgecolor": "#b5b8be",
@@ -88,7 +88,7 @@ def mosaic(height: float, layout: str, **ratios: Sequence[float]) -> tuple[Figur
 
     ratios: width_ratios and height_ratios of the panels.
     """
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(_STYLE):
         fig = Figure(figsize=(WIDTH / 100, height), dpi=150, layout="constrained")
         return fig, fig.subplot_mosaic(layout, gridspec_kw=ratios)
 
@@ -138,7 +138,7 @@ def zipf(counts: Mapping[str, int]) -> None:
     show_figure(fig, f"frequency against rank of {len(frequencies):,} kinds")
 
 
-def coverage(counts: Mapping[str, int], vocab_size: int | None = None) -> None:
+def share_covered(counts: Mapping[str, int], vocab_size: int | None = None) -> None:
     """Show which share of the running text the most frequent words cover; `vocab_size` is marked."""
     frequencies = np.array(sorted(counts.values(), reverse=True), dtype=float)
     words = "words in the vocabulary, commonest first"

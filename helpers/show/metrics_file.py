@@ -1,4 +1,4 @@
-"""Read a run's metrics.jsonl while it grows.
+"""A run's metrics.jsonl: read while it grows, its rows as arrays, its state in words. Draws nothing.
 
 A row may lack any field, a number may be NaN or null, the file may be half written or gone: what can be read is
 returned, and nothing is raised for the rest.
@@ -6,14 +6,19 @@ returned, and nothing is raised for the rest.
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeGuard
 
+import numpy as np
+
 from helpers import paths
 from helpers.files import json_lines
+from helpers.wording import duration
 
-Metrics = str | Path | Sequence[Mapping]  # rows, or where they are: a file, a folder, a run's name
+RunRows = str | Path | Sequence[Mapping]  # rows, or where they are: a file, a folder, a run's name
+UNKNOWN = "–"  # stands for a figure that the rows lack
+Field = str | Callable[[Mapping], float | None]  # a field of a row, or a function that computes it from the row
 
 
 class Tail:
@@ -53,6 +58,11 @@ def finite(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def fixed(value: object, form: str = ".2f") -> str:
+    """Return a number in this format, or a dash if there is none."""
+    return f"{value:{form}}" if finite(value) else UNKNOWN
+
+
 def step_of(row: Mapping) -> float:
     """Return a row's step, or 0 if it has none."""
     return row["step"] if finite(row.get("step")) else 0
@@ -89,12 +99,149 @@ def read_metrics(run: str | Path) -> list[dict]:
     return tail.rows
 
 
-def rows_of(metrics: Metrics) -> Sequence[Mapping]:
+def rows_of(metrics: RunRows) -> Sequence[Mapping]:
     """Return rows as they are, or those of a file or a run."""
-    return read_metrics(metrics) if isinstance(metrics, str | Path) else list(metrics)
+    return read_metrics(metrics) if isinstance(metrics, str | Path) else metrics
 
 
 def planned_steps(rows: Sequence[Mapping], otherwise: int = 0) -> int:
     """Return how many steps the run will have according to its newest row: with a time budget, the number changes."""
     totals = (row["total_steps"] for row in reversed(rows) if finite(row.get("total_steps")))
     return int(next(totals, otherwise))
+
+
+# ---- rows as arrays: what is no finite number becomes NaN, what is missing is left out ----
+
+
+def field_values(rows: Sequence[Mapping], event: str, field: Field) -> tuple[np.ndarray, np.ndarray]:
+    """Return (steps, values) of the rows of one event that have the field; what is no finite number is NaN."""
+    steps, values = [], []
+    for row in rows:
+        if row.get("event") == event and finite(row.get("step")):
+            value = field(row) if callable(field) else row.get(field)
+            if value is not None:
+                steps.append(row["step"])
+                values.append(value if finite(value) else math.nan)
+    return np.array(steps, dtype=float), np.array(values, dtype=float)
+
+
+def last_value(rows: Sequence[Mapping], event: str, field: Field) -> float | None:
+    """Return the last finite value of a field, or None."""
+    _, values = field_values(rows, event, field)
+    known = values[np.isfinite(values)]
+    return float(known[-1]) if len(known) else None
+
+
+def part_starts(n: int, points: int) -> np.ndarray:
+    """Return the first index of each of at most `points` equal parts of n values."""
+    return np.linspace(0, n, min(n, points) + 1).astype(int)[:-1]
+
+
+def averaged(
+    rows: Sequence[Mapping], event: str, field: Field, points: int = 400
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return (steps, means, lowest, highest) of a field in at most `points` equal parts of a run.
+
+    Lowest and highest, because a mean hides what lasted one step.
+    """
+    steps, values = field_values(rows, event, field)
+    if len(steps) <= points:
+        return steps, values, values, values
+    at = part_starts(len(steps), points)
+    known = np.isfinite(values)
+    n = np.add.reduceat(known, at, dtype=float)
+    total = np.add.reduceat(np.where(known, values, 0), at)
+    means = np.divide(total, n, out=np.full(len(at), np.nan), where=n > 0)
+    steps = np.add.reduceat(steps, at) / np.diff([*at, len(steps)])
+    return steps, means, np.fmin.reduceat(values, at), np.fmax.reduceat(values, at)
+
+
+AXES = {"step": "step", "train_seconds": "seconds of training"}
+
+
+def axis_positions(rows: Sequence[Mapping], x: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return (steps, position of each on the axis `x`, one of `AXES`), or None if the rows lack what `x` needs."""
+    if x == "step":
+        every = np.array([0.0, *sorted(step_of(row) for row in rows)])
+        return every, every
+    known = sorted({(row["step"], row[x]) for row in rows if finite(row.get("step")) and finite(row.get(x))})
+    return (np.array([0, *(step for step, _ in known)]), np.array([0, *(at for _, at in known)])) if known else None
+
+
+# ---- a run in words ----
+
+
+def step_and_total(step: float, total: int) -> str:
+    """Return "step 3 of 10", or "step 3" if the number of steps is not known."""
+    return f"step {step:,.0f} of {total:,}" if total else f"step {step:,.0f}"
+
+
+def progress_in_words(rows: Sequence[Mapping], total_steps: int = 0) -> str:
+    """Return the state of a run in one line; `total_steps` is used if no row has it."""
+    step, validation = last(rows, "step"), last(rows, "validation")
+    facts = [step_and_total(step_of(step), planned_steps(rows, total_steps))]
+    for name, row in (("training", step), ("validation", validation)):
+        if finite(row.get("bits_per_char")):
+            facts.append(f"{name} {row['bits_per_char']:.3f} bits/char")
+    if finite(step.get("tokens_per_second")):
+        share = f" ({100 * step['mfu']:.0f} % of the machine's peak)" if finite(step.get("mfu")) else ""
+        facts.append(f"{step['tokens_per_second']:,.0f} tokens/s{share}")
+    if finite(step.get("memory")):
+        memory = step["memory"]
+        facts.append(f"{memory / 1e9:.1f} GB" if memory >= 1e9 else f"{memory / 1e6:.0f} MB")
+    if finite(step.get("seconds_left")):
+        facts.append(f"{duration(step['seconds_left'])} left")
+    return " · ".join(facts)
+
+
+def end_in_words(rows: Sequence[Mapping], total_steps: int = 0, floor: float | None = None) -> str:
+    """Return how a run ended, in one line."""
+    end, step, validation = last(rows, "end"), last(rows, "step"), last(rows, "validation")
+    total, done = planned_steps(rows, total_steps), step_of(end) or step_of(step)
+    how = end.get("reason") if end else "broke off"  # without a last row: it raised an error, or was killed
+    if how not in ("finished", "stopped", "broke off"):
+        how = f"ended ({how})"
+    facts = [f"{how} at {step_and_total(done, total)}"]
+    if finite(end.get("seconds")):
+        facts.append(duration(end["seconds"]))
+    if finite(validation.get("bits_per_char")):
+        bits = validation["bits_per_char"]
+        above = f", {100 * (bits / floor - 1):.0f} % above the floor" if floor else ""
+        facts.append(f"validation {bits:.3f} bits/char{above}")
+    return " · ".join(facts)
+
+
+def troubles(rows: Sequence[Mapping]) -> list[str]:
+    """Return what went wrong so far, one sentence per kind: a spike, a skipped update, a full disk …"""
+    others = [row for row in rows if row.get("event") != "step"]  # few
+
+    def of(event: str) -> tuple[int, Mapping, str]:
+        """Return how many rows an event has, the last of them, and when that was."""
+        row = last(others, event)
+        count = sum(other.get("event") == event for other in others)
+        return count, row, f"{'last ' if count > 1 else ''}at step {step_of(row):,.0f}"
+
+    words = []
+    count, row, when = of("skipped")
+    counted = last(rows, "step").get("skipped")  # more than there are rows: a resume drops some
+    if n := max(count, int(counted) if finite(counted) else 0):
+        detail = f", {when} ({row.get('reason') or 'no reason given'})" if count else ""
+        words.append(f"{n} {'update' if n == 1 else 'updates'} skipped, no weight changed{detail}")
+    count, row, when = of("out_of_memory")
+    if count:
+        words.append(f"out of memory {when}: a micro-batch now has {row.get('micro_batch', 'fewer')} windows")
+    count, row, when = of("checkpoint_failed")
+    if count:
+        saved = step_of(last(others, "checkpoint"))
+        since = f"saved again at step {saved:,.0f}" if saved > step_of(row) else "training goes on"
+        times = f" {count} times" if count > 1 else ""
+        words.append(f"checkpoint not saved{times}, {when} ({row.get('reason') or 'no reason given'}); {since}")
+    count, row, when = of("spike")
+    if count:
+        size = "".join(f", {name} {row[key]:.2f}" for key, name in (("loss", "loss"), ("usual", "usually"))
+                       if finite(row.get(key)))  # fmt: skip
+        words.append(f"{count} {'spike' if count == 1 else 'spikes'} of the loss, {when}{size}")
+    for row in others:
+        if row.get("event") == "resume" and row.get("complaints"):
+            words.append(f"resumed at step {step_of(row):,.0f}: {'; '.join(map(str, row['complaints']))}")
+    return words

@@ -10,19 +10,23 @@ from typing import TYPE_CHECKING
 logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
 
 # ruff: noqa: E402, F401
-from helpers.show.curves import curves, panels
-from helpers.show.dashboard import watch
-from helpers.show.drawing import drawing
+from helpers.show.curves import compare_runs as compare
+from helpers.show.curves import curves, expert_load, panels
+from helpers.show.dashboard import samples_over_time, spikes, watch
 from helpers.show.exercise import predict
-from helpers.show.experts import expert_load
-from helpers.show.explain import attention, copied, explained, filters, grid
-from helpers.show.figures import coverage, length_histogram, schedule, window_diagram, zipf
-from helpers.show.history import samples_over_time, spikes
+from helpers.show.explain import attention, copied, explained, filters
+from helpers.show.explain import show_grid as grid
+from helpers.show.figures import length_histogram, schedule, window_diagram, zipf
+from helpers.show.figures import share_covered as coverage
 from helpers.show.lattice import grammar_path, lattice, merges
 from helpers.show.metrics_file import read_metrics
-from helpers.show.remote_run import attach
-from helpers.show.runs import compare
-from helpers.show.text import documents, labels, pieces, probabilities, samples, table
+from helpers.show.svg import drawing
+from helpers.show.text import show_documents as documents
+from helpers.show.text import show_labels as labels
+from helpers.show.text import show_pieces as pieces
+from helpers.show.text import show_probabilities as probabilities
+from helpers.show.text import show_samples as samples
+from helpers.show.text import show_table as table
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast

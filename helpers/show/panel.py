@@ -22,9 +22,7 @@ from helpers.show.text import card, percent, render_continuation, render_probabi
 
 START = {"temperature": 0.8, "top_p": 0.95}  # where their sliders begin; all others begin where they are off
 MOST_BARS = 10
-ALTERNATIVES = 4  # to each written token, under the mouse
-REDRAW = 0.1  # seconds between two pictures of the text, at least
-PAUSE = 0.15  # seconds that the sliders must rest before the bars are computed
+ALTERNATIVES = 4  # to each written token, in its tooltip
 
 
 class Box(widgets.VBox):
@@ -39,26 +37,24 @@ class Box(widgets.VBox):
 def sliders(longest: int) -> dict[str, widgets.Widget]:
     """Return the widgets of `Settings` by name, with the ranges of `RANGES`; a text has at most `longest` tokens."""
     look = {"layout": {"width": "26em"}, "style": {"description_width": "9.5em"}}
-    made = {
-        "max_new_tokens": widgets.IntSlider(
-            description="max_new_tokens", tooltip="longest continuation", value=min(100, longest), min=1, max=longest,
-            **look,
-        )
-    }  # fmt: skip
+    made = {"max_new_tokens": widgets.IntSlider(min(100, longest), 1, longest, tooltip="longest continuation", **look)}
     for name, values in RANGES.items():
         if values.slider:
             least, most, step = values.slider
             kind = widgets.IntSlider if isinstance(values.off, int) else widgets.FloatSlider
-            made[name] = kind(description=name, tooltip=values.note, value=START.get(name, values.off), min=least,
-                              max=most, step=step, **look)  # fmt: skip
-    made["seed"] = widgets.BoundedIntText(
-        description="seed", tooltip="the same seed gives the same text", value=0, min=0, max=2**31, **look
-    )
+            at = {"value": START.get(name, values.off), "min": least, "max": most, "step": step}
+            made[name] = kind(tooltip=values.note, **at, **look)
+    made["seed"] = widgets.BoundedIntText(0, min=0, max=2**31, tooltip="the same seed gives the same text", **look)
+    for name, widget in made.items():
+        widget.description = name
     return made
 
 
 class Panel:
     """The widgets of one panel and the two threads behind them; `box` is what a notebook displays."""
+
+    redraw = 0.1  # seconds between two pictures of the text, at least
+    pause = 0.15  # seconds that the sliders must rest before the bars are computed
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompt: str):
         self.model, self.tokenizer = model, tokenizer
@@ -114,7 +110,7 @@ class Panel:
             for chunk in generate.stream_chunks(self.model, self.tokenizer, prompt, self.read(), stop):
                 body += render_chunk(chunk)
                 characters += len(chunk.text)
-                if time.monotonic() - drawn >= REDRAW:
+                if time.monotonic() - drawn >= self.redraw:
                     self.text.value = card(body + "▌")
                     drawn = time.monotonic()
             ended = "cancelled: " if stop.is_set() else ""
@@ -123,16 +119,14 @@ class Panel:
             self.note.value = render_error(error)
         finally:
             self.text.value = card(body)
-            self.cancel.disabled, self.generate.disabled = (
-                True,
-                False,
-            )  # in this order: Generate is free when all is done
+            self.cancel.disabled = True
+            self.generate.disabled = False  # last: Generate is free when all is done
 
     def draw_soon(self) -> None:
         """Draw the bars when the sliders have rested for a moment."""
         if self.timer:
             self.timer.cancel()
-        self.timer = threading.Timer(PAUSE, self.draw)
+        self.timer = threading.Timer(self.pause, self.draw)
         self.timer.daemon = True
         self.timer.start()
 
@@ -170,7 +164,7 @@ def render_chunk(chunk: Chunk) -> str:
 
 
 def token_in_words(token: TokenLogprob) -> str:
-    """Return what is known of a written token, for under the mouse."""
+    """Return a token's tooltip."""
     likeliest = probabilities_in_words((text, math.exp(logprob)) for text, logprob in token.alternatives)
     return f"{percent(math.exp(token.logprob))}, number {token.rank:,}; likeliest: {likeliest}"
 

@@ -1,4 +1,4 @@
-"""Drawings as SVG text: boxes, words, arrows on a panel of their own, in one palette. Nothing is displayed here.
+"""Drawings as SVG: boxes, words, arrows on a panel of their own, in one palette; and those of notebooks/images.
 
 A drawing carries its own light background, so that it reads on a light and on a dark page. Everything stands in
 presentation attributes: a page that strips styles, as GitHub does, leaves them alone. Arrowheads are polygons, because
@@ -7,8 +7,14 @@ the ids of markers would collide where several drawings lie in one page.
 
 import math
 import unicodedata
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from html import escape
+
+from IPython.display import display
+
+from helpers import paths
+from helpers.wording import did_you_mean
 
 # lines and words; the hues differ in lightness too, for colour-blind readers
 INK, GREY = "#2b2f36", "#646a75"
@@ -125,3 +131,35 @@ class Picture:
         panel = f'<rect x="0.5" y="0.5" width="{_number(self.width - 1)}" height="{_number(self.height - 1)}" rx="10"'
         panel += f' fill="{PAPER}" stroke="{EDGE}"/>'
         return "\n".join([head, *words, panel, *self.parts, "</svg>"]) + "\n"
+
+    def show(self, lines: Sequence[str]) -> None:
+        """Display the drawing, or lines of text where pictures are not drawn."""
+        show_svg(self.svg(), "\n".join(lines))
+
+
+# ---- on the page ----
+
+
+def show_svg(svg: str, plain: str) -> None:
+    """Display a picture as SVG, or `plain` where pictures are not drawn."""
+    display({"image/svg+xml": svg, "text/plain": plain}, raw=True)
+
+
+def described(svg: str) -> str:
+    """Return what a drawing says in words: its <title> and its <desc>."""
+    root = ElementTree.fromstring(svg)
+    words = [" ".join((root.findtext(f"{{*}}{tag}") or "").split()) for tag in ("title", "desc")]
+    return "[drawing] " + ". ".join(word.rstrip(".") for word in words if word) + "."
+
+
+def drawing(name: str) -> None:
+    """Show a drawing of notebooks/images by its name, `drawing("kv-cache")`; its plain text says what it shows.
+
+    It is a part of the output, because an executed copy of the notebook, wherever it lies, has no images beside it.
+    Raises ValueError for a name that has no drawing.
+    """
+    drawings = {file.stem: file for file in sorted((paths.repo_root() / "notebooks" / "images").glob("*.svg"))}
+    if name not in drawings:
+        raise ValueError(f"there is no drawing '{name}' in notebooks/images{did_you_mean(name, drawings)}")
+    svg = drawings[name].read_text("utf-8")
+    show_svg(svg, described(svg))

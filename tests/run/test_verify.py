@@ -82,7 +82,7 @@ def test_a_torn_copy_of_a_notebook_is_found_and_the_page_leaves_it_out(finished)
         executed_copy("r", "corpus").write_bytes(torn)
         assert "01_corpus.ipynb is torn: run notebook 01_corpus again" in finished()["01"]
         assert not finished_unchanged("r", "corpus", {"run": "r"})
-        page = report.write("r").read_text("utf-8")
+        page = report.write_report("r").read_text("utf-8")
         assert "id='02_vocab'" in page and "id='01_corpus'" not in page
 
 

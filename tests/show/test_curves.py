@@ -1,12 +1,12 @@
-"""Loss curves: their names at the right end can be read, and a long run has a few panels while it goes on."""
+"""Curves: their names at the right end can be read, a live run has few panels, runs are compared by any name."""
 
-import base64
+import json
 import math
 
 import pytest
-from displays import PNG, full_rows, rows_of
+from displays import full_rows, png_of, rows_of
 
-from helpers.show import curves
+from helpers.show import curves, text
 from helpers.show import notebook as show
 
 
@@ -34,14 +34,58 @@ def test_numbers_are_short():
     assert [curves.short(value) for value in (0.00012, 3400, -12e6, 2.5e9)] == ["0.00012", "3.4k", "-12M", "2.5G"]
 
 
+def test_experts_load_is_told_in_fair_shares(shown):
+    rows = [{"event": "step", "step": 1, "expert_load": [[0.5, 0.5, 0, 0], [0.25] * 4]}]
+    show.expert_load(rows)
+    assert shown[0]["data"]["text/plain"] == "load of 4 experts in 2 layers, fair share 1: 0.00 … 2.00"
+    assert curves.busiest(rows[0]) == 2.0 and curves.busiest({"expert_load": "?"}) is None
+
+
+# ---- several runs ----
+
+
+def test_compare_names_what_differs(shown, tmp_path):
+    for name, changes in (("slow", {"lr": 1e-4, "seed": 1}), ("quick", {"lr": 3e-3, "seed": 1})):
+        (tmp_path / name).mkdir()
+        rows = "".join(json.dumps(row) + "\n" for row in full_rows(200 if name == "slow" else 300))
+        (tmp_path / name / "metrics.jsonl").write_text(rows)
+        (tmp_path / name / "parameters.json").write_text(json.dumps({"run": name, "log_step": 5} | changes))
+    show.compare({"slow": tmp_path / "slow", "quick": str(tmp_path / "quick")}, floor=1.0, x="train_seconds")
+    picture, table = (output["data"] for output in shown)
+    assert picture["text/plain"] == "validation bits per character: slow 1.301, quick 1.280"
+    assert [line.replace("␣", " ").split() for line in table["text/plain"].splitlines()[1:]] == [
+        ["slow", "200", "20", "s", "1.201", "1.301", "50,000", "0.58", "lr", "0.0001"],
+        ["quick", "300", "30", "s", "1.180", "1.280", "50,000", "0.553", "lr", "0.003"],
+    ]
+
+
+def test_the_time_is_that_of_any_row_and_unknown_columns_are_left_out(shown):
+    """A short trial may log no step with its time, but its end has it; nobody measured its gradient."""
+    rows = [*rows_of(3), {"event": "end", "step": 3, "train_seconds": 70.0}]
+    show.compare({"a": rows, "b": rows_of(3)})
+    assert [line.split() for line in shown[1]["data"]["text/plain"].splitlines()] == [
+        ["run", "steps", "time", "training", "bits/char", "tokens/s"],
+        ["a", "3", "1", "min", "10", "s", "4.000", "5,000"],
+        ["b", "3", "–", "4.000", "5,000"],
+    ]
+
+
+@pytest.mark.filterwarnings("error")  # matplotlib warns of letters that its font lacks
+@pytest.mark.parametrize("name", ["我的模型", "a" * 99, "$x$ ^ _", ""])
+def test_any_name_of_a_run_can_be_compared(shown, name):
+    show.compare({name: rows_of(3), "other": rows_of(3)})
+    assert text.with_marks_at_edges(name) in shown[1]["data"]["text/plain"]
+
+
+# ---- any numbers ----
+
 TWO = {"training": [(0, 6.0), (100, 0.5)], "validation": [(0, 6.0), (50, 2.25), (100, math.nan), (200, 3.5)]}
 
 
 def test_any_curves_are_drawn_and_told_in_words(shown):
     show.curves(TWO, y="bits per character", levels={"floor": 0.75})
-    data = shown[0]["data"]
-    assert base64.b64decode(data["image/png"]).startswith(PNG)
-    assert data["text/plain"] == (
+    assert png_of(shown[0])
+    assert shown[0]["data"]["text/plain"] == (
         "training: 6.00 at 0, lowest 0.50 at 100, 0.50 at 100; "
         "validation: 6.00 at 0, lowest 2.25 at 50, 3.50 at 200; floor 0.75"
     )
@@ -71,9 +115,8 @@ def test_a_panel_stands_upright_with_zero_in_it(values, wanted):
 def test_a_panel_for_each_field(shown):
     rows = [{"step": i, "reward": i / 10, **({"kl": 0.5} if i > 4 else {})} for i in range(1, 9)]
     show.panels(rows, {"reward": "reward", "KL": "kl", "nothing": "missing"})
-    data = shown[0]["data"]
-    assert base64.b64decode(data["image/png"]).startswith(PNG)
-    assert data["text/plain"] == "reward: 0.1 to 0.8; KL: 0.5 to 0.5; nothing: nothing measured"
+    assert png_of(shown[0])
+    assert shown[0]["data"]["text/plain"] == "reward: 0.1 to 0.8; KL: 0.5 to 0.5; nothing: nothing measured"
     axes = curves.panels_figure(rows, {"reward": "reward", "KL": "kl"}).axes
     assert [ax.get_title(loc="left") for ax in axes] == ["reward  0.8", "KL  0.5"]
     assert axes[0].lines[0].get_xdata().tolist() == list(range(1, 9)) and axes[1].lines[0].get_xdata()[0] == 5

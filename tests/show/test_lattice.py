@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 from displays import HOSTILE
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers.corpus import built_in
@@ -47,7 +47,7 @@ def test_the_best_path_is_the_best_of_all(text, chance):
 
 def test_arcs_of_one_level_do_not_cross():
     spans = [(i, j) for i in range(6) for j in range(i + 1, 7)]
-    levels = lattice._levels(spans)
+    levels = lattice.stacked(spans)
     for (a, one), (b, other) in itertools.combinations(zip(spans, levels, strict=True), 2):
         assert one != other or a[1] <= b[0] or b[1] <= a[0]
 
@@ -64,7 +64,7 @@ def test_arcs_of_one_level_do_not_cross():
 )
 def test_what_is_no_lattice_is_refused(text, cut, words):
     with pytest.raises(ValueError, match=words):
-        lattice.render_lattice(text, SCORES, cut)
+        show.lattice(text, SCORES, cut)
 
 
 def test_merges_join_the_pair_everywhere_and_count_it(shown):
@@ -79,11 +79,12 @@ def test_merges_join_the_pair_everywhere_and_count_it(shown):
     assert lattice.merged(list("aaa"), ("a", "a")) == ["aa", "a"], "from left to right, no character twice"
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(HOSTILE, max_size=3))
-def test_any_lines_can_be_merged(lines):
-    svg, plain = lattice.render_merges(lines, [("a", "b")])
-    ElementTree.fromstring(svg)
-    assert plain.startswith("start: characters")
+def test_any_lines_can_be_merged(shown, lines):
+    show.merges(lines, [("a", "b")])
+    ElementTree.fromstring(shown[-1]["data"]["image/svg+xml"])
+    assert shown[-1]["data"]["text/plain"].startswith("start: characters")
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -98,8 +99,9 @@ def test_a_path_through_the_grammar_adds_up_to_the_document(shown, seed):
     assert float(ElementTree.fromstring(data["image/svg+xml"]).get("width")) <= 900
 
 
-def test_odds_say_how_rare_so_many_bits_are():
+def test_odds_say_how_rare_so_many_bits_are(shown):
     assert [lattice.odds(bits) for bits in (0, -0.1, 1, 3, 6, 12.5, 40)] == [
         "", "", "1 in 2.0", "1 in 8.0", "1 in 64", "1 in 5,793", "1 in 2^40.0",
     ]  # fmt: skip
-    assert "(nothing)" in lattice.render_grammar_path([("hello", "", 1.0)])[1]
+    show.grammar_path([("hello", "", 1.0)])
+    assert "(nothing)" in shown[0]["data"]["text/plain"]

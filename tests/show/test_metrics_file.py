@@ -1,13 +1,20 @@
-"""metrics.jsonl: read while it grows, after a crash, after a resume, by file, folder and name."""
+"""metrics.jsonl: read while it grows, after a crash, after a resume, by file, folder and name; as arrays, in words."""
 
 import json
+import math
 
 import pytest
+from displays import rows_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.show import metrics_file
+from helpers.show import metrics_file as log
 from helpers.show import notebook as show
+
+
+def write_rows(path, rows, more=""):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + more)
+    return path
 
 
 @given(st.lists(st.integers(1, 60), max_size=20))
@@ -15,7 +22,7 @@ def test_a_file_that_grows_in_any_pieces_is_read_once(tmp_path_factory, sizes):
     path = tmp_path_factory.mktemp("tail") / "metrics.jsonl"
     rows = [{"event": "sample", "step": i, "text": "绿萝\n浇水" * i} for i in range(5)]
     whole = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-    tail, new = metrics_file.Tail(path), []
+    tail, new = log.Tail(path), []
     assert tail.read() == []  # the file is not there yet
     with open(path, "wb", buffering=0) as file:
         for size in [*sizes, len(whole)]:
@@ -26,35 +33,24 @@ def test_a_file_that_grows_in_any_pieces_is_read_once(tmp_path_factory, sizes):
 
 
 def test_steps_taken_again_replace_the_older_ones(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    rows = [
-        {"event": "start", "total_steps": 9, "step": 0},
-        *({"event": "step", "step": i, "run": 1} for i in (2, 4, 6)),
-    ]
-    rows += [
-        {"event": "end", "step": 6},
-        {"event": "resume", "step": 4},
-        {"event": "start", "total_steps": 9, "step": 4},
-    ]
+    rows = [{"event": "start", "step": 0}, *({"event": "step", "step": i, "run": 1} for i in (2, 4, 6))]
+    rows += [{"event": "end", "step": 6}, {"event": "resume", "step": 4}, {"event": "start", "step": 4}]
     rows += [{"event": "step", "step": 6, "run": 2}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"event": "st')
-    read = show.read_metrics(path)
+    read = show.read_metrics(write_rows(tmp_path / "metrics.jsonl", rows, '{"event": "st'))
     assert [(row["step"], row["run"]) for row in read if row["event"] == "step"] == [(2, 1), (4, 1), (6, 2)]
-    assert metrics_file.last(read, "end") == {}
+    assert log.last(read, "end") == {}
 
 
-def test_a_file_begun_anew_is_read_anew(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"event": "step", "step": 1}\n{"event": "step", "step": 2}\n')
-    tail = metrics_file.Tail(path)
+def test_a_file_begun_anew_is_read_anew_and_one_that_vanishes_is_remembered(tmp_path):
+    path = write_rows(tmp_path / "metrics.jsonl", rows_of(2))
+    tail = log.Tail(path)
     tail.read()
-    path.write_text('{"event": "step", "step": 1}\n')
-    assert tail.read() == tail.rows == [{"event": "step", "step": 1}]
-
-
-def test_missing_metrics_name_the_notebook(tmp_path):
-    with pytest.raises(FileNotFoundError, match="04_train"):
-        show.read_metrics(tmp_path / "metrics.jsonl")
+    write_rows(path, rows_of(1))
+    assert tail.read() == tail.rows == rows_of(1)
+    path.rename(tmp_path / "previous.jsonl")
+    assert tail.read() == [] and tail.rows == rows_of(1)
+    write_rows(path, rows_of(3))
+    assert tail.read() == tail.rows == rows_of(3)
 
 
 @pytest.mark.parametrize("line", ["[1]", "3", "null", '"end"', "\\x00\\x00", '{"event": "step", "st', "\\xff{}"])
@@ -67,26 +63,97 @@ def test_a_line_that_is_no_row_is_passed_over(tmp_path, line):
     assert show.read_metrics(path) == []
 
 
-def test_a_file_that_vanishes_and_comes_back_longer(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text('{"event": "step", "step": 1}\n')
-    tail = metrics_file.Tail(path)
-    tail.read()
-    path.rename(tmp_path / "previous.jsonl")
-    assert tail.read() == [] and len(tail.rows) == 1  # what was read stays
-    rows = [{"event": "step", "step": step, "run": 2} for step in (1, 2, 3)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert tail.read() == tail.rows == rows
-
-
 def test_a_run_is_found_by_file_folder_and_name(tmp_path, monkeypatch):
     monkeypatch.setenv("RUNS_DIR", str(tmp_path))
     file = tmp_path / "mine" / "model" / "metrics.jsonl"
     file.parent.mkdir(parents=True)
-    file.write_text('{"event": "step", "step": 5}\n')
+    write_rows(file, rows_of(1))
     for run in (file, str(file), file.parent, tmp_path / "mine", "mine"):
-        assert metrics_file.locate(run) == file
-        assert show.read_metrics(run) == [{"event": "step", "step": 5}]
-    assert metrics_file.locate("not_yet") == tmp_path / "not_yet" / "model" / "metrics.jsonl"
-    with pytest.raises(FileNotFoundError, match="no folder and no metrics.jsonl"):
-        show.attach("runs/of/nobody")
+        assert show.read_metrics(run) == rows_of(1)
+    for missing in ("not_yet", tmp_path / "metrics.jsonl", "runs/of/nobody"):
+        with pytest.raises(FileNotFoundError, match="04_train"):
+            show.read_metrics(missing)
+
+
+# ---- as arrays ----
+
+
+def test_a_long_run_is_averaged_not_sampled():
+    rows = [{"event": "step", "step": i, "bits_per_char": float(i % 2)} for i in range(10_000)]
+    steps, values, *_ = log.averaged(rows, "step", "bits_per_char", points=100)
+    assert len(steps) == len(values) == 100
+    assert values == pytest.approx(0.5)
+
+
+def test_a_nan_is_a_gap_and_hides_no_number():
+    rows = [{"event": "step", "step": i, "grad_norm": math.nan if i == 3 else 1.0 + (i == 5)} for i in range(1, 9)]
+    steps, values, *_ = log.averaged(rows, "step", "grad_norm")
+    assert list(steps) == list(range(1, 9)) and math.isnan(values[2])
+    _, values, low, high = log.averaged(rows, "step", "grad_norm", points=4)
+    assert list(values) == [1.0, 1.0, 1.5, 1.0]
+    assert list(low) == [1.0] * 4 and list(high) == [1.0, 1.0, 2.0, 1.0], "the step that stood out is still seen"
+    assert log.last_value([*rows, {"event": "step", "step": 9, "grad_norm": None}], "step", "grad_norm") == 1.0
+
+
+def test_steps_are_put_at_their_seconds():
+    rows = [{"event": "step", "step": 10 * i, "train_seconds": t} for i, t in enumerate((1.0, 2.0, math.nan, 2.5), 1)]
+    steps, at = log.axis_positions(rows, "train_seconds")
+    assert list(steps) == [0, 10, 20, 40] and list(at) == [0, 1, 2, 2.5]
+    assert log.axis_positions([{"event": "step", "step": 1}], "train_seconds") is None
+    # a race writes no rows of training, only validations with their seconds
+    validations = [{"event": "validation", "step": 5 * i, "train_seconds": 2.0 * i} for i in (1, 2)]
+    steps, at = log.axis_positions(validations, "train_seconds")
+    assert list(steps) == [0, 5, 10] and list(at) == [0, 2, 4]
+    with pytest.raises(ValueError, match="hours"):
+        show.compare({"a": rows}, x="hours")
+
+
+# ---- in words ----
+
+
+def test_what_goes_wrong_is_said_in_words():
+    rows = [
+        {"event": "resume", "step": 0, "complaints": ["step-00000060: model.safetensors has another checksum"]},
+        {"event": "skipped", "step": 3, "reason": "loss or gradient is not finite", "in_a_row": 1},
+        {"event": "skipped", "step": 4, "reason": "loss or gradient is not finite", "in_a_row": 2},
+        {"event": "out_of_memory", "step": 5, "micro_batch": 4},
+        {"event": "checkpoint_failed", "step": 6, "reason": "[Errno 28] No space left on device"},
+    ]
+    assert log.troubles(rows) == [
+        "2 updates skipped, no weight changed, last at step 4 (loss or gradient is not finite)",
+        "out of memory at step 5: a micro-batch now has 4 windows",
+        "checkpoint not saved, at step 6 ([Errno 28] No space left on device); training goes on",
+        "resumed at step 0: step-00000060: model.safetensors has another checksum",
+    ]
+    rows += [{"event": "checkpoint", "step": 8, "path": "step-8"}, {"event": "step", "step": 9, "skipped": 5}]
+    words = log.troubles(rows)
+    assert words[0].startswith("5 updates skipped")  # three of them before a resume: their rows are gone
+    assert words[2].endswith("saved again at step 8")
+    assert log.troubles(rows_of(50)) == []
+
+
+def test_the_line_of_facts_has_speed_memory_and_a_total_that_changes():
+    rows = [
+        {"event": "start", "step": 0, "total_steps": None},
+        {"event": "step", "step": 5, "total_steps": 900, "tokens_per_second": 51234.5, "mfu": 0.413, "memory": 7.4e8,
+         "seconds_left": 61.0},
+    ]  # fmt: skip
+    words = "step 5 of 900 · 51,234 tokens/s (41 % of the machine's peak) · 740 MB · 1 min 01 s left"
+    assert log.progress_in_words(rows, 77) == words
+    changed = [*rows, {"event": "step", "step": 6, "total_steps": 850}]
+    assert log.progress_in_words(changed, 77) == "step 6 of 850"
+    assert log.progress_in_words(rows[:1]) == "step 0"
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ({"step": 9, "reason": "finished", "seconds": 4.0}, "finished at step 9 of 20 · 4 s"),  # a time budget
+        ({"step": 9, "reason": "stopped"}, "stopped at step 9 of 20"),
+        ({"step": 9, "reason": "gradient not finite"}, "ended (gradient not finite) at step 9 of 20"),
+        (None, "broke off at step 8 of 20"),
+    ],
+)
+def test_how_a_run_ended_is_said(end, words):
+    rows = [{"event": "step", "step": 8, "total_steps": 20}]
+    assert log.end_in_words(rows + ([{"event": "end", **end}] if end else [])) == words

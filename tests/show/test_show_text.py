@@ -26,7 +26,7 @@ def test_any_text_is_shown_as_text(shown, one, two):
         assert page.attributes <= {"style"}
         assert page.open == []
         assert output["data"]["text/plain"].strip()
-    assert text.visible(one) in Page(shown[2]["data"]["text/html"]).words
+    assert text.with_marks(one) in Page(shown[2]["data"]["text/html"]).words
 
 
 def test_blanks_and_newlines_can_be_seen(shown):
@@ -41,8 +41,8 @@ def test_table_aligns_chinese_in_plain_text(shown):
         "龙血树  12,345  True",
         "a            7  False",
     ]
-    assert text.number(0.123456) == "0.1235"
-    assert text.number(123456.7) == "123,457"
+    assert text.cell_text(0.123456) == "0.1235"
+    assert text.cell_text(123456.7) == "123,457"
     with pytest.raises(ValueError, match="2 columns got a row of 1"):
         show.table([["a"]], ["one", "two"])
 
@@ -57,17 +57,11 @@ def test_documents_reads_no_more_than_it_shows(shown):
     assert shown[0]["data"]["text/plain"] == f"[1 · 1,000 characters]\n{'字' * 10} …\n\n[2 · 1 characters]\n二"
 
 
-def test_removed_tokens_are_told_from_unlikely_ones(shown):
-    show.probabilities([("太阳", 0.5, 1.0), ("阴", 0.0001, 0.0)])
-    words = Page(shown[0]["data"]["text/html"]).words
-    assert "< 0.1 %" in words and "–" in words and "100.0 %" in words
-
-
 def test_what_is_no_number_is_a_dash_without_a_bar(shown):
     nan = float("nan")
-    assert text.percent(nan) == "–" and text.blocks(nan) == ""
+    assert text.percent(nan) == "–" and text.bar_of_blocks(nan) == ""
     show.probabilities([("太阳", nan, nan), ("阴", 0.5, 0.25)])
-    _, first, second = (line.split("\t") for line in stripped(shown[0]["data"]["text/html"]).splitlines())
+    _, first, second = (line.split("\t") for line in stripped(shown[0]).splitlines())
     assert first == ["太阳", " –", " –"] and second == ["阴", "████████████ 50.0 %", "██████ 25.0 %"]
 
 
@@ -98,30 +92,37 @@ def test_columns_are_those_of_a_terminal():
 
 def test_without_styles_pieces_are_apart(shown):
     show.pieces({"thulac": ["我", "喜欢", "花"], "bytes": ["<0xE7>", " "]})
-    assert stripped(shown[0]["data"]["text/html"]).splitlines() == [
+    assert stripped(shown[0]).splitlines() == [
         "thulac", "3 pieces\t我|喜欢|花", "bytes", "2 pieces\t<0xE7>|␣",
     ]  # fmt: skip
 
 
 def test_without_styles_bars_are_as_long_as_their_probabilities(shown):
-    show.probabilities([("太阳", 0.5, 1.0), ("阴", 0.25, 0.0)])
-    _, first, second = (line.split("\t") for line in stripped(shown[0]["data"]["text/html"]).splitlines())
+    show.probabilities([("太阳", 0.5, 1.0), ("阴", 0.25, 0.0), ("雨", 0.0001, 0.0)])
+    _, first, second, third = (line.split("\t") for line in stripped(shown[0]).splitlines())
     assert first == ["太阳", "██████ 50.0 %", "████████████ 100.0 %"]
-    assert second == ["阴", "███ 25.0 %", " –"]
-    assert [text.blocks(share, 4) for share in (0, 1 / 32, 0.125, 0.99, 1, 7)] == ["", "▏", "▌", "████", "████", "████"]
+    assert second == ["阴", "███ 25.0 %", " –"] and third == ["雨", " < 0.1 %", " –"]
+    assert [text.bar_of_blocks(share, 4) for share in (0, 1 / 32, 0.125, 0.99, 1, 7)] == [
+        "",
+        "▏",
+        "▌",
+        "████",
+        "████",
+        "████",
+    ]
 
 
 def test_without_styles_inputs_stand_above_their_labels(shown):
     show.labels(["<bos>", "花", "<pad>"], ["花", "<eos>", None])
-    assert stripped(shown[0]["data"]["text/html"]).splitlines() == [
+    assert stripped(shown[0]).splitlines() == [
         "input\t<bos>\t花\t<pad>", "label\t花\t<eos>\t–",
     ]  # fmt: skip
 
 
 def test_without_styles_lines_and_texts_stay_apart(shown):
     show.documents(["问\n答", "二"])
-    lines = stripped(shown[0]["data"]["text/html"]).splitlines()
+    lines = stripped(shown[0]).splitlines()
     assert lines == ["1 · 3 characters", "问", "答", "2 · 1 characters", "二"]
     show.table([["上\n下", 1]], ["text", "times"])
-    assert stripped(shown[1]["data"]["text/html"]).splitlines() == ["text\ttimes", "上", "下\t1"]
+    assert stripped(shown[1]).splitlines() == ["text\ttimes", "上", "下\t1"]
     assert text.lines_kept('<i title="a\nb">c\r\nd</i>') == '<i title="a\nb">c<br>d</i>'

@@ -1,0 +1,361 @@
+"""A dozen scenes in a real Chromium: the service's page over an engine that is held, JupyterLab over a micro run."""
+
+import contextlib
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import nbformat
+import pytest
+from papermill.iorw import load_notebook_node
+from papermill.parameterize import parameterize_notebook
+from service import FakeEngine, chat_tokenizer, in_thread, tiny_engine, wait_until
+
+from helpers import paths
+from helpers.generate.settings import Chunk, TokenLogprob
+from helpers.generate.surprisal import LEVELS
+from helpers.show.metrics_file import read_metrics
+
+api = pytest.importorskip("playwright.sync_api", reason="browsers are driven with playwright: pip install playwright")
+expect = api.expect
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+if CHROMIUM is None:
+    pytest.skip("these scenes are played in Chromium, and none is installed", allow_module_level=True)
+
+CONTRAST = Path(__file__).with_name("contrast.js").read_text("utf-8")
+PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+BEGINNING = "植物浇水"
+QUESTION = "多久浇水一次？"
+HTML = "<img src=x onerror=alert(1)> & <b>"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    # without a network, Chromium is not to ask for its maker's news
+    quiet = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+    with api.sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=quiet)
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def open_page(browser):
+    """Return a function that serves an engine and opens its page; afterwards no page may have complained."""
+    with contextlib.ExitStack() as stack:
+        problems, hosts = [], set()
+
+        def open_page(engine, **context):
+            url = stack.enter_context(in_thread(engine))
+            page = stack.enter_context(contextlib.closing(browser.new_context(**context))).new_page()
+            page.on("pageerror", lambda error: problems.append(str(error)))
+            page.on("request", lambda request: hosts.add(request.url.split("/")[2]))
+            page.goto(f"{url}/")
+            expect(page.locator("#model")).not_to_be_empty()
+            return page
+
+        yield open_page
+    assert not problems and len(hosts) == 1, "the page calls no other host"
+
+
+def set_slider(page, name, value):
+    page.locator(f"[name={name}]").evaluate(
+        "(input, value) => { input.value = value; input.dispatchEvent(new Event('input', {bubbles: true})) }", value
+    )
+
+
+def start(page, beginning=BEGINNING, **values):
+    page.fill("[name=prompt]", beginning)
+    for name, value in values.items():
+        set_slider(page, name, value)
+    page.click("#go")
+
+
+def ask(page, question=QUESTION):
+    page.fill("#question", question)
+    page.keyboard.press("Enter")
+
+
+def finished(page, where="#results"):
+    """Return the texts when no more is written."""
+    expect(page.locator(where)).not_to_have_attribute("aria-busy", re.compile(".*"))
+    return page.locator(f"{where} .text").all_text_contents()
+
+
+def answered(page, act, where="#results"):
+    """Do something that asks the service; return the texts when they are written, and what it was asked."""
+    with page.expect_response(lambda response: response.request.method == "POST") as response:
+        act()
+    return finished(page, where), json.loads(response.value.request.post_data)
+
+
+def stopped(page, engine, act, where="#results"):
+    """Do something that cancels a held request; return the texts when the page has said so."""
+    act()
+    wait_until(lambda: engine.futures[0].cancelled())
+    expect(page.locator("#status")).to_contain_text("已取消")
+    return finished(page, where)
+
+
+# ---- the service's page: continuations ----
+
+
+@pytest.mark.slow
+def test_texts_stream_in_side_by_side_and_each_token_has_its_colour(open_page):
+    engine = FakeEngine(held=True)
+    page = open_page(engine, viewport={"width": 1360, "height": 850})
+    start(page, n=2)
+    wait_until(lambda: engine.asked)
+    chances = (0.9, 0.3, 0.1, 0.02, 0.001)  # one for each level
+    for letter, p in zip("甲乙丙丁戊", chances, strict=True):
+        token = TokenLogprob(0, letter, math.log(p), 1, ((letter, math.log(p)),))
+        engine.listeners[0](Chunk(0, letter, (token,), None))
+    expect(page.locator("#results .text >> nth=0")).to_have_text(BEGINNING + "甲乙丙丁戊")
+    spans = page.locator("#results .text >> nth=0 >> span")
+    assert [spans.nth(i).get_attribute("class") for i in range(5)] == [f"p{i}" for i in range(len(LEVELS) + 1)]
+    grounds = spans.evaluate_all("spans => spans.map(span => getComputedStyle(span).backgroundColor)")
+    assert len(set(grounds)) == 5
+    tops = {item.bounding_box()["y"] for item in page.locator("#results > li").all()}
+    assert len(tops) == 1 and page.locator(".writing").count() == 2, "side by side, and both go on"
+    engine.release()
+    assert finished(page) == [f"{BEGINNING}甲乙丙丁戊，第0份", f"{BEGINNING}，第1份"]
+    assert "2 份写好" in page.inner_text("#status")
+
+
+@pytest.mark.slow
+def test_what_is_sent_is_what_the_sliders_say_and_equal_seeds_give_equal_texts(open_page):
+    with tiny_engine() as engine:
+        page = open_page(engine)
+        wanted = {"n": 2, "max_tokens": 9, "temperature": 0.5, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.2}
+        page.fill("#seed", "5")
+        first, sent = answered(page, lambda: start(page, **wanted))
+        assert answered(page, lambda: page.click("#go")) == (first, sent) and len(first) == 2
+    assert sent.items() >= (wanted | {"prompt": BEGINNING, "seed": 5}).items()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["button", "Escape"])
+def test_a_text_can_be_cancelled_and_what_was_written_stays(open_page, how):
+    engine = FakeEngine(held=True)
+    page = open_page(engine)
+    start(page, n=2)
+    wait_until(lambda: engine.asked)
+    engine.write(0, 0, "好的")
+    expect(page.locator("#results .text >> nth=0")).to_have_text(f"{BEGINNING}好的")
+    texts = stopped(page, engine, lambda: page.click("#cancel") if how == "button" else page.keyboard.press("Escape"))
+    assert texts == [f"{BEGINNING}好的", BEGINNING] and page.locator(".cut").count() == 2
+
+
+@pytest.mark.slow
+def test_a_refusal_is_told_in_words(open_page):
+    engine = FakeEngine(room=0)
+    page = open_page(engine)
+    start(page)
+    expect(page.locator("#error")).to_contain_text("429 · 人太多")
+    engine.room = 1
+    page.evaluate("document.querySelector('[name=n]').max = 99")
+    start(page, n=99)
+    expect(page.locator("#error")).to_contain_text("less than or equal to 10")
+
+
+# ---- a conversation ----
+
+
+@pytest.mark.slow
+def test_questions_and_answers_take_turns_in_the_settings_that_were_chosen(open_page):
+    with tiny_engine(chat_tokenizer()) as engine:
+        page = open_page(engine)
+        expect(page.locator("#form")).to_be_hidden()  # where the model holds a conversation, that comes first
+        page.click("summary")
+        page.fill("#system", "浇水")
+        page.fill("#seed", "5")
+        _, first = answered(page, lambda: ask(page), "#turns")
+        turns, second = answered(page, lambda: ask(page, "春天？"), "#turns")
+    assert len(turns) == 4 and turns[::2] == [QUESTION, "春天？"] and all(turns)
+    asked = [{"role": "system", "content": "浇水"}, {"role": "user", "content": QUESTION}]
+    assert first["messages"] == asked and first["seed"] == 5
+    answer = {"role": "assistant", "content": turns[1]}
+    assert second["messages"] == [*asked, answer, {"role": "user", "content": "春天？"}]
+
+
+@pytest.mark.slow
+def test_an_answer_can_be_stopped_and_the_conversation_goes_on(open_page):
+    engine = FakeEngine(held=True, tokenizer=chat_tokenizer())
+    page = open_page(engine)
+    ask(page)
+    wait_until(lambda: engine.asked)
+    engine.write(0, 0, "好的")
+    expect(page.locator(".assistant .text")).to_have_text("好的")
+    assert stopped(page, engine, lambda: page.click("#halt"), "#turns") == [QUESTION, "好的"]
+    engine.held = False
+    turns, _ = answered(page, lambda: ask(page, "春天？"), "#turns")
+    assert turns[2:] == ["春天？", "，第0份"]
+
+
+# ---- any text, any screen ----
+
+
+@pytest.mark.slow
+def test_a_text_is_shown_as_text(open_page):
+    page = open_page(FakeEngine(tokenizer=chat_tokenizer()))
+    turns, _ = answered(page, lambda: ask(page, HTML), "#turns")
+    page.click("nav [data-view=texts]")
+    texts, _ = answered(page, lambda: start(page, HTML, n=1))
+    assert turns[0] == HTML and texts[0].startswith(HTML)
+    assert page.locator("#results img, #turns img").count() == 0
+
+
+@pytest.mark.slow
+def test_a_phone_needs_no_sideways_scrolling_and_all_words_are_readable_in_light_and_dark(open_page):
+    page = open_page(FakeEngine(tokenizer=chat_tokenizer()), **PHONE)
+    long = "很长的一行" * 10 + "a" * 40
+    answered(page, lambda: ask(page, long), "#turns")
+    for view in ("chat", "texts"):
+        page.click(f"nav [data-view={view}]")
+        if view == "texts":
+            answered(page, lambda: start(page, long, n=2))
+        page.evaluate("complain('错误', 'an error')")
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            assert page.evaluate(CONTRAST, "body") == []
+            ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+            assert (sum(map(int, re.findall(r"\d+", ground)[:3])) < 200) == (scheme == "dark")
+
+
+# ---- JupyterLab ----
+
+TINY = {"n_embd": 32, "n_layer": 2, "n_head": 2, "batch_size": 8, "gradient_accumulation": 1, "log_step": 5}
+LONG = {**TINY, "epochs": 400, "eval_step": 50, "sample_step": 200, "checkpoint_step": 50, "warmup_steps": 4}
+MINUTES = 300_000  # milliseconds: a slow machine gets time
+ENDED = "all cells have run"
+
+
+def notebook_copy(stage, folder, **parameters):
+    """Write a copy of a notebook with other parameters, without outputs, and with a last cell that says it has run."""
+    book = parameterize_notebook(load_notebook_node(str(paths.notebook(stage))), parameters)
+    for cell in book.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    book.cells.append(nbformat.v4.new_code_cell(f"print('{ENDED[:3]}' + '{ENDED[3:]}')"))
+    nbformat.write(book, folder / f"{stage}.ipynb")
+
+
+def write_settings(folder):
+    """Write JupyterLab's own settings: all cells in the page at all times, and no question about news."""
+    for plugin, values in (
+        ("apputils-extension/notification", {"fetchNews": "false"}),
+        ("notebook-extension/tracker", {"windowingMode": "none"}),
+    ):
+        file = folder / "@jupyterlab" / f"{plugin}.jupyterlab-settings"
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps(values))
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """Start JupyterLab on two notebooks of a micro run; return its address."""
+    folder = tmp_path_factory.mktemp("lab")
+    environment = {name: value for name, value in os.environ.items() if name not in ("HEADLESS", "TQDM_DISABLE")}
+    environment |= {f"JUPYTER{kind}_DIR": str(folder / kind) for kind in ("_CONFIG", "_DATA", "LAB_WORKSPACES")}
+    environment |= {"RUNS_DIR": str(folder / "runs"), "PYTHONPATH": str(paths.repo_root())}
+    environment |= {"JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"), "PYTHONUNBUFFERED": "1"}
+    write_settings(folder / "settings")
+    command = [sys.executable, "-m", "helpers.run", "corpus", "vocab", "tokenize", "train", "--run", "sample"]
+    headless = {"HEADLESS": "1", "TQDM_DISABLE": "1"}
+    subprocess.run([*command, "--preset", "micro"], env=environment | headless, check=True, capture_output=True)
+    (folder / "runs" / "lab").mkdir()
+    for room in ("corpus", "vocab", "tokens"):
+        (folder / "runs" / "lab" / room).symlink_to(folder / "runs" / "sample" / room)
+    (folder / "notebooks").mkdir()
+    notebook_copy("generate", folder / "notebooks", run="sample", samples=2, max_new_tokens=10, questions=8)
+    notebook_copy("train", folder / "notebooks", run="lab", **LONG)
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", "--port=0", "--allow-root",
+               f"--ServerApp.root_dir={folder / 'notebooks'}", "--IdentityProvider.token=token"]  # fmt: skip
+    server = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    found = next(filter(None, (re.search(r"http://127\.0\.0\.1:\d+/lab", line) for line in server.stderr)))
+    threading.Thread(target=server.stderr.read, daemon=True).start()  # a full pipe would stop it
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RUNS_DIR", str(folder / "runs"))
+        yield found[0]
+    server.terminate()  # it ends its kernels, too
+    server.wait()
+
+
+@pytest.fixture
+def run_all(lab, browser):
+    """Return a function that opens a notebook and runs all of its cells; afterwards, no page may have failed."""
+    errors = []
+    with contextlib.closing(browser.new_context(viewport={"width": 1400, "height": 1000})) as context:
+
+        def connected(page, stage):
+            sessions = page.request.get(f"{lab.removesuffix('/lab')}/api/sessions?token=token").json()
+            kernels = [session["kernel"] for session in sessions if session["path"] == f"{stage}.ipynb"]
+            return any(kernel["connections"] and kernel["execution_state"] == "idle" for kernel in kernels)
+
+        def run_all(stage):
+            page = context.new_page()
+            page.on("pageerror", lambda error: errors.append(str(error)))
+            page.goto(f"{lab}/tree/{stage}.ipynb?token=token&reset")
+            while not connected(page, stage):  # the page shows "idle" before it has its kernel, too
+                page.wait_for_timeout(200)
+            menu(page, "Run", "Run All Cells")
+            return page
+
+        yield run_all
+    assert not errors
+
+
+def menu(page, bar, *entries):
+    page.locator(".lm-MenuBar-itemLabel", has_text=re.compile(f"^{bar}$")).click()
+    for entry in entries:
+        page.locator(".lm-Menu-itemLabel", has_text=re.compile(f"^{entry}$")).last.click()
+
+
+def has_run(page):
+    """Wait until the last cell has run; an error would have ended the others before."""
+    said = page.locator(".jp-OutputArea-output", has_text=re.compile(f"^{ENDED}"))
+    failure = page.locator("[data-mime-type='application/vnd.jupyter.error']")
+    expect(said.or_(failure).first).to_be_attached(timeout=MINUTES)
+    assert failure.all_text_contents() == []
+
+
+@pytest.mark.outside
+@pytest.mark.timeout(1800)
+def test_the_dashboards_stop_button_ends_the_training_and_the_cells_after_it_run(run_all):
+    page = run_all("train")
+    stop = page.locator(".jupyter-button", has_text="Stop")
+    expect(stop).to_be_visible(timeout=MINUTES)
+    file = paths.room("lab", "train") / "metrics.jsonl"
+    wait_until(lambda: file.is_file() and len(read_metrics(file)) > 10, 300)
+    stop.click()
+    has_run(page)
+    expect(page.get_by_text(re.compile(r"^stopped at step [\d,]+ of [\d,]+"))).to_be_visible()
+    assert stop.count() == 0 and read_metrics(file)[-1]["reason"] == "stopped"
+
+
+@pytest.mark.outside
+@pytest.mark.timeout(1800)
+def test_the_panel_follows_its_sliders_and_writes_and_is_readable_in_light_and_dark(run_all):
+    page = run_all("generate")
+    has_run(page)
+    panel = page.locator(".jp-CodeCell", has_text="show.sampling_panel(").locator(".widget-vbox").first
+    bars = panel.locator(".widget-html", has_text="before the filters")
+    before = bars.inner_text()
+    panel.locator(".widget-inline-hbox", has_text="temperature").locator(".noUi-handle").focus()
+    page.keyboard.press("End")
+    expect(bars).not_to_have_text(before)
+    panel.locator("textarea").fill("绿萝")
+    panel.get_by_role("button", name="Generate").click()
+    expect(panel.get_by_text(re.compile(r"\d+ characters in"))).to_be_visible(timeout=MINUTES)
+    assert panel.locator("blockquote").inner_text().startswith("绿萝")
+    assert page.evaluate(CONTRAST, ".jp-OutputArea-output") == []  # every word of ours
+    menu(page, "Settings", "Theme", "JupyterLab Dark")
+    expect(page.locator("body")).to_have_attribute("data-jp-theme-light", "false", timeout=MINUTES)
+    assert page.evaluate(CONTRAST, ".jp-OutputArea-output") == []
