@@ -40,7 +40,7 @@ CONSTANTS: dict[str, dict[str, str]] = {
         ["256", "1,024", "20 million"], "the rule for windows: helpers.tokens.windows.choose_n_ctx, and its test"
     ),
     "README.md": {
-        "3.14": "the newest Python for which tests/test_wheels.py asks the package index",
+        "3.14": "the newest Python that .github/workflows/tests.yml installs",
         "130 MB": "thulac's resident memory after its model is loaded: the docstring of helpers.vocab.words.segment",
         "127 million": "presets/book.yaml, counted by helpers.train.model.model_sizes",
         "111 million": "presets/cpm.yaml, counted by the same",

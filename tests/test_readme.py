@@ -87,8 +87,8 @@ ELSEWHERE = {  # command -> the test file that does it
     "python -m helpers.run --run sample": "Makefile",
     "make test-outside": "Makefile",
     "source .venv/bin/activate": "tests/test_readme.py",  # PATH begins with that folder
-    "git pull": "tests/test_published.py",
-    "cp -r notebooks mine; git checkout notebooks": "tests/test_published.py",
+    "git pull": "tests/conftest.py",
+    "cp -r notebooks mine; git checkout notebooks": "tests/conftest.py",
 }
 NOT_TYPED = {  # command -> what it needs; the README says so in one sentence
     "make run RUN=tang CORPUS=tang-poems": "the net",
