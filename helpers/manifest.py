@@ -27,8 +27,7 @@ def write_manifest(
 ) -> dict[str, Any]:
     """Write the manifest of a finished stage and return it.
 
-    `inputs` are the files that the stage read, `outputs` those that it wrote, `result` holds its figures. It is written
-    last, so a room with a manifest is a finished room.
+    It lists the files read and written, and the figures. It is written last: a room with a manifest is finished.
     """
     base = run_dir(run)
     manifest = {
@@ -49,14 +48,13 @@ def read_manifest(run: str, stage: str) -> dict[str, Any]:
     """Return the manifest of a finished stage; raise RoomError where there is none."""
     path = room(run, stage) / MANIFEST
     try:
-        found = json.loads(path.read_text("utf-8"))
+        if isinstance(found := json.loads(path.read_text("utf-8")), dict):
+            return found
     except FileNotFoundError:
         raise RoomError(_not_there(run, stage)) from None
-    except ValueError:
-        raise RoomError(f"{path} is not readable JSON: {run_again(stage, run)}") from None
-    if not isinstance(found, dict):
-        raise RoomError(f"{path} is no manifest, which is a JSON object: {run_again(stage, run)}")
-    return found
+    except ValueError:  # torn
+        pass
+    raise RoomError(f"{path} is no manifest, which is a JSON object: {run_again(stage, run)}")
 
 
 def _not_there(run: str, stage: str) -> str:

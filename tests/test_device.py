@@ -76,6 +76,7 @@ def test_units_are_unknown_on_another_processor_and_with_an_older_torch(monkeypa
     assert device.has_bf16_units() is None
 
 
+@pytest.mark.clock
 @pytest.mark.skipif(device.has_bf16_units() is None, reason="it is not known what this processor has")
 def test_what_the_processor_has_is_what_is_quick():
     turns = [[matmul_rate(name, CPU) for name in ("bf16", "fp32")] for _ in range(5)]  # a busy moment slows both
@@ -184,4 +185,4 @@ def test_the_maker_of_the_processor_is_known_on_every_system(monkeypatch, proc, 
 
     monkeypatch.setattr(device.Path, "read_text", read)
     monkeypatch.setattr(device.platform, "processor", lambda: name)
-    assert device.made_by_intel.__wrapped__() == intel
+    assert device.is_intel.__wrapped__() == intel

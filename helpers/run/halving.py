@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 
 from helpers import paths
-from helpers.files import json_lines
+from helpers.files import log_rows
 
 RUNGS = (0.25, 0.5)  # shares of a run
 
@@ -44,7 +44,7 @@ def curve(run: str) -> list[tuple[float, float]]:
         lines = (paths.room(run, "train") / "metrics.jsonl").read_bytes().splitlines()
     except FileNotFoundError:
         return []
-    rows = list(json_lines(lines))
+    rows = list(log_rows(lines))
     total = next((row["total_steps"] for row in reversed(rows) if row.get("total_steps")), 0)
     by_step = {
         row["step"]: row["bits_per_char"] for row in rows if row["event"] == "validation"

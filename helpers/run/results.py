@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers import paths
-from helpers.files import json_lines, write_text
+from helpers.files import log_rows, write_text
 from helpers.manifest import RoomError, read_manifest
 from helpers.run.grid import Combination, known_members, member
 
@@ -64,7 +64,7 @@ def _row(run: str, combination: Combination) -> Row:
 def _end(run: str) -> str:
     """Return how a run's training ended, by the last row of its log."""
     lines = (paths.room(run, "train") / "metrics.jsonl").read_bytes().splitlines()
-    ends = [row["reason"] for row in json_lines(lines) if row["event"] == "end"]
+    ends = [row["reason"] for row in log_rows(lines) if row["event"] == "end"]
     return ends[-1] if ends else "broke off"
 
 

@@ -75,7 +75,7 @@ class Watch:
     def _look(self) -> None:
         before = None
         while not self._end.wait(TERMINAL_SECONDS if self.one_line else LOG_SECONDS):
-            note = progress.read(self.file)
+            note = progress.read_note(self.file)
             if note is None or note == before:
                 continue
             before = note

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 from helpers import paths
-from helpers.files import json_lines
+from helpers.files import log_rows
 
 Metrics = str | Path | Sequence[Mapping]  # rows, or where they are: a file, a folder, a run's name
 
@@ -40,7 +40,7 @@ class Tail:
             return []
         self._offset += len(whole) + len(newline)
         new = []
-        for row in json_lines(whole.splitlines()):
+        for row in log_rows(whole.splitlines()):
             new.append(row)
             if row.get("event") in ("resume", "start") and finite(row.get("step")):  # later steps will be taken again
                 self.rows = [old for old in self.rows if step_of(old) <= row["step"] and old.get("event") != "end"]
