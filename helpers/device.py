@@ -8,6 +8,7 @@ import ctypes
 import functools
 import os
 import platform
+import re
 import sys
 import time
 from pathlib import Path
@@ -17,27 +18,20 @@ import torch
 from helpers.parallel import cores
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-DEVICES = {"cpu", "cuda", "mps"}  # types of devices this course trains and writes on
 WITHOUT_FLOAT64 = {"mps"}  # types of devices that have no 64-bit numbers: Apple's GPUs
 CONTAINER = Path("/sys/fs/cgroup")  # the limits of the container that this runs in, and what it has used of them
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device called `name`; "auto" is this process's GPU, NVIDIA's or Apple's, else the CPU.
-
-    Raises ValueError for another name, and for a device that is not here.
-    """
+    """Return the device called `name`, else ValueError; "auto" is this process's GPU, or the CPU if it has none."""
     if name == "auto":
         apple = "mps" if torch.backends.mps.is_available() else "cpu"
         name = "cuda" if torch.cuda.is_available() else apple
     if name == "cuda":
         name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in DEVICES:
+    if not re.fullmatch(r"(cpu|cuda|mps)(:\d+)?", name):
         raise ValueError(f"device '{name}' is unknown: choose auto, cpu, cuda or mps")
+    device = torch.device(name)
     here = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not here[device.type]:
         raise ValueError(f"device is '{device.type}', but torch sees no such GPU here: use device = \"auto\"")

@@ -139,7 +139,7 @@ def sha256(path: Path) -> str:
 
 
 def known_sha256(path: Path) -> str:
-    """Return a file's SHA-256; a file that has not changed since this process last read it is not read again."""
+    """Return a file's SHA-256; one that has not changed since this process last read it is not read again."""
     stat = path.stat()
     stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
     stamped, digest = _hashes.get(path, (None, ""))

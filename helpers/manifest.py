@@ -64,12 +64,10 @@ def _not_there(run: str, stage: str) -> str:
         return f"run '{run}' has no {room(run, stage).name}/ yet: {mends}"
     known = sorted({path.parent.parent.name for path in runs_dir().glob(f"*/*/{MANIFEST}")})
     hint = did_you_mean(run, known) if known else ""
-    first, last = NOTEBOOKS["corpus"][0], NOTEBOOKS[stage][0] if stage in STAGES else NOTEBOOKS["train"][0]
-    notebooks = f"notebook {first}" if first == last else f"the notebooks from {first} to {last}"
     then = "" if stage in STAGES else f", then {NOTEBOOKS[stage][0]}"
     return (
         f"there is no run '{run}' in {runs_dir()}{hint}{'' if hint.endswith('?') else '.'} "
-        f"For a new one, run {notebooks}, or: python -m helpers.run --run {run}{then}"
+        f"For a new one, run the notebooks from 01_corpus on, or: python -m helpers.run --run {run}{then}"
     )
 
 
