@@ -16,11 +16,11 @@ All are scored on the same validation documents, every character once, in bits p
 nothing else should run. Without arguments: the built-in corpus, 30 seconds, "auto" and nanoGPT.
 """
 
-import argparse
 import math
 import tempfile
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ import torch
 import yaml
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.machine import describe_machine, describe_text, mean_and_spread, report
+from benchmarks.machine import command_line, describe_machine, describe_text, mean_and_spread, met, report
 from helpers import parallel
 from helpers.corpus.shards import read_texts
 from helpers.device import pick_device, pick_precision
@@ -82,16 +82,13 @@ class Corpus:
         frequent = {letter: n for letter, n in self.characters.items() if n >= fewest}
         listed = choose_words(self.words, vocab_size, MIN_COUNT, LONGEST_WORD)
         kind = choose_kind(kind, coverage(self.words_of_val, listed), self.facts["characters"])
-        match kind:
-            case "words":
-                tokenizer = build_words(listed, frequent)
-            case "characters":
-                tokenizer = build_characters(frequent)
-            case "bpe":
-                tokenizer = build_bpe(self.texts["train"], vocab_size, MIN_COUNT, characters=frequent)
-            case _:
-                tokenizer = build_bytes()
-        return self.encode(tokenizer, kind)
+        makers = {
+            "words": lambda: build_words(listed, frequent),
+            "characters": lambda: build_characters(frequent),
+            "bpe": lambda: build_bpe(self.texts["train"], vocab_size, MIN_COUNT, characters=frequent),
+            "bytes": build_bytes,
+        }
+        return self.encode(makers[kind](), kind)
 
     def all_characters(self) -> Text:
         """Return the text in characters, every one of them, as a tutorial has it."""
@@ -103,7 +100,7 @@ class Corpus:
         return Text(tokenizer, kind, *streams, sum(map(len, self.texts["val"])))
 
 
-def ours(text: Text, seconds: float, seed: int, device: torch.device, given: dict[str, Any]) -> dict:
+def ours(text: Text, given: dict[str, Any], seconds: float, seed: int, device: torch.device) -> dict:
     """Train by the rules, but with what is `given`, for so many seconds; return the score and what was chosen."""
     # 1. the rules; what they measure takes its time from the training
     begin = time.perf_counter()
@@ -182,31 +179,18 @@ def nanogpt(text: Text, seconds: float, seed: int, device: torch.device) -> dict
     }  # fmt: skip
 
 
-def summary(rows: list[dict]) -> dict:
-    """Return what the seeds of one model and time share, and the mean and spread of their bits."""
-    return {"bits_per_character": mean_and_spread([row["bits"] for row in rows])} | {
-        name: value for name, value in rows[0].items() if name != "bits"
-    }
-
-
 def main() -> None:
     """Train all, print the table, and print one JSON line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.any_text", description=__doc__.splitlines()[0])
+    parser = command_line("any_text", __doc__, text=True)
     parser.add_argument("--run", default="sample", help="a run that has passed notebook 01")
     parser.add_argument("--seconds", type=float, nargs="+", default=[30.0], help="training times")
     parser.add_argument("--kinds", nargs="+", default=["auto"], choices=KINDS)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument(
-        "--set", nargs="+", default=[], metavar="NAME=VALUE", help="numbers of notebook 04 that are given"
-    )
+    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="numbers given to notebook 04")
     parser.add_argument("--min-character-count", type=int, default=0, help="as in notebook 02; 0: by rule")
     parser.add_argument("--vocab-size", type=int, default=0, help="as in notebook 02; 0: by rule")
     parser.add_argument("--aim", type=float, default=0.2, help="fewer bits than nanoGPT: 0.2 on prose, 0.1 on verse")
-    parser.add_argument("--no-rival", action="store_true", help="leave nanoGPT out")
     parser.add_argument("--segmenter", default="thulac")
-    parser.add_argument("--title", default="", help="of the text, for the report")
-    parser.add_argument("--licence", default="", help="of the text, for the report")
-    parser.add_argument("--keep", default="", help="keep the report as benchmarks/reports/<KEEP>.json")
     options = parser.parse_args()
 
     # 1. the text, and the models that count
@@ -223,43 +207,32 @@ def main() -> None:
         print(f"counting {name}: {figures[f'counting {name}']}", flush=True)
     # 2. the models, in turns: a slow minute of the machine falls on all of them
     rows: dict[str, list[dict]] = {}
+    ways = {kind: partial(ours, text, given=given) for kind, text in texts.items()}
+    ways["nanoGPT"] = partial(nanogpt, plain)
     for seconds in options.seconds:
         for seed in range(options.seeds):
-            for kind, text in texts.items():
-                row = ours(text, seconds, seed, device, given)
-                rows.setdefault(f"{kind}, {seconds:g} s", []).append(row)
-                print(f"{kind:10} {seconds:5g} s: {row}", flush=True)
-            if not options.no_rival:
-                row = nanogpt(plain, seconds, seed, device)
-                rows.setdefault(f"nanoGPT, {seconds:g} s", []).append(row)
-                print(f"nanoGPT    {seconds:5g} s: {row}", flush=True)
-    figures |= {name: summary(each) for name, each in rows.items()}
+            for name, train in ways.items():
+                row = train(seconds=seconds, seed=seed, device=device)
+                rows.setdefault(f"{name}, {seconds:g} s", []).append(row)
+                print(f"{name:10} {seconds:5g} s: {row}", flush=True)
+    for name, each in rows.items():
+        figures[name] = {"bits_per_character": mean_and_spread([row.pop("bits") for row in each])} | each[0]
     # 3. the aims
-    aims = {}
-    for seconds in [] if options.no_rival else options.seconds:
+    fewer = {}
+    for seconds in options.seconds:
         rival = figures[f"nanoGPT, {seconds:g} s"]["bits_per_character"]["mean"]
         for kind in options.kinds:
-            value = round(1 - figures[f"{kind}, {seconds:g} s"]["bits_per_character"]["mean"] / rival, 4)
-            aims[f"fewer bits than nanoGPT, {kind}, {seconds:g} s"] = {
-                "value": value, "aim": options.aim, "met": value >= options.aim,
-            }  # fmt: skip
+            bits = figures[f"{kind}, {seconds:g} s"]["bits_per_character"]["mean"]
+            fewer[f"fewer bits than nanoGPT, {kind}, {seconds:g} s"] = round(1 - bits / rival, 4)
+    precision = pick_precision("auto", device)
     report(
-        {
-            "benchmark": "any_text",
-            "machine": describe_machine(device),
-            "text": describe_text(options.run, options.title, options.licence),
-            "settings": {
-                "seeds": options.seeds,
-                "given": given,
-                "threads": torch.get_num_threads(),
-                "precision": pick_precision("auto", device),
-                "unit": "bits",
-            },
-            "figures": figures,
-            "aims": aims,
+        "any_text", describe_machine(device), figures, met(fewer, dict.fromkeys(fewer, options.aim)), options.keep,
+        text=describe_text(options.run, options.title, options.licence),
+        settings={
+            "seeds": options.seeds, "given": given, "threads": torch.get_num_threads(), "precision": precision,
+            "unit": "bits",
         },
-        options.keep,
-    )
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -9,13 +9,13 @@ vocabulary, as a novel has them. The tokens are random: speed does not know. A r
 turn; the share is that of the rate of a matrix product measured in the same turn.
 """
 
-import argparse
 import statistics
 import time
+from functools import partial
 
 import torch
 
-from benchmarks.machine import describe_machine, report
+from benchmarks.machine import command_line, describe_machine, median_ratio, met, report, take_turns
 from helpers.device import DTYPES, autocast, matmul_rate, pick_precision
 from helpers.train import optim
 from helpers.train.fused import speed_up
@@ -72,35 +72,25 @@ class Updates:
 def measure(text: str, precision: str, turns: int, count: int) -> dict:
     """Return a text's figures, and print a line for each way."""
     updates = {way: Updates(way, *TEXTS[text], precision) for way in WAYS}
-    for each in updates.values():
-        each.seconds(1)
-    rows = []
-    for _ in range(turns):
-        rate = matmul_rate(precision, torch.device("cpu"))
-        rows.append({"rate": rate} | {way: each.seconds(count) for way, each in updates.items()})
+    ways = {"rate": partial(matmul_rate, precision, torch.device("cpu"))}
+    rows = take_turns(ways | {way: partial(each.seconds, count) for way, each in updates.items()}, turns)
     figures: dict[str, dict] = {}
     for way, each in updates.items():
-        ratios = sorted(row[way] / row["ours"] for row in rows)
-        shares = [each.flops / row[way] / row["rate"] for row in rows]
+        ratios = [mine / ours for mine, ours in zip(rows[way], rows["ours"], strict=True)]
+        rates = [each.flops / seconds for seconds in rows[way]]
         figures[way] = {
-            "ms_per_update": round(1000 * statistics.median(row[way] for row in rows), 1),
-            "share_of_product_rate": round(statistics.median(shares), 3),
-            "times_ours": round(statistics.median(ratios), 2),
-            "spread": [round(ratios[0], 2), round(ratios[-1], 2)],
+            "ms_per_update": round(1000 * statistics.median(rows[way]), 1),
+            "share_of_product_rate": median_ratio(rates, rows["rate"], digits=3),
+            "times_ours": median_ratio(rows[way], rows["ours"]),
+            "spread": [round(min(ratios), 2), round(max(ratios), 2)],
         }
-        low, high = figures[way]["spread"]
-        print(
-            f"{text:9} {way:12} {figures[way]['ms_per_update']:7.1f} ms per update, "
-            f"{figures[way]['share_of_product_rate']:4.0%} of the product rate, "
-            f"{figures[way]['times_ours']:.2f} times ours ({low:.2f}–{high:.2f})",
-            flush=True,
-        )
+        print(f"{text:9} {way:12} {figures[way]}", flush=True)
     return figures
 
 
 def main() -> None:
     """Measure, print the table, and print one JSON line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.block_speed")
+    parser = command_line("block_speed", __doc__)
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--precision", default="auto", help="auto (default), fp32, bf16 or fp16")
     parser.add_argument("--quick", action="store_true", help="one turn of one update, no aims: does it run?")
@@ -109,12 +99,9 @@ def main() -> None:
     precision = pick_precision(options.precision, cpu)
     turns, count = (1, 1) if options.quick else (options.turns, 8)
     figures = {text: measure(text, precision, turns, count) for text in TEXTS}
-    met = {}
-    for text in {} if options.quick else TEXTS:
-        share = figures[text]["ours"]["share_of_product_rate"]
-        met[f"share_of_product_rate, {text}"] = {"value": share, "aim": AIM, "met": share >= AIM}
-    machine = describe_machine(cpu) | {"precision": precision}
-    report({"benchmark": "block_speed", "machine": machine, "figures": figures, "aims": met})
+    shares = {f"share_of_product_rate, {text}": figures[text]["ours"]["share_of_product_rate"] for text in TEXTS}
+    aims = {} if options.quick else met(shares, dict.fromkeys(shares, AIM))
+    report("block_speed", describe_machine(cpu) | {"precision": precision}, figures, aims)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Rooms 01 to 03 at size: cleaning, splitting, segmenting, encoding, and the memory they take.
 
-    python -m benchmarks.corpus [--megabytes 250] [--dirty 120] [--workers 2] [--text FILE] [--quick]
+    python -m benchmarks.corpus [--megabytes 250] [--dirty 120] [--workers 2] [--quick]
 
-The text of the built-in corpus, or of a .txt or .jsonl of your own, is repeated until it fills so many MB, half of it
+The text of the built-in corpus is repeated until it fills so many MB, half of it
 as .jsonl and half as .txt with blank lines; a number in each document makes it one of its kind, so that none is dropped
 as a duplicate. Then in turn: `build_corpus` from the files to the split, thulac in one process and in several on the
 same fresh text, and `write_shards` from documents to token shards, with a word list that thulac made of a
@@ -18,7 +18,6 @@ all processes of the stage hold together, measured ten times per second; pages t
 The stages run in a temporary folder, which needs about five times the size of the text.
 """
 
-import argparse
 import itertools
 import json
 import multiprocessing
@@ -34,7 +33,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.machine import describe_machine, report
+from benchmarks.machine import MIB, command_line, describe_machine, met, report
 from helpers import parallel, paths
 from helpers.corpus import built_in, cleaning
 from helpers.corpus.build import build_corpus
@@ -45,7 +44,6 @@ from helpers.tokens.shards import write_shards
 from helpers.vocab import tokenizer
 from helpers.vocab.words import choose_words, count_words, take_texts
 
-MIB = 2**20
 AIMS = {
     "clean_and_split_mb_per_second": 20,
     "dirty_mb_per_second": 15,
@@ -86,21 +84,13 @@ def held(process: psutil.Process) -> int:
         return 0  # it has just ended
 
 
-def documents(text: str | None) -> Iterator[str]:
+def documents() -> Iterator[str]:
     """Yield documents without end, no two of them equal."""
-    if text:
-        one = [row for row in Path(text).read_text("utf-8").splitlines() if row.strip()]
-        one = [json.loads(row)["text"] for row in one] if text.endswith("l") else one
-    else:
-        one = [document.text for document in built_in.documents()]
+    one = [document.text for document in built_in.documents()]
     for number in itertools.count():
         for part in one:
             middle = len(part) // 2
             yield f"{part[:middle]}{number}{part[middle:]}"
-
-
-def _spoil_first(old: str, new: str) -> Callable[[str], str]:
-    return lambda line: line.replace(old, new, 1) if old in line else line + new
 
 
 def _insert(dirt: str) -> Callable[[str], str]:
@@ -129,18 +119,19 @@ DIRT: dict[str, Callable[[str], str]] = {
     "NFC": _insert("e\u0301"),
     "repeated lines": lambda line: f"{line}\n更多内容请访问 www.example.com/list",
     "full width": _insert("ＡＢＣ１２３"),
-    "half-width punctuation": _spoil_first("，", ","),
+    "half-width punctuation": lambda line: line.replace("，", ",", 1) if "，" in line else line + ",",
     # no .com: lines with a web address are an advertisement if they repeat, as the lines of this text do
     "personal data": lambda line: line + "电话13812345678，邮箱 li@example.edu，身份证11010519491231002X。",
 }
 ASKED = "+full width, +half-width punctuation, +personal data"
 DIRTY_LINES, LINES, WRAPPED, WIDTH = 1 / 6, 8, 0.01, 33  # share of lines, lines per document, share of documents
-PARTS = (("a.jsonl", "utf-8", 0.5), ("b.txt", "gb18030", 0.3), ("c.txt", "utf-8-sig", 0.15), ("d.txt", "utf-16", 0.05))
+CLEAN = (("a.jsonl", "utf-8", 0.5), ("b.txt", "utf-8", 0.5))
+DIRTY = (("a.jsonl", "utf-8", 0.5), ("b.txt", "gb18030", 0.3), ("c.txt", "utf-8-sig", 0.15), ("d.txt", "utf-16", 0.05))
 
 
-def dirty_documents(text: str | None) -> Iterator[str]:
+def dirty_documents() -> Iterator[str]:
     """Yield documents of some lines without end, no two of them equal, with dirt in each sixth line."""
-    chance, source, rules = random.Random(0), documents(text), list(DIRT.values())
+    chance, source, rules = random.Random(0), documents(), list(DIRT.values())
     while True:
         lines = [line for document in itertools.islice(source, LINES // 2) for line in document.split("\n")]
         if chance.random() < WRAPPED:
@@ -153,11 +144,10 @@ def dirty_documents(text: str | None) -> Iterator[str]:
         yield "\n".join(lines)
 
 
-def write_dirty(folder: Path, text: str | None, size: int) -> None:
-    """Write `size` bytes of dirty text in four files and encodings."""
-    source = dirty_documents(text)
+def write_files(folder: Path, source: Iterator[str], parts: tuple[tuple[str, str, float], ...], size: int) -> None:
+    """Write `size` bytes of documents in files of these names, encodings and shares."""
     folder.mkdir()
-    for name, encoding, share in PARTS:
+    for name, encoding, share in parts:
         # with a mark at the start, where the encoding has one
         with open(folder / name, "w", encoding=encoding, newline="\r\n" if name == "c.txt" else "\n") as file:
             while file.tell() < share * size:
@@ -182,20 +172,6 @@ def clean_dirty(raw: Path, workers: int) -> dict:
         "dirty_mb_per_second": round(size / 1e6 / min(seconds), 1),
         "dirty_rules": dict(report.rules.most_common()),
     }
-
-
-def write_raw(folder: Path, text: str | None, size: int) -> int:
-    """Write `size` bytes of raw text as a .jsonl and a .txt; return how many documents they hold."""
-    source, count = documents(text), 0
-    folder.mkdir()
-    for name in ("a.jsonl", "b.txt"):
-        with open(folder / name, "wb") as file:
-            while file.tell() < size // 2:
-                document = next(source)
-                row = json.dumps({"text": document}, ensure_ascii=False) if name == "a.jsonl" else document + "\n"
-                file.write(f"{row}\n".encode())
-                count += 1
-    return count
 
 
 def clean_and_split(raw: Path, workers: int) -> dict:
@@ -260,26 +236,20 @@ def encode(words: dict, workers: int) -> dict:
     }
 
 
-def arguments() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.corpus", description=__doc__.splitlines()[0])
+def main() -> None:
+    """Measure, print a table, and print one JSON line."""
+    parser = command_line("corpus", __doc__)
     parser.add_argument("--megabytes", type=int, default=250, help="size of the clean raw text (default 250)")
     parser.add_argument("--dirty", type=int, default=120, help="MB of dirty raw text (default 120)")
     parser.add_argument("--workers", type=int, default=2, help="processes (default 2)")
-    parser.add_argument("--text", help="a .txt, a document a line, or a .jsonl to repeat; default: the built-in corpus")
     parser.add_argument("--quick", action="store_true", help="10 MB, to see that it runs; no aims")
-    return parser.parse_args()
-
-
-def main() -> None:
-    """Measure, print a table, and print one JSON line."""
-    options = arguments()
+    options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="corpus-"))
     os.environ |= {"RUNS_DIR": str(folder / "runs"), "HEADLESS": "1"}
     try:
         begin = time.perf_counter()
-        write_raw(folder / "raw", options.text, (10 if options.quick else options.megabytes) * 10**6)
-        write_dirty(folder / "dirty", options.text, (2 if options.quick else options.dirty) * 10**6)
+        write_files(folder / "raw", documents(), CLEAN, (10 if options.quick else options.megabytes) * 10**6)
+        write_files(folder / "dirty", dirty_documents(), DIRTY, (2 if options.quick else options.dirty) * 10**6)
         print(f"raw text written in {time.perf_counter() - begin:.0f} s", flush=True)
         figures = clean_dirty(folder / "dirty", options.workers)
         figures |= clean_and_split(folder / "raw", options.workers)
@@ -294,17 +264,8 @@ def main() -> None:
     figures["encode_times_thulac"] = round(
         figures["encode_million_characters_per_second"] * 1e6 / figures["thulac_characters_per_second_together"], 1
     )
-    for name, value in (figures | figures["dirty_rules"]).items():
-        if not isinstance(value, dict):
-            print(f"{name:42} {value:>14,}")
-    met = {
-        name: {"value": figures[name], "aim": aim, "met": (figures[name] <= aim) == (name in AT_MOST)}
-        for name, aim in ({} if options.quick else AIMS).items()
-    }
-
-    device = pick_device("cpu")
-    result = {"benchmark": "corpus", "machine": describe_machine(device), "figures": figures, "aims": met}
-    report(result)
+    aims = {} if options.quick else met(figures, AIMS, AT_MOST)
+    report("corpus", describe_machine(pick_device("cpu")), figures, aims)
 
 
 if __name__ == "__main__":

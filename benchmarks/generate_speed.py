@@ -4,25 +4,22 @@
 
 Two models: the trained one of a run, and one of GPT-2's shape (124 million parameters) with random weights. One process
 writes in turn, from the same prompt, the same number of tokens, in one sequence and in eight: with our loop and with
-the library's. Both draw from the model's own distribution; neither may end early. A speed is compared with the
-library's in the same turn, so that a machine that slows down slows both; the median counts. A token of one sequence
-needs every weight once: what reading them from memory allows at most is printed beside the large model, in fp32 and
-bf16.
+the library's. Both draw from the model's own distribution; none may end early. A speed is compared with the library's
+in the same turn, so that a machine that slows down slows both of them; the median counts. A token of one sequence needs
+every weight once: what reading them from memory allows at most stands beside the large model, in fp32 and bf16.
 """
 
-import argparse
 import copy
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, GenerationConfig, GPT2Config, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from benchmarks.machine import describe_machine, report
+from benchmarks.machine import command_line, describe_machine, median_ratio, met, report, take_turns
 from helpers import paths
 from helpers.device import pick_device
 from helpers.generate import generate
@@ -30,28 +27,28 @@ from helpers.generate.batch import DecodeBatch, Row, prompt_ids
 from helpers.generate.settings import Settings
 from helpers.manifest import open_room
 from helpers.train import checkpoint
-from helpers.train.model import build_model, model_sizes
-from helpers.vocab import tokenizer
+from helpers.train.model import build_model, make_config, model_sizes
+from helpers.vocab.tokenizer import build_words
 
 SEQUENCES = (1, 8)
-AIMS = {"ours_1": 3.0, "ours_8": 2.5}  # × transformers at as many sequences, the trained model
+AIMS = {"ours_1_times": 3.0, "ours_8_times": 2.5}  # × transformers at as many sequences, the trained model
 READ_AIM = 0.7  # of the tokens that the memory's speed allows, one sequence of the large model
 SHAPE = dict(n_layer=12, n_embd=768, n_head=12, n_ctx=1024, vocab=50257)
 QUICK = dict(n_layer=2, n_embd=64, n_head=2, n_ctx=128, vocab=2000)
 PROMPT = 12  # ids, at most; the rest of the window is for writing
-Writer = Callable[[int], int]  # sequences -> tokens written, without those of the prompt
+Writer = Callable[[], list[list[int]]]  # returns the new ids of each sequence
+
+
+def made_up_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
+    """Return a tokenizer of this many tokens, most of them words that nobody says."""
+    return build_words({f"w{i:05}": 1 for i in range(vocab - len(build_words({}, "")))}, "")
 
 
 def random_model(shape: dict, folder: Path) -> None:
     """Write a GPT-2 of this shape, with random weights and a made-up vocabulary, as notebook 04 would."""
-    own = len(tokenizer.build_words({}, ""))
-    tok = tokenizer.build_words({f"w{i:05}": 1 for i in range(shape["vocab"] - own)}, "")
-    cfg = GPT2Config(
-        vocab_size=len(tok), n_positions=shape["n_ctx"], n_embd=shape["n_embd"], n_layer=shape["n_layer"],
-        n_head=shape["n_head"], activation_function="gelu_pytorch_tanh", bos_token_id=tok.bos_token_id,
-        eos_token_id=tok.eos_token_id, pad_token_id=tok.pad_token_id,
-    )  # fmt: skip
-    checkpoint.export(folder, build_model(cfg, seed=0), tok)
+    shape = dict(shape)
+    tokenizer = made_up_tokenizer(shape.pop("vocab"))
+    checkpoint.export(folder, build_model(make_config("gpt2", tokenizer, **shape), seed=0), tokenizer)
 
 
 def read_rate(numbers: int = 2**27) -> float:
@@ -66,78 +63,83 @@ def read_rate(numbers: int = 2**27) -> float:
     return best
 
 
-def writers(folder: Path, prompt: str, tokens: int, half: bool = False) -> dict[str, Writer]:
-    """Return the competitors by name, for one model; with `half` also ours in bf16."""
-    model, tok = generate.load(folder)
-    ids = prompt_ids(tok, prompt)[: 1 + PROMPT]
-    tokens = min(tokens, model.config.max_position_embeddings - len(ids))
+def our_writer(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, ids: list[int], sequences: int, tokens: int, **settings
+) -> Writer:
+    """Return a function that writes with `DecodeBatch`, as rooms 05 and 06 do; no text ends early."""
 
-    def ours(sequences: int, model: PreTrainedModel = model) -> int:
-        batch = DecodeBatch(model, tok)
-        batch.eos = -1  # no token: no text ends early
-        rows = [Row(ids, Settings(max_new_tokens=tokens, seed=0), number) for number in range(sequences)]
+    def write() -> list[list[int]]:
+        batch = DecodeBatch(model, tokenizer)
+        batch.eos = -1  # no token
+        wanted = Settings(**dict(max_new_tokens=tokens, seed=0) | settings)
+        rows = [Row(ids, wanted, number) for number in range(sequences)]
         batch.add(rows)
         while batch.rows:
             batch.step()
-        return sum(len(row.new) for row in rows)
+        return [row.new for row in rows]
 
-    model.generation_config = GenerationConfig()  # without an end token: no text ends early
-    drawing = dict(max_new_tokens=tokens, do_sample=True, top_k=0, top_p=1.0, pad_token_id=tok.pad_token_id)
+    return write
+
+
+def library_writer(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, ids: list[int], sequences: int, tokens: int
+) -> Writer:
+    """Return a function that writes with the library's `generate`."""
     inputs = torch.tensor([ids], device=model.device)
+    config = GenerationConfig(  # without an end token: no text ends early
+        max_new_tokens=tokens, do_sample=True, top_k=0, top_p=1.0, pad_token_id=tokenizer.pad_token_id,
+        num_return_sequences=sequences,
+    )  # fmt: skip
 
-    def transformers(sequences: int) -> int:
-        mask = torch.ones_like(inputs)
-        out = model.generate(inputs, attention_mask=mask, num_return_sequences=sequences, **drawing)
-        return (out.shape[1] - len(ids)) * len(out)
+    def write() -> list[list[int]]:
+        model.generation_config = config
+        out = model.generate(inputs, attention_mask=torch.ones_like(inputs), generation_config=config)
+        return out[:, len(ids) :].tolist()
 
-    competitors = {"transformers": transformers, "ours": ours}
+    return write
+
+
+def tokens_per_second(write: Writer) -> float:
+    """Write once, and return the tokens per second."""
+    begin = time.perf_counter()
+    written = write()
+    return sum(map(len, written)) / (time.perf_counter() - begin)
+
+
+def measure(folder: Path, prompt: str, tokens: int, laps: int, half: bool) -> dict[str, float]:
+    """Return the median tokens per second (`ours_8`) and the median ratio to transformers (`ours_8_times`).
+
+    With `half` also ours in bf16 ("ours bf16").
+    """
+    model, tokenizer = generate.load(folder)
+    ids = prompt_ids(tokenizer, prompt)[: 1 + PROMPT]
+    tokens = min(tokens, model.config.max_position_embeddings - len(ids))
+    rest = (tokenizer, ids)
+    models = {"transformers": (library_writer, model), "ours": (our_writer, model)}
     if half:
-        competitors["ours bf16"] = partial(ours, model=copy.deepcopy(model).bfloat16())
-    return competitors
-
-
-def measure(competitors: dict[str, Writer], laps: int) -> dict[str, float]:
-    """Return the median tokens per second (`ours_8`) and the median ratio to transformers (`ours_8_times`)."""
-    speeds: dict[str, list[float]] = {}
-    for lap in range(laps + 1):
-        for sequences in SEQUENCES:
-            for name, write in competitors.items():
-                begin = time.perf_counter()
-                written = write(sequences)
-                if lap:  # the first lap sets up and does not count
-                    speeds.setdefault(f"{name}_{sequences}", []).append(written / (time.perf_counter() - begin))
+        models["ours bf16"] = (our_writer, copy.deepcopy(model).bfloat16())
+    writers = {f"{name}_{n}": make(each, *rest, n, tokens) for n in SEQUENCES for name, (make, each) in models.items()}
+    ways = {name: lambda write=write: tokens_per_second(write) for name, write in writers.items()}
+    speeds = take_turns(ways, laps)
     figures = {name: round(statistics.median(each), 1) for name, each in speeds.items()}
     for name, each in speeds.items():
-        theirs = speeds[f"transformers_{name.split('_')[1]}"]
-        ratios = (ours / other for ours, other in zip(each, theirs, strict=True))
-        figures[f"{name}_times"] = round(statistics.median(ratios), 2)
-    return figures
+        figures[f"{name}_times"] = median_ratio(each, speeds[f"transformers_{name.split('_')[1]}"])
+    return figures | {"parameters": model_sizes(model.config)["parameters"]}
 
 
-def show(title: str, figures: dict[str, float], competitors: dict[str, Writer]) -> None:
-    """Print the table of one model."""
-    print(f"\n{title:22} {'tokens/s: 1':>12} {'8 sequences':>12}   × transformers: {'1':>6} {'8':>6}")
-    for name in competitors:
-        speeds = "".join(f" {figures[f'{name}_{n}']:12.1f}" for n in SEQUENCES)
-        ratios = "".join(f" {figures[f'{name}_{n}_times']:6.2f}" for n in SEQUENCES)
-        print(f"{name:22}{speeds}{'':18} {ratios}")
-
-
-def limits(figures: dict[str, float], parameters: int) -> dict[str, float]:
-    """Return what the memory's speed allows at one sequence, and what share of it we reach; print both."""
+def limits(figures: dict[str, float]) -> dict[str, float]:
+    """Return how many tokens per second the memory's speed allows at one sequence, and what share of them we reach."""
     rate = read_rate()
     found = {"read_gb_per_second": round(rate / 1e9, 1)}
     for name, writer, size in (("fp32", "ours_1", 4), ("bf16", "ours bf16_1", 2)):
-        most = rate / (parameters * size)
+        most = rate / (figures["parameters"] * size)
         found |= {f"limit_{name}": round(most, 1), f"read_share_{name}": round(figures[writer] / most, 3)}
-        print(f"reading all weights in {name} at {rate / 1e9:.1f} GB/s: at most {most:.1f} tokens/s; ours", end=" ")
-        print(f"reaches {figures[writer] / most:.0%}")
     return found
 
 
 def main() -> None:
-    """Measure, print the tables, and print one JSON line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.generate_speed", description=__doc__.splitlines()[0])
+    """Measure, and print one JSON line."""
+    parser = command_line("generate_speed", __doc__)
     parser.add_argument("--run", default="sample", help="the run whose trained model writes (default: sample)")
     parser.add_argument("--prompt", default="绿萝怎么浇水？", help=f"its first {PROMPT} tokens count")
     parser.add_argument("--tokens", type=int, default=100, help="new tokens per sequence, as far as the context goes")
@@ -147,32 +149,20 @@ def main() -> None:
 
     open_room(options.run, "train")
     trained = paths.room(options.run, "train") / "final_model"
-    shape = QUICK if options.quick else SHAPE
     figures: dict[str, dict] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        scratch = Path(scratch)
-        random_model(shape, scratch / "random" / "final_model")
-        for name, folder, prompt in (
-            ("trained", trained, options.prompt),
-            ("random", scratch / "random" / "final_model", "w00001w00002w00003w00004w00005w00006"),
-        ):
-            large = name == "random"
-            competitors = writers(folder, prompt, options.tokens, half=large)
-            parameters = model_sizes(AutoConfig.from_pretrained(folder))["parameters"]
-            figures[name] = measure(competitors, options.laps)
-            show(f"{name}, {parameters / 1e6:.1f} M", figures[name], competitors)
-            figures[name]["parameters"] = parameters
-            del competitors
-            if large and not torch.cuda.is_available():
-                figures[name] |= limits(figures[name], parameters)
-    met = {}
+        random = Path(scratch, "final_model")
+        random_model(QUICK if options.quick else SHAPE, random)
+        made_up = "w00001w00002w00003w00004w00005w00006"
+        for name, folder, prompt in (("trained", trained, options.prompt), ("random", random, made_up)):
+            figures[name] = measure(folder, prompt, options.tokens, options.laps, half=name == "random")
+    if not torch.cuda.is_available():
+        figures["random"] |= limits(figures["random"])
+    aims = {}
     if not options.quick:
-        values = {f"{each}_times": (figures["trained"][f"{each}_times"], aim) for each, aim in AIMS.items()}
-        shares = ("read_share_fp32", "read_share_bf16")
-        values |= {each: (figures["random"][each], READ_AIM) for each in shares if each in figures["random"]}
-        met = {name: {"value": value, "aim": aim, "met": value >= aim} for name, (value, aim) in values.items()}
-    described = describe_machine(pick_device("auto"))
-    report({"benchmark": "generate_speed", "machine": described, "figures": figures, "aims": met})
+        shares = dict.fromkeys(("read_share_fp32", "read_share_bf16"), READ_AIM)
+        aims = met(figures["trained"], AIMS) | met(figures["random"], shares)
+    report("generate_speed", describe_machine(pick_device("auto")), figures, aims)
 
 
 if __name__ == "__main__":

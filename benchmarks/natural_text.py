@@ -7,12 +7,12 @@ and of the tokenizer that learned its words from thulac; the coverage of its wor
 the models that only count tokens. Needs the package rjieba (`pip install -e ".[text]"`).
 """
 
-import argparse
 import math
-import time
 from collections import Counter
+from functools import partial
+from timeit import timeit
 
-from benchmarks.machine import describe_machine, describe_text, report
+from benchmarks.machine import command_line, describe_machine, describe_text, report, take_turns
 from helpers import parallel
 from helpers.corpus.shards import read_texts
 from helpers.device import pick_device
@@ -59,13 +59,8 @@ def speeds(run: str, tokenizer) -> dict[str, int]:
     texts = take_texts(read_texts(run, "val"), TIMED)
     ways = {name: lambda cut=cut: [cut(text) for text in texts] for name, cut in SEGMENTERS.items()}
     ways["tokenizer"] = lambda: encode_batch(tokenizer, texts)
-    best = dict.fromkeys(ways, math.inf)
-    for _ in range(3):
-        for name, way in ways.items():
-            begin = time.perf_counter()
-            way()
-            best[name] = min(best[name], time.perf_counter() - begin)
-    return {name: round(sum(map(len, texts)) / seconds) for name, seconds in best.items()}
+    timed = take_turns({name: partial(timeit, way, number=1) for name, way in ways.items()}, turns=3)
+    return {name: round(sum(map(len, texts)) / min(seconds)) for name, seconds in timed.items()}
 
 
 def counting(run: str, tokenizer) -> dict[str, float]:
@@ -98,22 +93,13 @@ def measure(run: str, title: str, licence: str) -> dict:
 
 
 def main() -> None:
-    """Measure each text, print a table, and print one JSON line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.natural_text", description=__doc__.splitlines()[0])
+    """Measure each text, and print one JSON line."""
+    parser = command_line("natural_text", __doc__)
     parser.add_argument("--text", nargs=3, action="append", required=True, metavar=("RUN", "TITLE", "LICENCE"))
     parser.add_argument("--keep", default="", help="keep the report as benchmarks/reports/<KEEP>.json")
     options = parser.parse_args()
     figures = {run: measure(run, title, licence) for run, title, licence in options.text}
-    for run, each in figures.items():
-        print(f"\n{run}: {each['text']['title']}")
-        print(f"coverage of {each['words_in_list']:,} words: {each['coverage']:.2%}")
-        for name, f1 in each["f1_with_thulac"].items():
-            print(f"{name:12} F1 with thulac {f1:.3f}, {each['characters_per_piece'][name]:.2f} characters per piece")
-        print(
-            "  ".join(f"{name} {bits:.3f}" for name, bits in each["bits_per_character"].items()), "bits per character"
-        )
-    machine = describe_machine(pick_device("cpu"))
-    report({"benchmark": "natural_text", "machine": machine, "figures": figures, "aims": {}}, options.keep)
+    report("natural_text", describe_machine(pick_device("cpu")), figures, {}, options.keep)
 
 
 if __name__ == "__main__":

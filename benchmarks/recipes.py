@@ -1,11 +1,10 @@
 """How fast does a small model learn? A plain recipe, and what each change to it is worth, one change at a time.
 
 The same text and size of model each time; one setting is changed after the other. Every recipe trains for the same
-number of seconds with each seed, then all are scored on the whole validation text. With --reach the last recipe then
-gets ever more time until it has reached what the plain recipe, and what nanoGPT's settings, reach in the full time.
+number of seconds with each seed, then all are scored on the whole validation text.
 
     python -m benchmarks.recipes --run NAME [--seconds 150] [--seeds 2] [--n-layer 4 --n-embd 256 --n-ctx 256]
-                                 [--reach] [--figure PNG] [--keep NAME]
+                                 [--only RECIPE …] [--keep NAME]
 
 The run must have passed notebooks 01 to 03. Only seconds spent in updates count: not start, validation or saving.
 Before its clock runs, each recipe makes a few updates that are thrown away, so that none pays for loading libraries.
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.machine import describe_machine, describe_text, mean_and_spread, report
+from benchmarks.machine import command_line, describe_machine, describe_text, mean_and_spread, report
 from helpers import paths
 from helpers.device import pick_device, pick_precision
 from helpers.manifest import open_room
@@ -58,9 +57,7 @@ NANOGPT = PLAIN | dict(
     dropout=0.0, fits=True,
 )  # fmt: skip
 SIDE = {"nanoGPT": NANOGPT, "nanoGPT in bf16": NANOGPT | {"precision": "fast"}}
-AIMS = {"plain": 6 / 150, "nanoGPT": 40 / 150}  # the part of --seconds in which the last one reaches what they reach
 WARM = 3.0  # seconds of updates before the clock runs
-SLOWER = 1.5  # a budget that wasn't enough is followed by one so many times as long
 
 
 def recipes() -> dict[str, dict]:
@@ -90,7 +87,6 @@ class Bench:
         streams = [TokenStream(options.run, split, result["dtype"]) for split in ("train", "val")]
         self.train = Windows(streams[0], n_ctx, n_ctx, pad, "auto")
         self.val = Windows(streams[1], n_ctx, n_ctx // 2, pad, "auto", once=True)
-        self.glance = Windows(_Beginning(streams[1]), n_ctx, n_ctx, pad)  # Trainer takes one; what counts is self.val
         self.chars_per_token = {"train": result["chars_per_token"], "val": result["val_chars_per_token"]}
         self.device = pick_device("auto")
         self.fast = pick_precision("auto", self.device)
@@ -120,7 +116,7 @@ class Bench:
                 sample_step=0, checkpoint_step=0,
             )  # fmt: skip
             ToTheEnd(
-                model, self.train, self.glance, settings, Path(folder), self.tokenizer,
+                model, self.train, self.val.first(1), settings, Path(folder), self.tokenizer,
                 chars_per_token=self.chars_per_token, stop=over,
             ).run()  # fmt: skip
             lines = (Path(folder) / "metrics.jsonl").read_text("utf-8").splitlines()
@@ -136,74 +132,9 @@ class Bench:
         row = {
             "recipe": name, "seed": seed, "seconds": rows[-1]["train_seconds"], "updates": rows[-1]["step"],
             "epochs": rows[-1]["epoch"], "tokens_per_second": rows[-1]["tokens_per_second"], "bits_per_char": bits,
-            # while a text is new to the model, the loss on it is as good as a validation
-            "curve": [(each["train_seconds"], each["bits_per_char"]) for each in rows if each["epoch"] <= 1],
         }  # fmt: skip
-        print(line(row), flush=True)
+        print(row, flush=True)
         return row
-
-    def time_to_reach(self, name: str, recipe: dict, bits: float, seconds: float) -> list[dict]:
-        """Give a recipe `seconds`, then ever more up to the full time, until it reaches `bits`; return all tries."""
-        tries = []
-        while not tries or (tries[-1]["bits_per_char"] > bits and seconds <= self.options.seconds):
-            tries.append(self.measure(f"{name}, {seconds:.1f} s", recipe, seconds))
-            seconds *= SLOWER
-        return tries
-
-
-class _Beginning:
-    """The first few tokens of a stream."""
-
-    def __init__(self, stream: TokenStream):
-        self.stream = stream
-
-    def __len__(self) -> int:
-        return min(len(self.stream), 9)
-
-    def read(self, start: int, stop: int):
-        return self.stream.read(start, min(stop, len(self)))
-
-
-def line(row: dict) -> str:
-    """Return a row of the table as text."""
-    return (
-        f"{row['recipe']:24} {row['seconds']:7.1f} s {row['updates']:7,} updates {row['epochs']:6.2f} epochs "
-        f"{row['tokens_per_second']:8,.0f} tokens/s {row['bits_per_char']:8.3f} bits/char"
-    )
-
-
-def crossing(row: dict, bits: float, window: int = 20) -> float | None:
-    """Return the seconds at which a recipe's loss, averaged over `window` updates, first is at most `bits`.
-
-    A rate that hasn't fallen yet holds the loss up: a schedule fitted to fewer seconds gets there sooner.
-    """
-    for end in range(window, len(row["curve"]) + 1):
-        if sum(value for _, value in row["curve"][end - window : end]) / window <= bits:
-            return row["curve"][end - 1][0]
-    return row["seconds"] if row["bits_per_char"] <= bits else None
-
-
-def figure(rows: list[dict], tries: list[dict], path: Path) -> None:
-    """Draw loss over training time: a line for each recipe, its validation at the end, and the best one's tries."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    fig, ax = plt.subplots(figsize=(8, 5))
-    for row in rows:
-        (drawn,) = ax.plot(*zip(*row["curve"], strict=True), linewidth=1, alpha=0.7)
-        label = f"{row['recipe']}: {row['bits_per_char']:.2f}"
-        ax.plot(row["seconds"], row["bits_per_char"], "o", color=drawn.get_color(), label=label)
-    for row in tries:
-        ax.plot(row["seconds"], row["bits_per_char"], "k*", markersize=10)
-    ax.plot([], [], "k*", label="the best, given less time")
-    ax.set(xscale="log", xlabel="seconds of training", ylabel="bits per character")
-    ax.set_title("lines: text as it is first read; points: validation at the end")
-    ax.grid(alpha=0.3)
-    ax.legend(fontsize=8)
-    fig.savefig(path, dpi=120, bbox_inches="tight")
-    plt.close(fig)
 
 
 def summary(rows: list[dict], names: list[str]) -> dict[str, dict]:
@@ -227,41 +158,14 @@ def summary(rows: list[dict], names: list[str]) -> dict[str, dict]:
     return found
 
 
-def reach(bench: Bench, chosen: dict[str, dict], rows: list[dict], seconds: float) -> tuple[dict, dict, list[dict]]:
-    """Give the last recipe ever more time until it is where others are after the full time; return figures and aims."""
-    best = list(CHANGES)[-1]
-    figures, aims, tries = {}, {}, []
-    for name, part in AIMS.items():
-        if name not in chosen:
-            continue
-        aim = part * seconds
-        level = next(row["bits_per_char"] for row in rows if row["recipe"] == name)
-        print(f"\n'{best}' on its way to {level:.3f}, what '{name}' has after {seconds:.0f} s:")
-        made = bench.time_to_reach(best, chosen[best], level, 0.98 * aim)  # so that the last update is in time
-        tries += made
-        reached = made[-1]["bits_per_char"] <= level
-        took = round(made[-1]["seconds"], 2) if reached else None
-        value = {"value": took, "aim": round(aim, 2), "met": reached and took <= aim}
-        aims[f"seconds to the level of {name} after {seconds:.0f} s"] = value
-        for row in (row for row in rows if row["seed"] == 0):
-            sooner = crossing(row, level)
-            figures[f"seconds to the level of {name}, {row['recipe']}"] = sooner and round(sooner, 1)
-    return figures, aims, tries
-
-
 def main() -> None:
     """Measure all recipes, print the table, draw the figure, and print one JSON line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.recipes", description=__doc__.splitlines()[0])
+    parser = command_line("recipes", __doc__, text=True)
     parser.add_argument("--run", default="sample", help="a run that has passed notebooks 01 to 03")
     parser.add_argument("--seconds", type=float, default=150.0, help="training time of each recipe with each seed")
     for name, value in dict(n_layer=4, n_embd=256, n_head=4, n_ctx=256, seeds=1).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
     parser.add_argument("--only", nargs="+", metavar="RECIPE", help="some of the recipes; the last one is among them")
-    parser.add_argument("--reach", action="store_true", help="how soon is the last recipe where the others end?")
-    parser.add_argument("--figure", type=Path, help="where to put a PNG")
-    parser.add_argument("--title", default="", help="of the text, for the report")
-    parser.add_argument("--licence", default="", help="of the text, for the report")
-    parser.add_argument("--keep", default="", help="keep the report as benchmarks/reports/<KEEP>.json")
     options = parser.parse_args()
 
     bench, known, best = Bench(options), recipes(), list(CHANGES)[-1]
@@ -278,24 +182,11 @@ def main() -> None:
     turns = [(seed, name) for seed in range(options.seeds) for name in chosen]
     rows = [bench.measure(name, chosen[name], options.seconds, seed) for seed, name in turns]
     figures = summary(rows, list(chosen))
-    more, aims, tries = reach(bench, chosen, rows, options.seconds) if options.reach else ({}, {}, [])
-    print(f"\n{'recipe':24} bits/char   spread")
-    for name, each in figures.items():
-        bits = each["bits_per_character"]
-        print(f"{name:24} {bits['mean']:9.3f} {bits['spread']:8.3f}  {each.get('against_the_one_before', '')}")
-    if options.figure:
-        figure([row for row in rows if row["seed"] == 0], tries, options.figure)
-        print(f"figure: {options.figure}")
     settings = {name: getattr(options, name) for name in ("seconds", "seeds", "n_layer", "n_embd", "n_head", "n_ctx")}
-    result = {
-        "benchmark": "recipes",
-        "machine": describe_machine(bench.device),
-        "text": describe_text(options.run, options.title, options.licence),
-        "settings": settings | {"precision": bench.fast, "parameters": sizes["parameters"]},
-        "figures": figures | more,
-        "aims": aims,
-    }
-    report(result, options.keep)
+    settings |= {"precision": bench.fast, "parameters": sizes["parameters"]}
+    text = describe_text(options.run, options.title, options.licence)
+    machine = describe_machine(bench.device)
+    report("recipes", machine, figures, {}, options.keep, text=text, settings=settings)
 
 
 if __name__ == "__main__":

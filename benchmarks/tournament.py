@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.machine import describe_machine, describe_text, mean_and_spread, report
+from benchmarks.machine import command_line, describe_machine, describe_text, mean_and_spread, report
 from helpers import parallel
 from helpers.corpus.shards import read_texts
 from helpers.device import pick_device
@@ -113,15 +113,9 @@ def verdict(bits: dict[str, dict[str, float]]) -> str:
     return words
 
 
-def line(name: str, entrant: Entrant) -> str:
-    """Return the last point of a curve as text."""
-    updates, seconds, bits = entrant.curve[-1]
-    return f"{name:14} {seconds:7.1f} s {updates:7,} updates {bits:8.3f} bits per character"
-
-
 def main() -> None:
     """Train all, print the table, and print one JSON line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tournament", description=__doc__.splitlines()[0])
+    parser = command_line("tournament", __doc__, text=True)
     parser.add_argument("--run", default="sample", help="a run that has passed notebook 01")
     parser.add_argument("--seconds", type=float, default=60.0, help="training time of each model")
     parser.add_argument("--seeds", type=int, default=2, help="models per tokenizer, each from another seed")
@@ -130,9 +124,6 @@ def main() -> None:
     parser.add_argument("--segmenter", default="thulac")
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--title", default="", help="of the text, for the report")
-    parser.add_argument("--licence", default="", help="of the text, for the report")
-    parser.add_argument("--keep", default="", help="keep the report as benchmarks/reports/<KEEP>.json")
     options = parser.parse_args()
 
     # 1. the tokenizers and the text
@@ -158,7 +149,8 @@ def main() -> None:
         for entrant in entrants.values():
             entrant.trainer.end("time is over")
     for (name, seed), entrant in entrants.items():
-        print(line(f"{name}, {seed}", entrant))
+        updates, seconds, bits = entrant.curve[-1]
+        print(f"{name}, {seed}: {seconds:.1f} s, {updates:,} updates, {bits:.3f} bits per character")
 
     # 3. the figures
     def at(name: str, column: int, value: float) -> list[float]:
@@ -191,28 +183,19 @@ def main() -> None:
     equal_updates = {name: each["by_updates"][f"{shared}"] for name, each in figures.items()}
 
     # 4. the report
-    print(f"\n{'':12} tokens  characters per token  updates  after {options.seconds:g} s  after {shared} updates")
-    for name, each in figures.items():
-        after = (equal_time[name]["mean"], equal_updates[name]["mean"])
-        print(f"{name:12} {each['tokens']:6,} {each['characters_per_token']:21.2f} {each['updates']:8,}", end=" ")
-        print(f"{after[0]:10.3f} {after[1]:15.3f}")
     on_cpu = next(iter(entrants.values())).trainer.device.type == "cpu"
-    result = {
-        "benchmark": "tournament",
-        "machine": describe_machine(pick_device(options.device)),
-        "text": describe_text(options.run, options.title, options.licence),
-        "settings": {
+    report(
+        "tournament", describe_machine(pick_device(options.device)), figures, {}, options.keep,
+        text=describe_text(options.run, options.title, options.licence),
+        settings={
             "seconds": options.seconds, "seeds": options.seeds, "batch_size": options.batch_size, **SHAPE, **RECIPE,
             "architecture": "llama", "precision": next(iter(entrants.values())).trainer.precision,
             "segmenter": options.segmenter, "clock": "processor time per thread" if on_cpu else "wall",
             "unit": "bits per character of validation text",
             "validated_on_characters": sum(map(len, texts["val"])), "updates_compared": shared,
         },
-        "figures": figures,
-        "verdicts": {"equal_time": verdict(equal_time), "equal_updates": verdict(equal_updates)},
-        "aims": {},
-    }  # fmt: skip
-    report(result, options.keep)
+        verdicts={"equal_time": verdict(equal_time), "equal_updates": verdict(equal_updates)},
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

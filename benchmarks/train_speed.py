@@ -13,7 +13,6 @@ know. Needs the package accelerate, which Trainer is built on (`pip install acce
 
 import argparse
 import copy
-import json
 import statistics
 import subprocess
 import sys
@@ -24,13 +23,14 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers import GPT2Config, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from benchmarks.machine import describe_machine, report
+from benchmarks.generate_speed import made_up_tokenizer
+from benchmarks.machine import MIB, command_line, describe_machine, median_ratio, met, report
 from helpers.device import autocast, matmul_rate, memory_peak, pick_device, wait
 from helpers.tokens.windows import Stream, Windows
 from helpers.train.loss import Loss
-from helpers.train.model import build_model, model_sizes
+from helpers.train.model import build_model, make_config, model_sizes
 from helpers.train.settings import TrainSettings
 from helpers.train.trainer import Trainer as OurTrainer
 
@@ -38,17 +38,12 @@ DEFAULTS = dict(n_layer=12, n_embd=768, n_head=12, n_ctx=512, vocab=50257, batch
 QUICK = dict(n_layer=2, n_embd=64, n_head=2, n_ctx=64, vocab=2000, batch=2, accumulation=2, laps=2)
 AIMS = {"cpu": {"share_of_matmul_rate": 0.5, "times_trainer": 1.3}, "cuda": {"share_of_matmul_rate": 0.45}}
 OPTIMIZER = dict(lr=1e-4, weight_decay=0.1, beta2=0.95)
-MIB = 2**20
 
 
 def build(options: argparse.Namespace):
     """Return the model, as notebook 04 would build it, without dropout."""
-    cfg = GPT2Config(
-        vocab_size=options.vocab, n_positions=options.n_ctx, n_embd=options.n_embd, n_layer=options.n_layer,
-        n_head=options.n_head, activation_function="gelu_pytorch_tanh", resid_pdrop=0.0, embd_pdrop=0.0,
-        attn_pdrop=0.0, bos_token_id=0, eos_token_id=1,
-    )  # fmt: skip
-    return build_model(cfg, seed=0)
+    shape = {name: getattr(options, name) for name in ("n_ctx", "n_embd", "n_layer", "n_head")}
+    return build_model(make_config("gpt2", made_up_tokenizer(options.vocab), **shape), seed=0)
 
 
 def windows(options: argparse.Namespace, count: int) -> torch.Tensor:
@@ -95,8 +90,7 @@ class Turns(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         """Note Trainer's update and take the next turn."""
-        if self.ours.device.type == "cuda":
-            torch.cuda.synchronize()
+        wait(self.ours.device)
         self.rows[-1]["trainer"] = time.perf_counter() - self.resumed
         if state.global_step < state.max_steps:
             self._measure()
@@ -128,30 +122,29 @@ def train(options: argparse.Namespace, precision: str, device: torch.device) -> 
 
 
 def memory(options: argparse.Namespace, precision: str, device: torch.device) -> None:
-    """Print the peak memory, in bytes, of a forward and backward pass: before it, and in it."""
+    """Print the peak memory, in bytes, of a forward and backward pass."""
     model = build(options).to(device)
     ids = windows(options, options.batch).to(device)
     inputs, labels = ids[:, :-1], ids[:, 1:]
-    before = memory_peak(device)
     with autocast(precision, device):
         if options.memory == "chunks":
             objective = Loss(model)(inputs, labels).objective
         else:
             objective = F.cross_entropy(model(input_ids=inputs).logits.float().flatten(0, 1), labels.flatten())
     objective.backward()
-    print(json.dumps({"before": before, "peak": memory_peak(device)}))
+    print(memory_peak(device))
 
 
-def measure_memory(how: str) -> dict:
+def measure_memory(how: str) -> int:
     """Return what `memory` prints in a process of its own, started with our arguments."""
     command = [sys.executable, "-m", "benchmarks.train_speed", *sys.argv[1:], "--memory", how]
     out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return json.loads(out.splitlines()[-1])
+    return int(out.splitlines()[-1])
 
 
 def arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.train_speed", description=__doc__.splitlines()[0])
+    parser = command_line("train_speed", __doc__)
     for name, value in DEFAULTS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=f"{value}; with --quick {QUICK[name]}")
     parser.add_argument("--optimizer", choices=["adamw", "muon"], default="adamw", help="ours; Trainer's is AdamW")
@@ -167,7 +160,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure, print the table, and print one JSON line."""
+    """Measure, and print one JSON line."""
     options = arguments()
     device = pick_device("auto")
     if options.memory:
@@ -181,7 +174,6 @@ def main() -> None:
         who: [sizes["flops_per_token"] * tokens / row[who] / row["rate"] for row in rows] for who in ("ours", "trainer")
     }
     speed = {who: tokens / statistics.median(row[who] for row in rows) for who in shares}
-    extra = {how: peak["peak"] - peak["before"] for how, peak in peaks.items()}
     figures = {
         "parameters": sizes["parameters"],
         "tokens_per_update": tokens,
@@ -190,25 +182,13 @@ def main() -> None:
         "trainer_tokens_per_second": round(speed["trainer"], 1),
         "share_of_matmul_rate": round(statistics.median(shares["ours"]), 3),
         "trainer_share_of_matmul_rate": round(statistics.median(shares["trainer"]), 3),
-        "times_trainer": round(statistics.median(row["trainer"] / row["ours"] for row in rows), 2),
-        "peak_mib_whole_logits": round(peaks["whole"]["peak"] / MIB),
-        "peak_mib_chunks": round(peaks["chunks"]["peak"] / MIB),
-        "peak_ratio": round(peaks["whole"]["peak"] / peaks["chunks"]["peak"], 2),
-        "pass_mib_whole_logits": round(extra["whole"] / MIB),
-        "pass_mib_chunks": round(extra["chunks"] / MIB),
+        "times_trainer": median_ratio([row["trainer"] for row in rows], [row["ours"] for row in rows]),
+        "peak_mib_whole_logits": round(peaks["whole"] / MIB),
+        "peak_mib_chunks": round(peaks["chunks"] / MIB),
+        "peak_ratio": round(peaks["whole"] / peaks["chunks"], 2),
     }
-    print(f"{'':9} {'tokens/s':>9} {'of the products':>16}   (turns: {', '.join(f'{x:.0%}' for x in shares['ours'])})")
-    print(f"{'ours':9} {speed['ours']:9.1f} {figures['share_of_matmul_rate']:16.0%}")
-    print(f"{'Trainer':9} {speed['trainer']:9.1f} {figures['trainer_share_of_matmul_rate']:16.0%}")
-    print(f"ours is {figures['times_trainer']:.2f} × Trainer; a product alone: {figures['matmul_gflops']:.0f} GFLOP/s")
-    print(
-        f"peak memory: {figures['peak_mib_whole_logits']} MiB with whole logits, {figures['peak_mib_chunks']} MiB in "
-        f"chunks; of it for the pass {figures['pass_mib_whole_logits']} and {figures['pass_mib_chunks']} MiB"
-    )
-    aims = {} if options.quick else AIMS[device.type]
-    met = {name: {"value": figures[name], "aim": aim, "met": figures[name] >= aim} for name, aim in aims.items()}
-    result = {"benchmark": "train_speed", "machine": describe_machine(device), "figures": figures, "aims": met}
-    report(result)
+    aims = {} if options.quick else met(figures, AIMS[device.type])
+    report("train_speed", describe_machine(device), figures, aims)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import ctypes
 import functools
 import os
 import platform
+import re
 import sys
 import time
 from pathlib import Path
@@ -17,33 +18,25 @@ import torch
 from helpers.parallel import cores
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-DEVICES = {"cpu", "cuda", "mps"}  # types of devices this course trains and writes on
 WITHOUT_FLOAT64 = {"mps"}  # types of devices that have no 64-bit numbers: Apple's GPUs
 CONTAINER = Path("/sys/fs/cgroup")  # the limits of the container that this runs in, and what it has used of them
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device called `name`; "auto" is this process's GPU, NVIDIA's or Apple's, else the CPU.
-
-    Raises ValueError for another name, and for a device that is not here.
-    """
+    """Return the device called `name`, else ValueError; "auto" is this process's GPU, or the CPU if it has none."""
     if name == "auto":
         apple = "mps" if torch.backends.mps.is_available() else "cpu"
         name = "cuda" if torch.cuda.is_available() else apple
     if name == "cuda":
         name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in DEVICES:
+    if not re.fullmatch(r"(cpu|cuda|mps)(:\d+)?", name):
         raise ValueError(f"device '{name}' is unknown: choose auto, cpu, cuda or mps")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device is 'cuda', but torch sees no GPU here: use device = \"auto\"")
+    device = torch.device(name)
+    here = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not here[device.type]:
+        raise ValueError(f"device is '{device.type}', but torch sees no such GPU here: use device = \"auto\"")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device is '{device}', but torch sees {torch.cuda.device_count()} GPU(s): use fewer devices")
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ValueError("device is 'mps', but torch sees no GPU of Apple's here: use device = \"auto\"")
     return device
 
 
@@ -51,9 +44,8 @@ def pick_precision(name: str, device: torch.device) -> str:
     """Return "fp32", "bf16" or "fp16"; "auto" is what is fast here.
 
     On a GPU that is bf16 where the card has it, else fp16; on Apple's it is fp32, for nothing was measured there. On a
-    CPU it is bf16 where the processor has units for it: there products are at least twice as fast as in fp32, elsewhere
-    slower. Where that is not known both are measured, and bf16 must win clearly, by 1.3, for casts cost time as well.
-    Raises ValueError for another name.
+    CPU it is bf16 where the processor has units for it; elsewhere its products are slower than in fp32. Where that is
+    not known both are measured, and bf16 must win by 1.3, for casts cost time as well. Raises ValueError.
     """
     if name in DTYPES:
         return name
@@ -70,10 +62,7 @@ def pick_precision(name: str, device: torch.device) -> str:
 
 
 def has_bf16_units() -> bool | None:
-    """Return whether an x86 processor has units for products in bf16 (AVX512-BF16 or AMX); None where it is not known.
-
-    It is not known of other processors, and of none by an older torch.
-    """
+    """Return whether an x86 processor has units for products in bf16 (AVX512-BF16 or AMX); None of other processors."""
     capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     if capabilities.get("architecture") != "x86_64":
         return None
@@ -116,7 +105,7 @@ def wait(device: torch.device) -> None:
 
 
 @functools.cache
-def made_by_intel() -> bool:
+def is_intel() -> bool:
     """Return whether the processor is Intel's: plain matrix products come from MKL, which is written for these."""
     try:
         text = Path("/proc/cpuinfo").read_text("utf-8")
@@ -126,10 +115,10 @@ def made_by_intel() -> bool:
 
 
 def release_threads() -> None:
-    """End the idle OpenMP threads of the calling thread, before another thread is to compute; they come back as needed.
+    """End the idle OpenMP threads of the calling thread, before another thread computes; they come back as needed.
 
-    Each thread that computes has helpers of its own. Where two such groups are more than the cores, OpenMP lets all of
-    them sleep between two products instead of waiting awake: training in a second thread would be slow.
+    Each computing thread has helpers of its own. Where two such groups outnumber the cores, OpenMP lets them sleep
+    between two products instead of waiting awake: training in a second thread would be slow.
     """
     for library in (Path(torch.__file__).parent / "lib").glob("lib*omp*.so*"):
         with contextlib.suppress(OSError, AttributeError):  # not loaded by torch, or older than OpenMP 5
@@ -140,17 +129,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means out of memory, on a GPU or on the CPU (for which torch has no class)."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    # what Linux, Windows and Apple's GPUs say
-    said = ("can't allocate memory", "not enough memory", "out of memory")
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in said)
+    words = ("can't allocate memory", "not enough memory", "out of memory")  # Linux, Windows, Apple's GPUs
+    return isinstance(error, RuntimeError) and any(each in str(error) for each in words)
 
 
 def empty_cache(device: torch.device) -> None:
     """Return memory that torch keeps for later to the device."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    elif device.type == "mps":
-        torch.mps.empty_cache()
+    if device.type != "cpu":
+        torch.get_device_module(device).empty_cache()
 
 
 def memory_peak(device: torch.device) -> int:

@@ -1,8 +1,7 @@
 """Atomic writes of files and folders, folders kept for one program, and SHA-256 fingerprints.
 
-An atomic write leaves the old content or the new one, also when the process is killed or the disk is full: what is
-written gets a hidden temporary name first, is flushed to the disk, and is then renamed. Knows nothing of what a file
-holds.
+An atomic write leaves the old content or the new, also when the process is killed or the disk is full: the file gets
+a hidden temporary name first, is flushed to the disk, and is then renamed. Knows nothing of what a file holds.
 """
 
 import contextlib
@@ -24,18 +23,12 @@ PATIENCE = 10.0  # seconds that a program which is just ending has to leave a fo
 _hashes: dict[Path, tuple[tuple[int, int, int], str]] = {}  # file -> (inode, size, time of change), SHA-256
 
 
-# ---- reading ----
-
-
-def json_lines(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
+def log_rows(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
     """Yield the rows of a log in JSON lines; what a crash or a full disk left torn is no row."""
     for line in lines:
         with contextlib.suppress(ValueError):
             if isinstance(row := json.loads(line), dict):
                 yield row
-
-
-# ---- writing ----
 
 
 def sync(path: Path) -> None:
@@ -119,8 +112,7 @@ class Occupied(RuntimeError):
 def occupied(folder: Path, mends: str = "Wait until it has ended, or end it.") -> Iterator[None]:
     """Keep a folder for one program; the system releases it when the process ends, however it ends.
 
-    Raises Occupied if another one, in this process or elsewhere, keeps it for longer than PATIENCE; `mends` says what
-    to do about it.
+    Raises Occupied if another one keeps it for longer than PATIENCE; `mends` says what to do about it.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder.with_name(f".{folder.name}.lock"))
@@ -140,9 +132,6 @@ def _hidden(folder: Path, ending: str) -> Path:
     return folder.with_name(f".{folder.name}.{ending}")
 
 
-# ---- fingerprints ----
-
-
 def sha256(path: Path) -> str:
     """Return a file's SHA-256 as hex digits, read block by block."""
     with open(path, "rb") as file:
@@ -150,7 +139,7 @@ def sha256(path: Path) -> str:
 
 
 def known_sha256(path: Path) -> str:
-    """Return a file's SHA-256; a file that has not changed since this process last read it is not read again."""
+    """Return a file's SHA-256; one that has not changed since this process last read it is not read again."""
     stat = path.stat()
     stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
     stamped, digest = _hashes.get(path, (None, ""))

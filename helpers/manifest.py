@@ -27,8 +27,7 @@ def write_manifest(
 ) -> dict[str, Any]:
     """Write the manifest of a finished stage and return it.
 
-    `inputs` are the files that the stage read, `outputs` those that it wrote, `result` holds its figures. It is written
-    last, so a room with a manifest is a finished room.
+    It lists the files read and written, and the figures. It is written last: a room with a manifest is finished.
     """
     base = run_dir(run)
     manifest = {
@@ -49,14 +48,13 @@ def read_manifest(run: str, stage: str) -> dict[str, Any]:
     """Return the manifest of a finished stage; raise RoomError where there is none."""
     path = room(run, stage) / MANIFEST
     try:
-        found = json.loads(path.read_text("utf-8"))
+        if isinstance(found := json.loads(path.read_text("utf-8")), dict):
+            return found
     except FileNotFoundError:
         raise RoomError(_not_there(run, stage)) from None
-    except ValueError:
-        raise RoomError(f"{path} is not readable JSON: {run_again(stage, run)}") from None
-    if not isinstance(found, dict):
-        raise RoomError(f"{path} is no manifest, which is a JSON object: {run_again(stage, run)}")
-    return found
+    except ValueError:  # torn
+        pass
+    raise RoomError(f"{path} is no manifest, which is a JSON object: {run_again(stage, run)}")
 
 
 def _not_there(run: str, stage: str) -> str:
@@ -66,12 +64,10 @@ def _not_there(run: str, stage: str) -> str:
         return f"run '{run}' has no {room(run, stage).name}/ yet: {mends}"
     known = sorted({path.parent.parent.name for path in runs_dir().glob(f"*/*/{MANIFEST}")})
     hint = did_you_mean(run, known) if known else ""
-    first, last = NOTEBOOKS["corpus"][0], NOTEBOOKS[stage][0] if stage in STAGES else NOTEBOOKS["train"][0]
-    notebooks = f"notebook {first}" if first == last else f"the notebooks from {first} to {last}"
     then = "" if stage in STAGES else f", then {NOTEBOOKS[stage][0]}"
     return (
         f"there is no run '{run}' in {runs_dir()}{hint}{'' if hint.endswith('?') else '.'} "
-        f"For a new one, run {notebooks}, or: python -m helpers.run --run {run}{then}"
+        f"For a new one, run the notebooks from 01_corpus on, or: python -m helpers.run --run {run}{then}"
     )
 
 

@@ -30,7 +30,7 @@ class ClusterError(RuntimeError):
 
 
 class InProcess(Executor):
-    """An executor that runs each task at once in the calling process: no start-up cost, plain tracebacks."""
+    """Run each task at once in the calling process: no start-up cost, plain tracebacks."""
 
     def submit(self, fn: Callable, /, *args, **kwargs) -> Future:
         future: Future = Future()
@@ -91,17 +91,13 @@ def _connect(address: str) -> Executor:
     try:
         client = Client(address, timeout=CLUSTER_SECONDS, set_as_default=False)
     except (OSError, ValueError) as error:  # a timeout is an OSError
-        raise ClusterError(
-            f"no Dask scheduler answers at '{address}' ({type(error).__name__}). Start one: dask scheduler, and on "
-            "each machine: dask worker tcp://machine:8786. Or set cluster to '' to work here"
-        ) from None
+        mends = "start one (dask scheduler), or set cluster to '' to work here"
+        raise ClusterError(f"no Dask scheduler answers at '{address}' ({type(error).__name__}): {mends}") from None
     try:
         client.wait_for_workers(1, timeout=CLUSTER_SECONDS)
     except OSError:
         client.close()
-        raise ClusterError(
-            f"the Dask scheduler at '{address}' has no worker. Start one on each machine: dask worker {address}"
-        ) from None
+        raise ClusterError(f"the Dask scheduler has no worker: on each machine, start dask worker {address}") from None
     return _Cluster(client)
 
 
@@ -118,9 +114,10 @@ def map_shards(
     source = iter(items)
     results: list[R] = []
     waiting: deque[Future[R]] = deque()
+    at_once = 1 if isinstance(pool, InProcess) else IN_FLIGHT  # in this process a task runs when it is handed out
     with Bar(label, total, "shards") as bar:
         try:
-            waiting.extend(pool.submit(function, item) for item in islice(source, _at_once(pool)))
+            waiting.extend(pool.submit(function, item) for item in islice(source, at_once))
             while waiting:
                 results.append(waiting.popleft().result())
                 bar.update()
@@ -136,8 +133,3 @@ def map_shards(
             for future in waiting:
                 future.cancel()
     return results
-
-
-def _at_once(pool: Executor) -> int:
-    """Return how many tasks are handed out at a time: in this process each runs when it is handed out, so one."""
-    return 1 if isinstance(pool, InProcess) else IN_FLIGHT

@@ -1,20 +1,20 @@
 """How far a long piece of work is: a bar in a notebook, and a note for the runner, which shows it in its terminal.
 
-The runner names a file in the environment variable CHINESE_GPT_PROGRESS; whoever works in the kernel notes there what
-is done. Where nobody has named one, nothing is written. Knows nothing of the work.
+The runner names a file in the environment variable CHINESE_GPT_PROGRESS, and the kernel notes there what is done;
+without that variable nothing is written. Knows nothing of the work.
 """
 
+import contextlib
 import json
 import os
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from tqdm.auto import tqdm
 
 VARIABLE = "CHINESE_GPT_PROGRESS"
-PAUSE = 0.5  # seconds between two notes
+_PAUSE = 0.5  # seconds between two notes
 
 
 class Note(NamedTuple):
@@ -41,18 +41,16 @@ def tell(label: str, done: float, total: float | None, unit: str) -> None:
     begin, first = _begun.setdefault(label, (now, done))
     if done < first:  # the same work once more, from its beginning
         begin, first = _begun[label] = now, done
-    if now - _noted < PAUSE and done != total:
+    if now - _noted < _PAUSE and done != total:
         return
     _noted = now
     part = Path(f"{file}.part")
-    try:
+    with contextlib.suppress(OSError):  # a full disk must not end the work
         part.write_text(json.dumps(Note(label, done, total, unit, first, now - begin)), "utf-8")
         part.replace(file)
-    except OSError:  # a full disk must not end the work
-        pass
 
 
-def read(file: Path) -> Note | None:
+def read_note(file: Path) -> Note | None:
     """Return the newest note, None if there is none."""
     try:
         return Note(*json.loads(file.read_text("utf-8")))
@@ -83,7 +81,5 @@ class Bar:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.close()

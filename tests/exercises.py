@@ -13,7 +13,8 @@ FOLDED = re.compile(r"<details><summary>(\w+)</summary>\n\s*\n(.*?)</details>", 
 PYTHON = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 UNSOLVED, SOLVED = "Not yet: ", "Right: "
 WRONG = "wrong-answer"  # the tag of a cell that holds one; no notebook of the course has it
-WrongAnswers = dict[int, list[tuple[str, str]]]  # of one notebook, by the exercises' numbers; see `wrong_answers`
+EDIT = " ⇒ "
+WrongAnswers = dict[int, str]  # of one notebook, by the exercises' numbers; see `wrong_answers`
 
 
 @dataclass
@@ -43,6 +44,11 @@ class Exercise:
         """The cell's source with the solution put in."""
         return self.answered(self.solution)
 
+    def wrong_answers(self, text: str) -> list[tuple[str, str]]:
+        """Return (what is wrong, the lines above the check) of each wrong answer in a text of `WRONG_ANSWERS`."""
+        parts = [part.partition("\n") for part in re.split("^# ", text, flags=re.MULTILINE)[1:]]
+        return [(words, edited(self.solution, body) if EDIT in body else body.strip()) for words, _, body in parts]
+
     def answered(self, lines: str) -> str:
         """Return the cell's source with these lines above the check."""
         return f"{lines.strip()}\n{CHECK}{self.cell.source.partition(CHECK)[2]}"
@@ -51,6 +57,16 @@ class Exercise:
     def lines(self) -> list[str]:
         """The printed lines of the cell."""
         return printed(self.cell)
+
+
+def edited(solution: str, edits: str) -> str:
+    """Return the solution after edits, one a line: `old ⇒ new`; lines that begin with `+ ` go on with a new part."""
+    for each in re.split(r"\n(?!\+ )", edits.strip()):
+        old, new = each.replace("\n+ ", "\n").split(EDIT)
+        if solution.count(old) != 1:
+            raise ValueError(f"'{old}' must stand once in the published solution, not {solution.count(old)} times")
+        solution = solution.replace(old, new)
+    return solution.strip()
 
 
 def tagged(book: nbformat.NotebookNode, tag: str) -> list[int]:
@@ -85,7 +101,7 @@ def with_wrong_answers(book: nbformat.NotebookNode, answers: WrongAnswers) -> nb
         at = book.cells.index(exercise.cell)
         book.cells[at:at] = [
             new_code_cell(exercise.answered(f"# wrong: {words}\n{lines.strip()}"), metadata={"tags": [WRONG]})
-            for words, lines in answers.get(number, [])
+            for words, lines in exercise.wrong_answers(answers.get(number, ""))
         ]
     return book
 
@@ -93,7 +109,7 @@ def with_wrong_answers(book: nbformat.NotebookNode, answers: WrongAnswers) -> nb
 def let_through(book: nbformat.NotebookNode, answers: WrongAnswers) -> list[str]:
     """Return which of the wrong answers were not refused, with a reason, when the notebook was executed."""
     cells = [book.cells[i] for i in tagged(book, WRONG)]
-    wanted = sum(map(len, answers.values()))
+    wanted = sum(len(re.findall("^# ", text, re.MULTILINE)) for text in answers.values())
     found = [f"{len(cells)} wrong answers were tried, not {wanted}"] if len(cells) != wanted else []
     for cell in cells:
         words = verdict_problems(Exercise(cell, "", ""), UNSOLVED)

@@ -46,12 +46,27 @@ def test_a_processor_has_a_name_also_where_nothing_is_listed(monkeypatch):
 
 def test_a_report_is_printed_as_one_line_and_kept_on_request(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(machine, "REPORTS", tmp_path)
-    machine.report({"benchmark": "x", "title": "西游记"}, "kept")
-    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == json.loads(
-        (tmp_path / "kept.json").read_text("utf-8")
-    )
-    machine.report({"benchmark": "x"})
+    machine.report("x", {}, {"a": {"b": 1}}, {}, "kept", title="西游记")
+    before, last = capsys.readouterr().out.splitlines()
+    assert before.split() == ["a/b", "1"] and json.loads(last)["title"] == "西游记"
+    assert json.loads(last) == json.loads((tmp_path / "kept.json").read_text("utf-8"))
+    machine.report("x", {}, {}, {})
     assert [file.name for file in tmp_path.iterdir()] == ["kept.json"]
+
+
+def test_an_aim_is_met_from_above_or_from_below():
+    found = machine.met({"speed": 3, "memory": 9, "late": None}, {"speed": 2, "memory": 8, "late": 1}, {"memory"})
+    assert found == {
+        "speed": {"value": 3, "aim": 2, "met": True},
+        "memory": {"value": 9, "aim": 8, "met": False},
+    }
+
+
+def test_a_first_turn_does_not_count_and_ratios_are_of_one_turn():
+    values = {"ours": iter([99, 1, 2, 4]), "theirs": iter([99, 2, 6, 4])}
+    turns = machine.take_turns({name: lambda each=each: next(each) for name, each in values.items()}, 3)
+    assert turns == {"ours": [1, 2, 4], "theirs": [2, 6, 4]}
+    assert machine.median_ratio(turns["theirs"], turns["ours"]) == 2
 
 
 @pytest.mark.parametrize("file", REPORTS, ids=lambda file: file.stem)
@@ -79,11 +94,11 @@ def test_a_tournament_had_the_same_time_and_several_seeds_for_all(file):
 
 def test_the_fused_block_is_measured_beside_the_librarys(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["block_speed", "--quick"])
+    monkeypatch.setattr(block_speed, "TEXTS", {"short": (8, 50)})
     block_speed.main()
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert result["aims"] == {} and set(result["figures"]) == {"built-in", "novel"}
-    for ways in result["figures"].values():
-        assert ways["ours"]["times_ours"] == 1 and all(0 < each["share_of_product_rate"] < 1 for each in ways.values())
+    ways = result["figures"]["short"]
+    assert result["aims"] == {} and ways["ours"]["times_ours"] == 1 and set(ways) == set(block_speed.WAYS)
     for way in block_speed.WAYS:
         kinds = {type(module) for module in block_speed.Updates(way, 8, 50, "bf16").model.modules()}
         assert (LlamaMLP in kinds) == (way != "ours")

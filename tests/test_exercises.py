@@ -8,7 +8,17 @@ import copy
 
 import nbformat
 import pytest
-from exercises import CHECK, compiles, exercises, form_problems, let_through, missing, solved, with_wrong_answers
+from exercises import (
+    CHECK,
+    compiles,
+    edited,
+    exercises,
+    form_problems,
+    let_through,
+    missing,
+    solved,
+    with_wrong_answers,
+)
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from wrong_answers import WRONG_ANSWERS
 
@@ -39,8 +49,7 @@ def test_each_exercise_has_wrong_answers(stage):
     every = dict(enumerate(exercises(read(stage)), 1))
     assert sorted(WRONG_ANSWERS[stage]) == sorted(every), "tests/wrong_answers.py: at least one for each exercise"
     for number, exercise in every.items():
-        answers = WRONG_ANSWERS[stage][number]
-        given = [lines.strip() for _, lines in answers]
+        given = [lines for _, lines in exercise.wrong_answers(WRONG_ANSWERS[stage][number])]
         assert given and all(map(compiles, given)), f"{stage} {number}"
         start = exercise.cell.source.partition(CHECK)[0].strip()
         assert len({*given, start, exercise.solution.strip()}) == len(given) + 2, f"{stage} {number}: one comes twice"
@@ -165,8 +174,8 @@ def test_the_solution_replaces_what_is_above_the_check():
         assert said == ["Right: 3 follows 2"]
 
 
-WRONG = {number: [("it stays", "def after(n):\n    return n")] for number in range(1, 5)}
-TOO_GOOD = ("two follows zero, but three follows two", "def after(n):\n    return n + 1 if n else 2")
+WRONG = {number: "# it stays\nn += 1 ⇒ n += 0\n" for number in range(1, 5)}
+TOO_GOOD = "# two follows zero, but three follows two\ndef after(n):\n    return n + 1 if n else 2\n"
 
 
 def executed(answers):
@@ -187,8 +196,14 @@ def test_a_wrong_answer_is_tried_just_before_the_solution():
     assert tried == ["# wrong: it stays", "def after(n):"] * 4
 
 
+def test_an_edit_must_stand_once_in_the_solution():
+    assert edited("a = 1\nb = 2", "a = 1 ⇒ a = 0\n+ c = 3\n2 ⇒ 4") == "a = 0\nc = 3\nb = 4"
+    with pytest.raises(ValueError, match="2 times"):
+        edited("a = a", "a ⇒ b")
+
+
 def test_a_wrong_answer_that_passes_is_named():
-    answers = WRONG | {2: [*WRONG[2], TOO_GOOD]}
+    answers = WRONG | {2: WRONG[2] + TOO_GOOD}
     [found] = let_through(executed(answers), answers)
-    assert TOO_GOOD[0] in found and "Right: 3 follows 2" in found
+    assert "but three follows two" in found and "Right: 3 follows 2" in found
     assert let_through(executed(WRONG), answers) == ["4 wrong answers were tried, not 5"]

@@ -1,7 +1,5 @@
 """manifest: it says what a room was made from, and notices what no longer fits; the parameters of a notebook."""
 
-import json
-
 import nbformat
 import pytest
 
@@ -16,146 +14,101 @@ def run(tmp_path, monkeypatch):
     return "poems"
 
 
-def finish(run, stage, files, inputs=()):
-    """Write a room with these files and its manifest, as a notebook does."""
-    room = paths.room(run, stage)
-    room.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (room / name).write_text(text, "utf-8")
-    return write_manifest(
-        run, stage, parameters={"run": run}, inputs=inputs, outputs=[room / name for name in files], result={"n": 1}
-    )
+def finish(run, stage, text="一\n", inputs=()):
+    """Write a room with one file and its manifest, as a notebook does; return the file."""
+    file = paths.room(run, stage) / "一.txt"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, "utf-8")
+    write_manifest(run, stage, parameters={"run": run}, inputs=inputs, outputs=[file], result={"n": 1})
+    return file
 
 
-def test_a_manifest_says_what_was_read_written_and_found(run, tmp_path):
+def test_a_manifest_says_what_was_read_written_and_found_in_readable_chinese(run, tmp_path):
     outside = tmp_path / "raw 语料.txt"
     outside.write_text("明月几时有", "utf-8")
-    finish(run, "corpus", {"train-00000.jsonl": "一\n"}, inputs=[outside])
+    file = finish(run, "corpus", inputs=[outside])
     manifest = open_room(run, "corpus")
     assert manifest["stage"] == "corpus" and manifest["result"] == {"n": 1} and manifest["parameters"] == {"run": run}
-    assert manifest["outputs"] == {"corpus/train-00000.jsonl": sha256(paths.room(run, "corpus") / "train-00000.jsonl")}
+    assert manifest["outputs"] == {"corpus/一.txt": sha256(file)} and "python" in manifest["versions"]
     assert manifest["inputs"] == {outside.as_posix(): sha256(outside)}
-    assert "python" in manifest["versions"]
+    assert "corpus/一.txt" in (file.parent / MANIFEST).read_text("utf-8")
 
 
-def test_a_room_that_is_not_there_names_the_notebook_to_run(run):
-    finish(run, "corpus", {"train-00000.jsonl": "一\n"})
+@pytest.mark.parametrize(
+    ("name", "stage", "words"),
+    [
+        ("poems", "vocab", "has no vocab/ yet: run notebook 02_vocab, or: python -m helpers.run vocab --run poems"),
+        ("peoms", "train", "did you mean 'poems'? For a new one, run the notebooks from 01_corpus on, or: "),
+        ("x", "corpus", "there is: Sanguo, poems. For a new one, run the notebooks from 01_corpus on"),
+        ("x", "chat", "or: python -m helpers.run --run x, then deeper/chat"),
+    ],
+)
+def test_a_room_that_is_not_there_names_what_there_is_and_what_to_run(run, name, stage, words):
+    finish("poems", "corpus")
+    finish("Sanguo", "corpus")
     with pytest.raises(RoomError) as caught:
-        open_room(run, "vocab")
-    assert str(caught.value) == (
-        "run 'poems' has no vocab/ yet: run notebook 02_vocab, or: python -m helpers.run vocab --run poems"
-    )
+        open_room(name, stage)
+    assert words in str(caught.value)
 
 
-def test_a_run_that_is_not_there_is_named_with_those_there_are(run, tmp_path):
-    def said(name, stage):
-        with pytest.raises(RoomError) as caught:
-            open_room(name, stage)
-        return str(caught.value)
-
-    assert said("poems", "corpus") == (
-        f"there is no run 'poems' in {tmp_path}. "
-        "For a new one, run notebook 01_corpus, or: python -m helpers.run --run poems"
-    )
-    finish("poems", "corpus", {"train-00000.jsonl": "一\n"})
-    finish("Sanguo", "corpus", {"train-00000.jsonl": "一\n"})
-    (tmp_path / "fetched").mkdir()  # no run
-    assert said("peoms", "train") == (
-        f"there is no run 'peoms' in {tmp_path}; did you mean 'poems'? "
-        "For a new one, run the notebooks from 01_corpus to 04_train, or: python -m helpers.run --run peoms"
-    )
-    assert said("x", "chat").endswith("to 04_train, or: python -m helpers.run --run x, then deeper/chat")
-    assert said("x", "corpus").startswith(f"there is no run 'x' in {tmp_path}; there is: Sanguo, poems. For a new one")
-
-
-def test_a_missing_or_changed_file_is_noticed(run):
-    finish(run, "corpus", {"train-00000.jsonl": "一\n"})
-    file = paths.room(run, "corpus") / "train-00000.jsonl"
-    file.write_text("二\n", "utf-8")
-    with pytest.raises(RoomError, match="is not the file that 01_corpus wrote"):
-        open_room(run, "corpus")
-    file.unlink()
-    with pytest.raises(RoomError, match="is missing"):
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda file: file.write_text("二\n", "utf-8"), "is not the file that 01_corpus wrote"),
+        (lambda file: file.unlink(), "is missing"),
+        (lambda file: (file.parent / MANIFEST).write_text('{"stage": ', "utf-8"), "is no manifest"),
+        (lambda file: (file.parent / MANIFEST).write_text("[]", "utf-8"), "is no manifest"),
+    ],
+)
+def test_what_is_missing_changed_or_torn_is_noticed(run, damage, words):
+    damage(finish(run, "corpus"))
+    with pytest.raises(RoomError, match=words):
         open_room(run, "corpus")
 
 
-def test_a_torn_manifest_is_no_traceback(run):
-    finish(run, "corpus", {"train-00000.jsonl": "一\n"})
-    (paths.room(run, "corpus") / MANIFEST).write_text('{"stage": ', "utf-8")
-    with pytest.raises(RoomError, match="not readable JSON"):
-        open_room(run, "corpus")
-    (paths.room(run, "corpus") / MANIFEST).write_text("[]", "utf-8")
-    with pytest.raises(RoomError, match="is no manifest"):
-        open_room(run, "corpus")
+@pytest.mark.parametrize(("stage", "mends"), [("vocab", "02_vocab again"), ("tournament", "deeper/tournament again")])
+def test_a_room_made_from_another_state_of_an_earlier_one_is_refused(run, stage, mends):
+    finish(run, stage, inputs=[finish(run, "corpus")])
+    finish(run, "corpus")  # the same bytes
+    assert open_room(run, stage)["outputs"].keys() == {f"{paths.NOTEBOOKS[stage][1]}/一.txt"}
+    finish(run, "corpus", "另一\n")
+    with pytest.raises(RoomError, match=f"made from another corpus/ .*run notebook {mends}"):
+        open_room(run, stage)
 
 
-def test_a_tokenizer_of_another_corpus_is_refused(run):
-    finish(run, "corpus", {"train-00000.jsonl": "一\n"})
-    finish(run, "vocab", {"vocab_user.txt": "一\n"}, inputs=[paths.room(run, "corpus") / "train-00000.jsonl"])
-    open_room(run, "vocab")
-    finish(run, "corpus", {"train-00000.jsonl": "另一\n"})
-    with pytest.raises(RoomError, match="made from another corpus/ .*run notebook 02_vocab again"):
-        open_room(run, "vocab")
+# ---- the parameters of a notebook ----
 
 
-def test_a_side_door_is_a_room_that_names_its_notebook(run):
-    finish(run, "vocab", {"vocab_user.txt": "一\n"})
-    finish(run, "tournament", {"words.jsonl": "{}\n"}, inputs=[paths.room(run, "vocab") / "vocab_user.txt"])
-    assert open_room(run, "tournament")["outputs"].keys() == {"tournament/words.jsonl"}
-    finish(run, "vocab", {"vocab_user.txt": "另\n"})
-    with pytest.raises(RoomError, match="run notebook deeper/tournament again, or: python -m helpers.run tournament"):
-        open_room(run, "tournament")
-
-
-def test_a_room_made_again_with_the_same_bytes_still_fits(run):
-    finish(run, "corpus", {"train-00000.jsonl": "一\n"})
-    finish(run, "vocab", {"vocab_user.txt": "一\n"}, inputs=[paths.room(run, "corpus") / "train-00000.jsonl"])
-    finish(run, "corpus", {"train-00000.jsonl": "一\n"})
-    assert open_room(run, "vocab")["result"] == {"n": 1}
-
-
-def notebook_with(cells, tmp_path, monkeypatch):
+@pytest.fixture
+def notebook_with(tmp_path, monkeypatch):
+    """Return a function that writes notebook 04 with cells, given as (source, tags)."""
     monkeypatch.setattr(paths, "repo_root", lambda: tmp_path)
-    (tmp_path / "notebooks").mkdir(exist_ok=True)
-    book = nbformat.v4.new_notebook(
-        cells=[nbformat.v4.new_code_cell(source, metadata={"tags": tags}) for source, tags in cells]
-    )
-    nbformat.write(book, paths.notebook("train"))
+    (tmp_path / "notebooks").mkdir()
+
+    def write(*cells):
+        made = [nbformat.v4.new_code_cell(source, metadata={"tags": tags}) for source, tags in cells]
+        nbformat.write(nbformat.v4.new_notebook(cells=made), paths.notebook("train"))
+
+    return write
 
 
-def test_the_parameters_of_a_notebook_are_its_tagged_cell(tmp_path, monkeypatch):
-    notebook_with(
-        [
-            ("import os", []),
-            ('run: str = "sample"\nlr: float = 1e-4  # peak\nwords = ["一", -1]\nn: int | None = None', ["parameters"]),
-        ],
-        tmp_path,
-        monkeypatch,
-    )
+def test_the_parameters_of_a_notebook_are_its_tagged_cell(notebook_with):
+    source = 'run: str = "sample"\nlr: float = 1e-4  # peak\nwords = ["一", -1]\nn: int | None = None'
+    notebook_with(("import os", []), (source, ["parameters"]))
     assert notebook_parameters("train") == {"run": "sample", "lr": 1e-4, "words": ["一", -1], "n": None}
-    assert current_parameters("train", {"run": "x", "lr": 1.0, "words": [], "n": 3, "other": 0}) == {
-        "run": "x",
-        "lr": 1.0,
-        "words": [],
-        "n": 3,
-    }
+    now = {"run": "x", "lr": 1.0, "words": [], "n": 3}
+    assert current_parameters("train", now | {"other": 0}) == now
 
 
 @pytest.mark.parametrize("line", ["run, lr = 1, 2", "lr: float", "import os", "print(1)"])
-def test_a_parameter_is_a_name_and_a_literal(line, tmp_path, monkeypatch):
-    notebook_with([(f'run: str = "a"\n{line}', ["parameters"])], tmp_path, monkeypatch)
+def test_a_parameter_is_a_name_and_a_literal(line, notebook_with):
+    notebook_with((f'run: str = "a"\n{line}', ["parameters"]))
     with pytest.raises(ValueError, match=r"04_train.ipynb, parameters, line 2, .*: write `name: type = value`"):
         notebook_parameters("train")
 
 
 @pytest.mark.parametrize("tags", [[[]], [["parameters"], ["parameters"]]])
-def test_a_notebook_has_exactly_one_cell_of_parameters(tags, tmp_path, monkeypatch):
-    notebook_with([("lr: float = 1.0", each) for each in tags], tmp_path, monkeypatch)
+def test_a_notebook_has_exactly_one_cell_of_parameters(tags, notebook_with):
+    notebook_with(*(("lr: float = 1.0", each) for each in tags))
     with pytest.raises(ValueError, match="exactly one cell tagged 'parameters'"):
         notebook_parameters("train")
-
-
-def test_a_manifest_keeps_chinese_readable(run):
-    finish(run, "corpus", {"一.txt": "一\n"})
-    text = (paths.room(run, "corpus") / MANIFEST).read_text("utf-8")
-    assert "corpus/一.txt" in text and json.loads(text)["stage"] == "corpus"

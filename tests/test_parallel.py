@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import sys
 import time
 from concurrent.futures import Executor, Future
@@ -13,16 +12,12 @@ from helpers import parallel
 
 
 def square(x):
+    time.sleep(0.1 * (x == 0))  # the first shard finishes last
     return x * x
 
 
-def slow_square(x):
-    time.sleep(0.05 * (3 - x))  # the first shard finishes last
-    return x * x
-
-
-def who(_):
-    return os.getpid()
+def is_here(pid):
+    return os.getpid() == pid
 
 
 def fail_at_two(x):
@@ -38,27 +33,13 @@ def end_at_two(x):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_results_are_in_the_order_of_the_shards(workers):
+def test_results_are_in_the_order_of_the_shards_and_errors_come_through(workers):
     with parallel.executor(workers) as pool:
-        assert parallel.map_shards(pool, slow_square, range(4)) == [0, 1, 4, 9]
-
-
-def test_one_worker_is_this_process_and_two_are_others():
-    with parallel.executor(1) as pool:
-        assert set(parallel.map_shards(pool, who, range(3))) == {os.getpid()}
-    with parallel.executor(2) as pool:
-        assert os.getpid() not in parallel.map_shards(pool, who, range(3))
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_shard_that_fails_raises_its_own_error(workers):
-    with parallel.executor(workers) as pool, pytest.raises(ValueError, match="shard 2 is torn"):
-        parallel.map_shards(pool, fail_at_two, range(4))
-
-
-def test_no_shards_give_no_results():
-    with parallel.executor(1) as pool:
+        assert parallel.map_shards(pool, square, range(4)) == [0, 1, 4, 9]
         assert parallel.map_shards(pool, square, []) == []
+        assert set(parallel.map_shards(pool, is_here, [os.getpid()] * 3)) == {workers == 1}
+        with pytest.raises(ValueError, match="shard 2 is torn"):
+            parallel.map_shards(pool, fail_at_two, range(4))
 
 
 def test_zero_workers_means_one_a_core_and_less_is_refused():
@@ -102,21 +83,14 @@ def test_a_worker_of_a_cluster_that_was_killed_is_told_in_the_same_words():
 
 
 def test_a_label_shows_progress_and_its_absence_shows_nothing(capfd, monkeypatch):
-    monkeypatch.delenv("HEADLESS", raising=False)  # `make test` sets it
+    monkeypatch.setenv("HEADLESS", "")
+    monkeypatch.setenv("TQDM_DISABLE", "")
     with parallel.executor(1) as pool:
         parallel.map_shards(pool, square, range(3))
         assert capfd.readouterr() == ("", "")
-        parallel.map_shards(pool, square, range(3), label="counting")
-    assert "counting" in "".join(capfd.readouterr())
-
-
-def test_a_bar_shows_rate_and_time_left_also_where_the_items_come_one_by_one(capfd, monkeypatch):
-    monkeypatch.delenv("HEADLESS", raising=False)
-    with parallel.executor(1) as pool:
-        assert parallel.map_shards(pool, slow_square, iter(range(3)), label="counting", total=3) == [0, 1, 4]
+        parallel.map_shards(pool, square, iter(range(3)), label="counting", total=3)
     shown = "".join(capfd.readouterr())
-    assert "1/3" in shown and "shards/s" in shown or "s/shards" in shown
-    assert "<00:00" in shown or "<?" in shown
+    assert "counting" in shown and "0/3" in shown
 
 
 class Later(Executor):
@@ -163,18 +137,12 @@ def test_a_worker_that_was_killed_is_told_in_words():
         parallel.map_shards(pool, end_at_two, range(4))
 
 
-def test_a_cluster_where_nobody_answers_is_told_in_words(monkeypatch):
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "nonsense://x"])
+def test_a_cluster_where_nobody_answers_is_told_in_words(monkeypatch, address):
     pytest.importorskip("distributed")
     monkeypatch.setattr(parallel, "CLUSTER_SECONDS", 1)
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{closed.getsockname()[1]}"
-        begin = time.monotonic()
-        with pytest.raises(parallel.ClusterError, match="no Dask scheduler answers.*dask scheduler"):
-            parallel.executor(0, address)
-        assert time.monotonic() - begin < 10
-    with pytest.raises(parallel.ClusterError, match="no Dask scheduler answers"):
-        parallel.executor(0, "nonsense://x")
+    with pytest.raises(parallel.ClusterError, match="no Dask scheduler answers.*dask scheduler"):
+        parallel.executor(0, address)
 
 
 def test_a_cluster_without_a_worker_is_told_in_words(monkeypatch):

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from helpers.device import made_by_intel
+from helpers.device import is_intel
 
 FAMILIES = ("gpt2", "llama", "mistral", "qwen3", "qwen3_moe")
 FIRST_POSITIONS = 64  # of a new cache; doubled as the texts grow
@@ -26,7 +26,7 @@ FIRST_POSITIONS = 64  # of a new cache; doubled as the texts grow
 # of PLAIN_UP_TO numbers or fewer. Both bounds are higher on Intel's processors, for which MKL is written, the library
 # of plain products (measured, see `generate_speed` in benchmarks/README.md)
 PACKED_FROM = 2**16
-PLAIN_UP_TO, FEW = (2**20, 32) if made_by_intel() else (2**19, 2)
+PLAIN_UP_TO, FEW = (2**20, 32) if is_intel() else (2**19, 2)
 _PACKED_ROWS = 8  # the rows that the layout is made for
 Map = Callable[[Tensor], Tensor]
 Attend = Callable[[int, Tensor, float], Tensor]  # (layer, qkv, scale) -> (M, heads * head size)

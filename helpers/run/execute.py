@@ -146,7 +146,7 @@ def watching(file: Path, name: str, one_line: bool) -> Iterator[None]:
     def look() -> None:
         before = None
         while not end.wait(TERMINAL_SECONDS if one_line else LOG_SECONDS):
-            note = progress.read(file)
+            note = progress.read_note(file)
             if note is None or note == before:
                 continue
             before = note

@@ -21,7 +21,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from helpers import paths
-from helpers.files import fingerprint, json_lines, write_text
+from helpers.files import fingerprint, log_rows, write_text
 from helpers.manifest import MANIFEST, notebook_parameters, read_manifest
 from helpers.run.execute import StageFailed, run_stages
 from helpers.run.parameters import Refused, Values, load_yaml, plan_parameters
@@ -239,6 +239,6 @@ def reported(trial: Any, run: str) -> Iterator[None]:
 def _log(run: str) -> list[dict[str, Any]]:
     """Return the rows of a training's log; none before it has begun."""
     try:
-        return list(json_lines((paths.room(run, "train") / "metrics.jsonl").read_bytes().splitlines()))
+        return list(log_rows((paths.room(run, "train") / "metrics.jsonl").read_bytes().splitlines()))
     except FileNotFoundError:
         return []

@@ -13,7 +13,7 @@ from typing import TypeGuard
 import numpy as np
 
 from helpers import paths
-from helpers.files import json_lines
+from helpers.files import log_rows
 from helpers.wording import duration
 
 RunRows = str | Path | Sequence[Mapping]  # rows, or where they are: a file, a folder, a run's name
@@ -45,7 +45,7 @@ class Tail:
             return []
         self._offset += len(whole) + len(newline)
         new = []
-        for row in json_lines(whole.splitlines()):
+        for row in log_rows(whole.splitlines()):
             new.append(row)
             if row.get("event") in ("resume", "start") and finite(row.get("step")):  # later steps will be taken again
                 self.rows = [old for old in self.rows if step_of(old) <= row["step"] and old.get("event") != "end"]

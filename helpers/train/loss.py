@@ -69,7 +69,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             rows = max(1, _evenly(len(positions), rows))
         chunk = torch.empty(-(-rows // PAD_TO_MULTIPLE) * PAD_TO_MULTIPLE, words, dtype=dtype, device=device)
         slice_rows = max(1, min(rows, CACHED // words))
-        buffers = torch.empty(2, slice_rows, words, dtype=wide) if on_cpu else None
+        buffers = torch.empty(2, slice_rows, words, dtype=wide, device=device) if on_cpu else None
         block = max(1, CACHED // width) if on_cpu else words  # rows of the matrix
         for at in positions.split(rows) if len(positions) else ():
             # 2. the chunk's logits

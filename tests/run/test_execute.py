@@ -88,7 +88,7 @@ def test_each_new_note_is_shown_once(tmp_path, capsys, monkeypatch, one_line):
     for name in ("TERMINAL_SECONDS", "LOG_SECONDS"):
         monkeypatch.setattr(execute, name, 0.01)
     monkeypatch.setenv("COLUMNS", "60")
-    reads, read = [], execute.progress.read
+    reads, read = [], execute.progress.read_note
     monkeypatch.setattr(execute.progress, "read", lambda file: reads.append(file) or read(file))
     file = tmp_path / "p"
 
