@@ -89,7 +89,7 @@ def test_each_new_note_is_shown_once(tmp_path, capsys, monkeypatch, one_line):
         monkeypatch.setattr(execute, name, 0.01)
     monkeypatch.setenv("COLUMNS", "60")
     reads, read = [], execute.progress.read_note
-    monkeypatch.setattr(execute.progress, "read", lambda file: reads.append(file) or read(file))
+    monkeypatch.setattr(execute.progress, "read_note", lambda file: reads.append(file) or read(file))
     file = tmp_path / "p"
 
     def until_it_has_looked_again():
