@@ -606,38 +606,39 @@ def test_one_of_two_out_of_memory_starts_smaller_next_time(tmp_path):
     assert relative(faults.weights(folder), faults.weights(tmp_path / "roomy")) < 1e-6
 
 
-def fit_below_a_limit(folder: str, room: int, changes: dict) -> int:
-    """Train in a process whose memory may grow by `room` bytes and no more (0: no limit); return its growth."""
-    Path(folder).mkdir()
-    # else each thread of the allocator's choosing takes 64 MiB of addresses at its first use, half of the room
+def fit_below_a_limit(folder: str, room: int, changes: dict) -> None:
+    """Train while each window of a micro-batch takes WINDOW bytes, and addresses may grow by `room` bytes (0: any)."""
+    # else each thread of the allocator's choosing takes 64 MiB of addresses at its first use
     ctypes.CDLL(None).mallopt(-8, 1)  # M_ARENA_MAX
-    used = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
-    if room:
-        resource.setrlimit(resource.RLIMIT_AS, (used + room, resource.RLIM_INFINITY))
-    faults.fit(folder, LARGER, size=2000, **changes)
-    status = Path("/proc/self/status").read_text("ascii")
-    return int(status.split("VmPeak:")[1].split()[0]) * 1024 - used
+    model = faults.model_of(architecture="llama", dropout=0.0)
+
+    def weigh(module, args, kwargs) -> None:
+        if not model.training:
+            return
+        if room and resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
+            used = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + room, resource.RLIM_INFINITY))
+        torch.empty(len(kwargs["inputs_embeds"]), WINDOW, dtype=torch.uint8)  # never touched: addresses, no memory
+
+    model.base_model.register_forward_pre_hook(weigh, with_kwargs=True)
+    faults.fit(folder, model=model, **changes)
 
 
-LARGER = dict(architecture="llama", dropout=0.0, n_embd=256, n_layer=2, n_head=4)
+WINDOW = 2**28
 
 
 @LINUX
 def test_memory_that_is_really_out(tmp_path):
-    """The kernel refuses: the whole batch of 250 windows needs more than there is, a half of it does not.
+    """The kernel refuses: there is room for three windows, and a micro-batch has four; two fit, and a window to spare.
 
-    What each needs differs between machines, so it is measured first. What the refused attempt leaves in pieces can
-    keep the half from fitting too; then a quarter does.
+    The limit is set at the first forward pass, over what the process has by then; all else that it will take is small.
     """
-    # eps: AdamW's first step is the gradient's sign, which rounding decides where the gradient is nearly 0
-    same = dict(batch_size=250, lr=1e-3, eps=1e-3, epochs=2, warmup_steps=0, checkpoint_step=0)
-    halves = same | dict(batch_size=125, gradient_accumulation=2)
-    (whole,) = faults.run(fit_below_a_limit, str(tmp_path / "whole"), 0, same)
-    (half,) = faults.run(fit_below_a_limit, str(tmp_path / "half"), 0, halves)
-    assert half < whole
-    faults.run(fit_below_a_limit, str(tmp_path / "tight"), (half + 2 * whole) // 3, same)
-    assert [row["micro_batch"] for row in rows(tmp_path / "tight", "out_of_memory")] in ([125], [63])
-    assert relative(faults.weights(tmp_path / "tight"), faults.weights(tmp_path / "whole")) < 1e-6
+    same = dict(batch_size=4, lr=1e-3, epochs=2)
+    faults.run(fit_below_a_limit, str(tmp_path / "roomy"), 0, same)
+    faults.run(fit_below_a_limit, str(tmp_path / "tight"), 3 * WINDOW, same)
+    assert not rows(tmp_path / "roomy", "out_of_memory")
+    assert [row["micro_batch"] for row in rows(tmp_path / "tight", "out_of_memory")] == [2]
+    assert relative(faults.weights(tmp_path / "tight"), faults.weights(tmp_path / "roomy")) < 1e-6
 
 
 # ---------------------------------------------------------------- 8: a process of several dies
