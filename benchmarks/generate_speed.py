@@ -63,7 +63,7 @@ def random_model(shape: dict, folder: Path) -> None:
         n_head=shape["n_head"], activation_function="gelu_pytorch_tanh", bos_token_id=tok.bos_token_id,
         eos_token_id=tok.eos_token_id, pad_token_id=tok.pad_token_id,
     )  # fmt: skip
-    checkpoint.export(folder, build_model(cfg, seed=0), tok)
+    checkpoint.export_model(folder, build_model(cfg, seed=0), tok)
 
 
 def read_rate(numbers: int = 2**27) -> float:

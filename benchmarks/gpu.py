@@ -295,17 +295,17 @@ def train_speed(bench: Bench, figures: dict, compile: bool, **changes) -> None:
         laps, tokens = laps + 1, tokens + update.labels
     bench.wait()
     seconds = time.perf_counter() - begin
-    rate = tokens * trainer.flops_per_token / seconds / 1e12
+    rate = tokens * trainer.pace.flops_per_token / seconds / 1e12
     product, sheet = bench.figures["rates"].get("product_tflops"), data_sheet(bench.device)
     settings = trainer.settings
     estimate = training_memory(
-        trainer.model.config, trainer.micro_batch, optimizer=settings.optimizer, precision=settings.precision,
+        trainer.model.config, trainer.session.micro_batch, optimizer=settings.optimizer, precision=settings.precision,
         device=bench.device.type,
     )  # fmt: skip
     figures |= {
         "parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
         "compile": compile,
-        "micro_batch": trainer.micro_batch,
+        "micro_batch": trainer.session.micro_batch,
         "updates": laps,
         "tokens_per_update": update.labels,
         "first_updates_seconds": firsts,
@@ -329,10 +329,10 @@ def breakdown(bench: Bench, trainer) -> dict:
     from helpers.device import autocast
     from helpers.train import loss as losses
     from helpers.train import optim
-    from helpers.train.trainer import load_batch
+    from helpers.train.loss import load_batch
 
     loss_of, model = trainer.local_loss, trainer.model
-    load = partial(load_batch, trainer.train, np.arange(trainer.micro_batch), bench.device)
+    load = partial(load_batch, trainer.train, np.arange(trainer.session.micro_batch), bench.device)
     inputs, labels = load()
 
     def body(backward: bool) -> Tensor:
@@ -419,12 +419,12 @@ def own_runs(bench: Bench) -> Iterator:
 
 def default_run(bench: Bench, figures: dict) -> None:
     """Train the run as notebook 04 does by default, to its end or that of the part's time."""
-    from helpers.train.job import prepare, run_job
+    from helpers.train.job import prepare_room, run_training
 
     bench.forget_peak()
     with own_runs(bench) as settings:
-        prepare(settings)
-        figures |= run_job(settings, stop=lambda: not bench.in_time)
+        prepare_room(settings)
+        figures |= run_training(settings, stop=lambda: not bench.in_time)
         lines = (paths.room(bench.run, "train") / "metrics.jsonl").read_text("utf-8").splitlines()
         rows = [json.loads(line) for line in lines]
         figures["precision"] = rows[0]["precision"]
@@ -581,13 +581,13 @@ def wrap_alone(way: str, loss, parallel: str, device: torch.device):
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
-    from helpers.train.model import blocks
+    from helpers.train.model import transformer_blocks
 
     if way == "ddp":
         return DistributedDataParallel(loss, device_ids=[device.index] if device.type == "cuda" else None)
     if way == "fsdp":
         mesh = init_device_mesh(device.type, (1,))
-        for part in [*blocks(loss.model), loss]:
+        for part in [*transformer_blocks(loss.model), loss]:
             fully_shard(part, mesh=mesh)
     return loss
 
@@ -605,7 +605,7 @@ def work_kind(bench: Bench, figures: dict, way: str, compile: bool, folder: Path
     figures["tokens_per_second"] = round(rate)
     figures["losses"] = [update.loss / update.labels for update in updates]
     begin = time.perf_counter()
-    trainer.save()
+    trainer.milestones.save()
     figures["save_seconds"] = round(time.perf_counter() - begin, 2)
     if dist.is_initialized():
         dist.barrier()
@@ -934,7 +934,7 @@ def service(bench: Bench, figures: dict) -> None:
 
     model, tokenizer = preset_writer(bench)
     folder = bench.scratch / "served"
-    checkpoint.export(folder, model, tokenizer)
+    checkpoint.export_model(folder, model, tokenizer)
     del model
     arguments = ("benchmarks.gpu", "--serve", str(folder), "--device", bench.device.type)
     options = argparse.Namespace(tokens=min(32, bench.scale.tokens), seconds=bench.scale.http_seconds)

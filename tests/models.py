@@ -11,6 +11,7 @@ from helpers.generate.batch import banned, window_start
 from helpers.manifest import write_manifest
 from helpers.tokens.shards import write_shards
 from helpers.tokens.windows import Windows, count_windows
+from helpers.train.log import read_log_rows
 from helpers.train.model import build_model, make_config
 from helpers.train.settings import TrainSettings
 from helpers.train.trainer import Trainer
@@ -75,8 +76,7 @@ def fit(folder, model=None, size: int = 200, **changes) -> dict:
 
 
 def rows(folder, event: str) -> list[dict]:
-    lines = (json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines())
-    return [row for row in lines if row["event"] == event]
+    return read_log_rows(folder, event)
 
 
 def make_run() -> str:

@@ -567,7 +567,7 @@ def child_apple(waits, uploads):
     import tempfile
 
     from helpers import device
-    from helpers.train.trainer import evaluate
+    from helpers.train.milestones import evaluate
 
     TOO_WIDE.add(torch.float64)
     figures = {"validation": {}}
@@ -580,7 +580,7 @@ def child_apple(waits, uploads):
     for place in ("cpu", "card"):
         with tempfile.TemporaryDirectory() as folder:
             trainer = make_trainer(Path(folder), tiny(architecture="llama"), device=place)
-            figures["validation"][place] = evaluate(trainer.local_loss, trainer.val, 4, "fp32", trainer.device)
+            figures["validation"][place] = trainer.milestones.score()
     return figures
 
 
@@ -598,7 +598,7 @@ def child_static(waits, uploads):
 
 def child_mistakes(waits, uploads):
     from helpers.generate import sampling
-    from helpers.train.muon import Muon
+    from helpers.train.optim import Muon
 
     logits, ids = torch.randn(2, 9).to("card"), torch.zeros(2, 4, dtype=torch.long).to("card")
     loss = Loss(tiny(architecture="llama").to("card"))

@@ -141,9 +141,9 @@ def train_preset(preset: str, tmp_path, pretrained: str = "", **changes) -> tupl
         small["n_kv_head"] = 1
     given = notebook_parameters("train") | sections["train"] | small | {"run": "t"}
     settings = TrainSettings.from_parameters(given)
-    planned = plan.plan(settings)
-    job.prepare(settings)
-    job.run_job(settings)
+    planned = plan.plan_run(settings)
+    job.prepare_room(settings)
+    job.run_training(settings)
     lines = (paths.room("t", "train") / "metrics.jsonl").read_text("utf-8").splitlines()
     return given, planned | result, [json.loads(line) for line in lines]
 

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,12 @@ from helpers.chat.start import load_start
 from helpers.device import pick_precision
 from helpers.files import fingerprint, write_text
 from helpers.manifest import open_room
-from helpers.train import checkpoint
-from helpers.train.job import Training, claim, digests, occupied
+from helpers.train.job import Training, claim, digests, keep_for_training
 from helpers.train.loss import Loss
+from helpers.train.milestones import evaluate
 from helpers.train.plan import load_windows
 from helpers.train.settings import TrainSettings
-from helpers.train.trainer import Trainer, evaluate
+from helpers.train.trainer import Trainer
 from helpers.vocab.chat import Encoded, Message
 from helpers.vocab.tokenizer import decode, load_tokenizer
 
@@ -78,22 +79,13 @@ class ChatSettings:
         )  # fmt: skip
 
 
-class ChatTrainer(Trainer):
-    """The loop of room 04; a model with adapters is written with them merged in."""
-
-    def export(self, name: str) -> None:
-        """Write the model as a plain Hugging Face folder."""
-        weights = lora.merged_weights(self.model) if lora.is_lora(self.model) else None
-        checkpoint.export(self.folder / name, self.model, self.tokenizer, self.rank == 0, weights)
-
-
 @dataclass
 class FineTuning:
     """A fine-tuning that is ready to run: what it learns from, and the trainer."""
 
     settings: ChatSettings
     lessons: Lessons
-    trainer: ChatTrainer
+    trainer: Trainer
     exchanges_left_out: int  # questions with their answers that no window holds, of training and validation
 
     def run(self) -> dict[str, Any]:
@@ -105,12 +97,12 @@ class FineTuning:
             "floor_bits_per_char": self.lessons.floor_bits_per_char,
             "exchanges_left_out": self.exchanges_left_out,
         }
-        with occupied(self.trainer.folder):
+        with keep_for_training(self.trainer.folder):
             return self.trainer.run() | more
 
     def start(self) -> Training:
         """Do the same in a worker thread; return at once."""
-        total_steps = 0 if self.trainer.budget.by_clock else self.trainer.total_steps
+        total_steps = 0 if self.trainer.budget.by_clock else self.trainer.session.total_steps
         return Training(self.trainer.folder, self.run, total_steps)
 
 
@@ -147,9 +139,10 @@ def prepare(settings: ChatSettings, lessons: Lessons | None = None, folder: Path
     claim(folder, identity, settings.resume)
     write_text(folder / "parameters.json", json.dumps(asdict(settings), ensure_ascii=False, indent=1))
     per_token = {split: answer_characters(tokenizer, part) / int(part.labels.sum()) for split, part in parts.items()}
-    trainer = ChatTrainer(
-        model, train, val, wanted, folder, tokenizer, chars_per_token=per_token, identity=identity
-    )  # fmt: skip
+    merged = partial(lora.merged_weights, model) if lora.is_lora(model) else None
+    trainer = Trainer(
+        model, train, val, wanted, folder, tokenizer, chars_per_token=per_token, identity=identity, weights=merged
+    )
     return FineTuning(settings, lessons, trainer, len(left_out))
 
 

@@ -1,7 +1,7 @@
 """Successive halving: which bits per character a run must have reached at a quarter and at half of its updates.
 
 The asynchronous form (Li et al. 2020, ASHA): nobody waits for others. A run goes on at a rung while it belongs to the
-better half of those that have come there before it; notebook 04 compares, see `train.state.early_stop`.
+better half of those that have come there before it; notebook 04 compares, see `train.milestones.early_stop`.
 """
 
 import math

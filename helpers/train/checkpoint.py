@@ -138,7 +138,7 @@ def save(
         (part / _CHECKSUMS).write_text(json.dumps(checksums, indent=1), "utf-8")
 
     _tidy_all(root)
-    _write_folder(folder, write, verify)
+    _write_folder(folder, write, verify_checkpoint)
     # 3. the older ones
     _prune(root, folder, keep, state.get("identity"))
     return folder
@@ -165,7 +165,7 @@ def _prune(root: Path, written: Path, keep: int, identity: str | None) -> None:
     kept = {written}
     for folder in of_run:
         with contextlib.suppress(BadCheckpoint):
-            if len(kept) < keep and folder not in kept and verify(folder):
+            if len(kept) < keep and folder not in kept and verify_checkpoint(folder):
                 kept.add(folder)
         if folder not in kept and folder != best:
             shutil.rmtree(folder, ignore_errors=True)
@@ -184,7 +184,7 @@ def list_checkpoints(root: Path) -> list[Path]:
     return sorted(path for path in root.glob("step-*") if re.fullmatch(r"step-\d{8,}", path.name) and path.is_dir())
 
 
-def verify(folder: Path) -> dict:
+def verify_checkpoint(folder: Path) -> dict:
     """Check a checkpoint's files against their checksums and return its state; raise BadCheckpoint naming the file."""
     try:
         checksums = json.loads((folder / _CHECKSUMS).read_text("utf-8"))
@@ -212,7 +212,7 @@ def latest(root: Path, identity: str | None) -> tuple[Path, dict, list[str]] | N
     complaints: list[str] = []
     for folder in reversed(list_checkpoints(root)):
         try:
-            state = verify(folder)
+            state = verify_checkpoint(folder)
             if state.get("identity") != identity:
                 raise BadCheckpoint(f"{folder} belongs to a run with other data or parameters")
             return folder, state, complaints
@@ -229,7 +229,7 @@ def best(root: Path, identity: str | None) -> tuple[Path, dict] | None:
     found = []
     for folder in list_checkpoints(root):
         with contextlib.suppress(BadCheckpoint):
-            state = verify(folder)
+            state = verify_checkpoint(folder)
             loss = state.get("val_loss")
             if state.get("identity") == identity and loss is not None and math.isfinite(loss):
                 found.append((folder, state))
@@ -267,7 +267,7 @@ def restore(folder: Path, model: torch.nn.Module, optimizers: Sequence[torch.opt
         optimizer.load_state_dict({"state": state, "param_groups": group})
 
 
-def export(
+def export_model(
     folder: Path,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,

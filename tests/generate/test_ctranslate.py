@@ -30,7 +30,7 @@ def trained(request, tmp_path_factory):
         for weight in net.parameters():
             weight.mul_(4 if weight.dim() > 1 else 1)
     folder = tmp_path_factory.mktemp(request.param)
-    checkpoint.export(folder / "final_model", net, TOK)
+    checkpoint.export_model(folder / "final_model", net, TOK)
     for quantization in ctranslate.QUANTIZATIONS:
         ctranslate.export(folder / "final_model", folder / quantization, quantization)
     return folder
@@ -120,7 +120,7 @@ def test_what_it_does_not_know_is_refused_in_words(trained, tmp_path):
 
 def test_a_mixture_of_experts_is_refused_in_words_and_nothing_is_left(tmp_path):
     pytest.importorskip("ctranslate2")
-    checkpoint.export(tmp_path / "final_model", tiny(architecture="moe"), TOK)
+    checkpoint.export_model(tmp_path / "final_model", tiny(architecture="moe"), TOK)
     with pytest.raises(ValueError, match="no models of the kind 'qwen3_moe'"):
         ctranslate.export(tmp_path / "final_model", tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["final_model"]

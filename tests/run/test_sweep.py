@@ -35,7 +35,7 @@ TRAIN = """
 import json, os
 from helpers import paths
 from helpers.manifest import open_room, write_manifest
-from helpers.train.state import Progress, early_stop
+from helpers.train.milestones import Progress, early_stop
 open_room(run, "vocab")
 assert lr != 9, "the rate is far too high"
 folder = paths.room(run, "train"); folder.mkdir(parents=True, exist_ok=True)
