@@ -144,7 +144,7 @@ def fit(folder, shape=None, *, model=None, stop_after=0, stop=None, keep=2, size
         asked.append(1)
         return len(asked) == stop_after or bool(stop and stop(len(asked)))
 
-    trainer.checkpoint.save = functools.partial(checkpoint.save, keep=keep)  # this process is one test's own
+    checkpoint.save = functools.partial(checkpoint.save, keep=keep)  # this process is one test's own
     model = model or model_of(**(shape or {}))
     with open(train.note, "a", encoding="ascii") as file:
         file.write("null\n")  # a session begins

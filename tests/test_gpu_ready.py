@@ -567,7 +567,6 @@ def child_apple(waits, uploads):
     import tempfile
 
     from helpers import device
-    from helpers.train.milestones import evaluate
 
     TOO_WIDE.add(torch.float64)
     figures = {"validation": {}}

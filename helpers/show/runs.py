@@ -25,7 +25,7 @@ from helpers.wording import duration
 HUES = (BLUE, RUST, "#b8860b", VIOLET, "#3d9dc3", "#55585e", "#c9588f")
 LOOKS = tuple(islice(zip(cycle(HUES), cycle("os^Dv*XP"), strict=False), len(HUES) * 8))
 LONGEST = 32  # characters of a name in the figure: a longer one would leave no space for the curves
-_HIDDEN = names_that_affect("watching") | {"rungs"}  # they change nothing of what is learned, nor its speed
+_HIDDEN = names_that_affect("watching")  # they change nothing of what is learned, nor its speed
 
 
 def parameters_of(metrics: Metrics) -> dict:

@@ -122,26 +122,6 @@ class StepBudget:
         return min(warmup_steps, total_steps // 5) if self.by_clock else warmup_steps
 
 
-def early_stop(
-    progress: Progress, total_steps: int, bits_per_char: float, patience: int, rungs: Sequence[Sequence[float]]
-) -> str:
-    """Return why a run should end before its last update, "" if it should not.
-
-    bits_per_char: its best validation, infinite before the first one. It ends after `patience` validations without a
-    better one (0: never), and where it has passed a share of its updates without having come down to the bits of that
-    rung: successive halving (Li et al. 2020) gives each run rungs that the better half of the others has reached.
-    """
-    if patience and progress.stale >= patience:
-        return f"no better for {progress.stale} validations"
-    if bits_per_char == math.inf:  # not judged yet: a run that was killed before its first validation goes on
-        return ""
-    for share, most in sorted(rungs, key=lambda rung: rung[0], reverse=True):
-        if progress.step >= share * total_steps:  # the highest rung that it has passed
-            hopeless = bits_per_char > most
-            return f"behind at {share:.0%}: {bits_per_char:.3f} bits per character, not {most:.3f}" if hopeless else ""
-    return ""
-
-
 def resume(
     folder: Path, identity: str, model: PreTrainedModel, optimizers: Sequence[torch.optim.Optimizer],
     scaler: torch.amp.GradScaler, log: MetricsLog,
@@ -233,10 +213,10 @@ class Milestones:
         return better
 
     def end_early(self) -> None:
-        """End the run before its last update if it should, see `early_stop`."""
-        best, total = self.progress.best * self.bits_per_char, self.session.total_steps
-        why = early_stop(self.progress, total, best, self.settings.patience, self.settings.rungs)
-        self.session.ended_early, self.session.stopped = why, bool(why)
+        """End the run before its last update after `patience` validations without a better one (0: never)."""
+        patience, stale = self.settings.patience, self.progress.stale
+        self.session.stopped = bool(patience) and stale >= patience
+        self.session.ended_early = f"no better for {stale} validations" if self.session.stopped else ""
 
     def score(self) -> dict[str, float]:
         """Return loss, bits per character and accuracy on the validation windows."""

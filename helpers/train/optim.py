@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from helpers.train.distributed import whole
+from helpers.train.settings import TrainSettings
 
 SCHEDULES = ("linear", "cosine", "wsd", "constant")
 WSD_DECAY = 0.2  # the last part of a warm-up–stable–decay schedule, in which the rate falls
@@ -44,20 +45,13 @@ def learning_rate(
 
 
 def make_optimizers(
-    model: PreTrainedModel,
-    name: str,
-    lr: float,
-    weight_decay: float,
-    beta2: float = 0.95,
-    eps: float = 1e-8,
-    momentum: float = 0.95,
-    dtype: torch.dtype = torch.float32,
+    model: PreTrainedModel, settings: TrainSettings, dtype: torch.dtype = torch.float32
 ) -> list[torch.optim.Optimizer]:
     """Return the optimizers of a model: fused AdamW, and with "muon" Muon for the matrices inside the blocks.
 
     Weight decay acts on matrices and embeddings only, never on biases and norms (Loshchilov and Hutter 2019).
-    `lr` serves both. `beta2` and `eps` are AdamW's, `momentum` and the `dtype` of products are Muon's. The experts of a
-    mixture are one tensor (E, out, in) per layer, which Muon does not take: AdamW moves them.
+    One `lr` serves both. `dtype` is that of Muon's products. The experts of a mixture are one tensor (E, out, in) per
+    layer, which Muon does not take: AdamW moves them.
     """
     # 1. vectors (biases, norms), matrices inside the blocks, and the others: tables and experts
     tables = {id(each.weight) for each in (model.get_input_embeddings(), model.get_output_embeddings())}
@@ -67,15 +61,14 @@ def make_optimizers(
     matrices = [p for p in model.parameters() if p.ndim == 2 and id(p) not in tables]
     others = [p for p in model.parameters() if p.ndim > 2 or id(p) in tables]
     # 2. an optimizer for each
+    lr, weight_decay, betas = settings.lr, settings.weight_decay, (0.9, settings.beta2)
     decayed, optimizers = others, list[torch.optim.Optimizer]()
-    if name == "adamw":
-        decayed = matrices + others
-    elif name == "muon":
-        optimizers.append(Muon(matrices, lr, weight_decay, momentum, dtype))
+    if settings.optimizer == "muon":
+        optimizers.append(Muon(matrices, lr, weight_decay, settings.momentum, dtype))
     else:
-        raise ValueError(f"optimizer '{name}' is unknown: choose adamw or muon")
+        decayed = matrices + others
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return optimizers + [torch.optim.AdamW(groups, lr=lr, betas=(0.9, beta2), eps=eps, fused=True)]
+    return [*optimizers, torch.optim.AdamW(groups, lr=lr, betas=betas, eps=settings.eps, fused=True)]
 
 
 def begin_step(optimizers: Sequence[torch.optim.Optimizer], lr: float) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -220,10 +221,7 @@ def measure_update(
     middle = int(np.searchsorted(train.lengths[order], train.lengths.mean()))
     most = min(batch_size, len(train))
     loss_of = Loss(model).to(device).train()
-    optimizers = optim.make_optimizers(
-        model, settings.optimizer, 1e-4, settings.weight_decay, settings.beta2, settings.eps, settings.momentum,
-        DTYPES[precision],
-    )  # fmt: skip
+    optimizers = optim.make_optimizers(model, replace(settings, lr=1e-4), DTYPES[precision])
     scaler = torch.amp.GradScaler(device.type, enabled=False)
 
     def update(count: int) -> UpdateTime:

@@ -48,7 +48,9 @@ PASS_TOKENS, PASS_TOKENS_GPU = 2**12, 2**16
 RATES = {"muon": 1e-2, "adamw": 3e-3}
 GENTLE = 0.1  # of these rates, for a model that is trained already
 _PROBE = 0.3  # seconds that a measured update of a shape should take, about
-BORDER = 0.6  # part of the time: a run forecast to need more of it ends by the clock, because no forecast is exact
+ENDS_BY_CLOCK = (
+    0.6  # part of the time: a run forecast to need more of it ends by the clock, because no forecast is exact
+)
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def choose_numbers(settings: TrainSettings, text: Text, machine: Machine) -> Dec
         return _decide_built_in(settings, text, machine.device)
     if set(undecided) <= timeless:
         numbers = _head_and_rate(settings, settings.n_embd) | dict(dropout=_dropout(settings.epochs))
-        return Decision(replace(settings, **{name: numbers[name] for name in undecided}), [_list(numbers, undecided)])
+        return Decision(_fill(settings, undecided, numbers), [_list(numbers, undecided)])
     n_embd, n_layer, about_shape = _choose_shape(settings, text, machine)
     chosen, tokens, about_length = _choose_length(settings, text, machine.speed(n_embd, n_layer))
     update, about_update = _choose_update(settings, text, machine.device, tokens, chosen["epochs"])
@@ -107,7 +109,7 @@ def choose_numbers(settings: TrainSettings, text: Text, machine: Machine) -> Dec
         chosen["epochs"] = least
         reasons.append(f"epochs {least} all the same: fewer would end within the warm-up")
     names = [*undecided, *(["max_minutes"] if "max_minutes" in chosen else [])]
-    return Decision(replace(settings, **{name: chosen[name] for name in names}), reasons)
+    return Decision(_fill(settings, names, chosen), reasons)
 
 
 def _decide_built_in(settings: TrainSettings, text: Text, device: str) -> Decision:
@@ -115,15 +117,10 @@ def _decide_built_in(settings: TrainSettings, text: Text, device: str) -> Decisi
     undecided = settings.undecided()
     windows = max(1, FIXED["batch_size"] * FIXED["gradient_accumulation"] // settings.devices)  # of each process
     # of the two that make an update, what is given decides the other
-    batch = settings.batch_size or max(
-        1,
-        windows // settings.gradient_accumulation
-        if settings.gradient_accumulation
-        else windows
-        if device == "cuda"
-        else min(windows, FIXED["batch_size"]),
-    )
-    accumulated = settings.gradient_accumulation or max(1, windows // batch)
+    at_once = windows if device == "cuda" else min(windows, FIXED["batch_size"])
+    given = settings.gradient_accumulation
+    batch = settings.batch_size or (max(1, windows // given) if given else at_once)
+    accumulated = given or max(1, windows // batch)
     # an epoch of a part of it may be shorter than the warm-up
     least = _least_epochs(settings, text, batch * accumulated * settings.devices)
     numbers = FIXED | _head_and_rate(settings, settings.n_embd or FIXED["n_embd"])
@@ -135,7 +132,7 @@ def _decide_built_in(settings: TrainSettings, text: Text, device: str) -> Decisi
         reasons.append(f"max_minutes {settings.max_minutes:g}: the time decides how long, not the epochs")
     if "epochs" in named and least > FIXED["epochs"]:
         reasons.append(f"epochs {least} instead of {FIXED['epochs']}: fewer would end within the warm-up")
-    return Decision(replace(settings, **{name: numbers[name] for name in undecided}), reasons)
+    return Decision(_fill(settings, undecided, numbers), reasons)
 
 
 def _choose_shape(settings: TrainSettings, text: Text, machine: Machine) -> tuple[int, int, list[str]]:
@@ -169,7 +166,7 @@ def _choose_length(settings: TrainSettings, text: Text, speed: float) -> tuple[d
     reasons = [f"{within}{speed:,.0f} tokens per second, as measured here"]
     chosen: dict[str, Any] = dict(epochs=most)
     if not settings.epochs:
-        by_epochs = BORDER * affordable > repeated
+        by_epochs = ENDS_BY_CLOCK * affordable > repeated
         chosen["max_minutes"] = 0.0 if by_epochs else minutes
         reasons.append(
             f"epochs {most}: more would teach a text of {text.tokens:,} tokens by heart" if by_epochs
@@ -201,6 +198,10 @@ def _choose_update(
     why = f", so that there are about {UPDATES} updates{of_these}" if by_rule else ""
     numbers = dict(batch_size=batch, gradient_accumulation=accumulated, windows_per_update=per_update)
     return numbers, f"{per_update} windows per update{why}"
+
+
+def _fill(settings: TrainSettings, names: list[str], numbers: dict[str, Any]) -> TrainSettings:
+    return replace(settings, **{name: numbers[name] for name in names})
 
 
 def _seconds(settings: TrainSettings) -> float:

@@ -138,10 +138,7 @@ class Trainer:
         speed_up(model, settings, train.n_ctx, self.precision, self.device, train.packed)
         self.local_loss = Loss(model, settings.compile).to(self.device).train()
         self.loss_of = distributed.distribute(self.local_loss, parallel, self.device)
-        self.optimizers = optim.make_optimizers(
-            model, settings.optimizer, settings.lr, settings.weight_decay, settings.beta2, settings.eps,
-            settings.momentum, DTYPES[self.precision],
-        )  # fmt: skip
+        self.optimizers = optim.make_optimizers(model, settings, DTYPES[self.precision])
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         # 3. where the run is

@@ -1,11 +1,11 @@
-"""Room 04: how long a run is, and when it ends early (test_trainer: what a run does between updates)."""
+"""Room 04: how long a run is (test_trainer: what a run does between updates)."""
 
 import itertools
 import math
 
 import pytest
 
-from helpers.train.milestones import FIRST_GUESS, Progress, StepBudget, early_stop
+from helpers.train.milestones import FIRST_GUESS, Progress, StepBudget
 from helpers.train.settings import TrainSettings
 
 
@@ -53,24 +53,3 @@ def test_before_a_validation_is_measured_it_counts_a_third_of_the_work():
     """A resumed run has no pace yet: the mean since its beginning. 100 tokens/s forward and back, 300 forward only."""
     budget = budget_of(1.0, val_tokens=900)
     assert budget.total_steps(Progress(step=10, seconds=27.0, updating=20.0, tokens=2000)) == 10 + math.ceil(30 / 2)
-
-
-@pytest.mark.parametrize(("stale", "patience", "ends"), [(2, 3, False), (3, 3, True), (9, 0, False)])
-def test_patience_counts_validations_without_a_better_one(stale, patience, ends):
-    assert bool(early_stop(Progress(step=10, stale=stale), 100, 2.0, patience, [])) == ends
-
-
-@pytest.mark.parametrize(
-    ("step", "bits", "words"),
-    [
-        (19, 9.0, ""),  # no rung reached yet
-        (20, 4.0, ""),
-        (20, 4.1, "behind at 20%: 4.100 bits per character, not 4.000"),
-        (49, 4.1, "behind at 20%: 4.100 bits per character, not 4.000"),
-        (50, 3.9, "behind at 50%: 3.900 bits per character, not 3.000"),  # the higher one counts
-        (99, 3.0, ""),
-        (60, float("inf"), ""),  # killed before its first validation, and resumed: not judged yet
-    ],
-)
-def test_a_rung_asks_for_so_many_bits_at_a_share_of_the_run(step, bits, words):
-    assert early_stop(Progress(step=step), 100, bits, 0, [[0.2, 4.0], [0.5, 3.0]]) == words

@@ -165,10 +165,11 @@ from types import SimpleNamespace
 from helpers.train import optim
 from helpers.train.loss import Loss
 from helpers.train.model import build_model, make_config, training_memory
+from helpers.train.settings import TrainSettings
 
 def two_updates(cfg, batch_size):
     model = build_model(cfg, 0)
-    optimizers = optim.make_optimizers(model, "adamw", 1e-3, 0.1)
+    optimizers = optim.make_optimizers(model, TrainSettings(optimizer="adamw", lr=1e-3))
     for _ in range(2):
         ids = torch.randint(5, cfg.vocab_size, (batch_size, cfg.max_position_embeddings))
         with torch.autocast("cpu", torch.bfloat16):

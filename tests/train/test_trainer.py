@@ -123,8 +123,8 @@ def test_steps_checkpoints_and_rows_are_exact(tmp_path):
     assert [row["step"] for row in rows(folder, "step")] == list(range(1, 13))
     assert [row["step"] for row in rows(folder, "checkpoint")] == [4, 8, 12]
     assert sorted(path.name for path in folder.glob("epoch-*")) == ["epoch-1", "epoch-2", "epoch-3"]
-    assert rows(folder, "end")[0]["reason"] == "finished"
-    assert rows(folder, "sample")
+    assert all(0 < row["update_ratio"] < 1 and row["memory"] > 2**20 for row in rows(folder, "step"))
+    assert rows(folder, "end")[0]["reason"] == "finished" and rows(folder, "sample")
     assert list(folder.glob("tensorboard/events*"))
 
 
@@ -140,15 +140,6 @@ def test_an_epochs_row_is_the_mean_over_its_labels(tmp_path):
             of_updates = [row[name] for row in steps[7 * number : 7 * number + 7]]
             assert epoch[name] == pytest.approx(np.average(of_updates, weights=labels), rel=1e-9)
     assert epochs[1]["loss"] < epochs[0]["loss"] and epochs[1]["seconds"] > 0
-
-
-def test_a_step_says_how_fast_how_large_and_how_far(tmp_path):
-    fit(tmp_path / "m")
-    for row in rows(tmp_path / "m", "step"):
-        assert 0 < row["update_ratio"] < 1 and row["grad_norm"] > 0 and row["memory"] > 2**20
-        assert 0 < row["mfu"] < 1 and row["tokens_per_second"] > 0 and row["skipped"] == 0
-    last = rows(tmp_path / "m", "step")[-1]
-    assert last["step"] == last["total_steps"] == 8 and last["seconds_left"] == 0 and last["epoch"] == 2
 
 
 def test_speed_and_time_left_are_what_a_clock_says(tmp_path, monkeypatch):
@@ -217,8 +208,7 @@ def stop_at(step: int):
     return lambda: next(asked) >= step
 
 
-@pytest.mark.parametrize("architecture", ["gpt2", "llama"])
-@pytest.mark.parametrize("step", [3, 4, 6])
+@pytest.mark.parametrize(("step", "architecture"), [(3, "gpt2"), (4, "llama"), (6, "moe")])
 def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, step, architecture):
     """Stopped inside an epoch, at its edge and after it, with dropout on; test_faults does it in all precisions."""
     whole = tiny(dropout=0.1, architecture=architecture)
@@ -238,12 +228,6 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path):
     assert again["steps"] == first["steps"]
     assert again["seconds"] >= first["seconds"] - 0.5 and again["tokens_per_second"] == first["tokens_per_second"]
     assert again["val_loss"] == pytest.approx(first["val_loss"], rel=1e-6)
-
-
-def test_another_runs_checkpoint_is_refused(tmp_path):
-    fit(tmp_path / "m", identity="one")
-    with pytest.raises(checkpoint.BadCheckpoint, match="other data or parameters"):
-        fit(tmp_path / "m", identity="two")
 
 
 def test_the_best_checkpoint_becomes_the_final_model_when_it_gets_worse(tmp_path):
@@ -295,8 +279,7 @@ def test_patience_ends_a_run_that_gets_no_better_and_more_patience_goes_on_bit_f
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), parts.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("way", ["file", "signal"])
-@pytest.mark.parametrize("step", [26, 30, 33])
+@pytest.mark.parametrize(("step", "way"), [(26, "file"), (30, "file"), (30, "signal"), (33, "signal")])
 def test_a_stop_changes_nothing_of_when_a_run_ends_or_of_what_is_best(tmp_path, step, way):
     """Stopped at an epoch's end, at its best validation and between two of them; it goes on as if never stopped."""
     options = dict(size=800, epochs=6, lr=0.3, warmup_steps=0, eval_step=5, final_lr_fraction=1.0, patience=3)
@@ -318,19 +301,6 @@ def test_a_stop_changes_nothing_of_when_a_run_ends_or_of_what_is_best(tmp_path, 
     again = {row["step"]: row["loss"] for row in rows(folder, "validation")}
     assert judged.items() <= again.items() and set(again) - set(judged) <= {step}
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), parts.parameters(), strict=True))
-
-
-def test_a_run_ends_at_a_rung_that_it_does_not_reach(tmp_path):
-    fit(tmp_path / "whole", size=800, eval_step=3)
-    bits = {row["step"]: row["bits_per_char"] for row in rows(tmp_path / "whole", "validation")}
-    assert bits[12] < bits[6]  # of 26
-    rungs = [[0.2, bits[6] + 0.001], [0.4, bits[12] - 0.001]]
-    figures = fit(tmp_path / "behind", size=800, eval_step=3, rungs=rungs)
-    assert figures["steps"] == 12
-    assert rows(tmp_path / "behind", "end")[-1]["reason"].startswith("behind at 40%: ")
-    assert fit(tmp_path / "behind", size=800, eval_step=3, rungs=rungs)["steps"] == 12
-    rungs[1][1] += 0.002
-    assert fit(tmp_path / "behind", size=800, eval_step=3, rungs=rungs)["steps"] == 26
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -355,16 +325,6 @@ def test_a_time_budget_ends_when_the_time_does(tmp_path, monkeypatch, optimizer)
     assert figures["steps"] > 15 and rates[-1] < 0.2 * max(rates) and max(rates) > 0.5e-2
     assert rows(folder, "end")[-1]["reason"] == "finished"
     assert not list(folder.glob("epoch-*"))  # there may be hundreds
-
-
-def test_a_run_that_only_fails_ends_with_an_error(tmp_path):
-    """One article skipped failing batches in silence and reported loss 0."""
-    model = tiny()
-    with torch.no_grad():
-        model.transformer.wte.weight.fill_(math.nan)
-    with pytest.raises(milestones.Diverged, match="not finite"):
-        fit(tmp_path / "m", model, epochs=5)
-    assert len(rows(tmp_path / "m", "skipped")) == trainer.SKIPS_IN_A_ROW
 
 
 def break_weights(patch, after: int) -> None:
