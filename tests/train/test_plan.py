@@ -1,6 +1,5 @@
 """Room 04 before it trains: what a run will do and cost, and what looks wrong."""
 
-import contextlib
 import json
 from types import SimpleNamespace
 
@@ -124,25 +123,6 @@ def test_as_many_windows_as_the_time_allows_and_always_thrice(seen, train, probe
     assert [len(indices) for indices in seen] == counts
     assert pace.per_window > 0 and pace.optimizer > 0
     assert pace.of(10) == pytest.approx(10 * pace.per_window + pace.optimizer)
-
-
-def test_on_a_gpu_all_windows_are_measured_at_once(monkeypatch, train):
-    """One window tells nothing there: it takes about as long as many."""
-
-    class Gpu:
-        type = "cuda"
-
-    counts, load = [], plan.load_batch
-    monkeypatch.setattr(
-        plan, "load_batch", lambda windows, some, _: counts.append(len(some)) or load(windows, some, CPU)
-    )
-    monkeypatch.setattr(torch.nn.Module, "to", lambda self, *_: self)
-    monkeypatch.setattr(plan, "autocast", lambda *_: contextlib.nullcontext())
-    waits = []
-    monkeypatch.setattr(plan, "wait", waits.append)
-    measure(train, 4, 0.0, Gpu())
-    assert counts == [1, 1, 1, 4, 4, 4]
-    assert len(waits) == 2 * len(counts)  # before each reading of the clock: a GPU is told, and goes on working
 
 
 def test_where_memory_runs_out_fewer_windows_are_measured(monkeypatch, train):
