@@ -7,7 +7,6 @@ only, so dropout where GPT-2 has it is added here. Knows nothing of data or of t
 
 import math
 import os
-import pickle
 from functools import partial
 from textwrap import shorten
 from typing import Any
@@ -210,21 +209,24 @@ def load_pretrained_model(name: str, tokenizer: PreTrainedTokenizerFast, n_ctx: 
     """
     config = _pretrained_config(name, tokenizer, n_ctx)
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             name, weights_only=True, trust_remote_code=False, dtype=torch.float32, output_loading_info=True,
             **_experts(config),
         )  # fmt: skip
+        model, found = loaded
         if found["missing_keys"]:  # the library would make them up
             raise ValueError(f"{len(found['missing_keys'])} tensors are missing, such as {min(found['missing_keys'])}")
-    except pickle.UnpicklingError:  # without its message, which recommends to read the file unprotected
-        raise ValueError(
-            f"pretrained_model '{name}': its pytorch_model.bin is damaged, or it holds more than weights and might run "
-            "a program. Nothing of it was run. Look for the same model as model.safetensors"
-        ) from None
+    except MemoryError:
+        raise
     except (OSError, EOFError, KeyError, RuntimeError, SafetensorError, TypeError, ValueError) as error:
         raise ValueError(
             f"pretrained_model '{name}': its weights, model.safetensors or pytorch_model.bin, could not be read "
             f"({shorten(str(error), 300)})"
+        ) from None
+    except Exception as error:  # the unpickler's, without its message: that recommends to read the file unprotected
+        raise ValueError(
+            f"pretrained_model '{name}': its pytorch_model.bin is damaged, or it holds more than weights and might run "
+            f"a program ({type(error).__name__}). Nothing of it was run. Look for the same model as model.safetensors"
         ) from None
     set_special_ids(model, tokenizer)
     if config.model_type != "gpt2":
