@@ -37,9 +37,10 @@ from helpers.tokens import ngrams
 from helpers.tokens.windows import Stream, Windows, choose_n_ctx, encode_texts
 from helpers.train import rules
 from helpers.train.loss import Loss
+from helpers.train.milestones import evaluate
 from helpers.train.model import build_model, config_from_settings, make_config, model_sizes
 from helpers.train.settings import TrainSettings
-from helpers.train.trainer import Trainer, evaluate
+from helpers.train.trainer import Trainer
 from helpers.vocab.choice import choose_kind, choose_sizes
 from helpers.vocab.tokenizer import build_bpe, build_bytes, build_characters, build_words
 from helpers.vocab.words import choose_words, count_characters, count_words, coverage, get_segmenter
@@ -111,7 +112,7 @@ def ours(text: Text, given: dict[str, Any], seconds: float, seed: int, device: t
     same = dict(max_minutes=seconds / 60, seed=seed, device=str(device), precision=precision)
     asked = TrainSettings(**(same | given))
     sizes = rules.Text(len(text.train), len(train))  # the built-in corpus too, as if it were anyone's
-    settings = rules.choose(asked, sizes, *rules.measured(asked, text.tokenizer, train)).settings
+    settings = rules.choose_numbers(asked, sizes, rules.measure_machine(asked, text.tokenizer, train)).settings
     if settings.max_minutes:
         left = seconds - (time.perf_counter() - begin)
         settings = replace(settings, max_minutes=max(0.1 * seconds, left) / 60)  # 0 would mean no limit

@@ -46,10 +46,7 @@ class Updates:
         # 2. what an update needs
         self.loss_of = Loss(self.model).train()
         self.scaler = torch.amp.GradScaler("cpu", enabled=False)
-        self.optimizers = optim.make_optimizers(
-            self.model, settings.optimizer, settings.lr, settings.weight_decay, settings.beta2, settings.eps,
-            settings.momentum, DTYPES[precision],
-        )  # fmt: skip
+        self.optimizers = optim.make_optimizers(self.model, settings, DTYPES[precision])
         # 3. its windows
         shape = (settings.gradient_accumulation, settings.batch_size, length + 1)
         self.ids = torch.randint(words, shape, generator=torch.Generator().manual_seed(0))

@@ -48,7 +48,7 @@ def random_model(shape: dict, folder: Path) -> None:
     """Write a GPT-2 of this shape, with random weights and a made-up vocabulary, as notebook 04 would."""
     shape = dict(shape)
     tokenizer = made_up_tokenizer(shape.pop("vocab"))
-    checkpoint.export(folder, build_model(make_config("gpt2", tokenizer, **shape), seed=0), tokenizer)
+    checkpoint.export_model(folder, build_model(make_config("gpt2", tokenizer, **shape), seed=0), tokenizer)
 
 
 def read_rate(numbers: int = 2**27) -> float:

@@ -54,9 +54,9 @@ from helpers.serve.engine import Engine
 from helpers.serve.limits import Limits
 from helpers.tokens.windows import Stream, Windows
 from helpers.train import checkpoint, distributed
-from helpers.train.job import prepare, run_job
+from helpers.train.job import prepare_room, run_training
 from helpers.train.loss import Loss
-from helpers.train.model import blocks, model_from_settings, training_memory
+from helpers.train.model import model_from_settings, training_memory, transformer_blocks
 from helpers.train.rules import decide
 from helpers.train.settings import TrainSettings
 from helpers.train.trainer import Trainer
@@ -212,16 +212,16 @@ def train_speed(bench: Bench, figures: dict, compile: bool, **changes) -> None:
         laps, tokens = laps + 1, tokens + update.labels
     torch.cuda.synchronize(bench.device)
     seconds = time.perf_counter() - begin
-    rate = tokens * trainer.flops_per_token / seconds / 1e12
+    rate = tokens * trainer.pace.flops_per_token / seconds / 1e12
     product, sheet = bench.figures.get("rates", {}).get("product_tflops"), data_sheet(bench.device)
     estimate = training_memory(
-        trainer.model.config, trainer.micro_batch, optimizer=trainer.settings.optimizer,
+        trainer.model.config, trainer.session.micro_batch, optimizer=trainer.settings.optimizer,
         precision=trainer.settings.precision, device=bench.device.type,
     )  # fmt: skip
     figures |= {
         "parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
         "compile": compile,
-        "micro_batch": trainer.micro_batch,
+        "micro_batch": trainer.session.micro_batch,
         "updates": laps,
         "tokens_per_update": update.labels,
         "first_updates_seconds": firsts,
@@ -275,8 +275,8 @@ def own_runs(bench: Bench) -> Iterator[TrainSettings]:
 def default_run(bench: Bench, figures: dict) -> None:
     """Train the run as notebook 04 does by default, to its end or that of the part's time."""
     with own_runs(bench) as settings:
-        prepare(settings)
-        figures |= run_job(settings, stop=lambda: not bench.in_time)
+        prepare_room(settings)
+        figures |= run_training(settings, stop=lambda: not bench.in_time)
         lines = (paths.room(bench.run, "train") / "metrics.jsonl").read_text("utf-8").splitlines()
     figures["precision"] = json.loads(lines[0])["precision"]
     figures["skipped_updates"] = figures.pop("skipped")  # the word has another meaning here
@@ -303,7 +303,7 @@ def wrap_alone(way: str, loss: Loss, parallel: str, device: torch.device) -> tor
         return DistributedDataParallel(loss, device_ids=[device.index])
     if way == "fsdp":
         mesh = init_device_mesh(device.type, (1,))
-        for part in [*blocks(loss.model), loss]:
+        for part in [*transformer_blocks(loss.model), loss]:
             fully_shard(part, mesh=mesh)
     return loss
 
@@ -318,7 +318,7 @@ def train_wrapped(bench: Bench, way: str, compiled: str = "") -> dict:
         updates = [trainer.step() for _ in range(4)]
         torch.cuda.synchronize(bench.device)
         begin = time.perf_counter()
-        trainer.save()
+        trainer.milestones.save()
         save_seconds = time.perf_counter() - begin
         wanted, got = trainer.step(), preset_trainer(bench, folder, 5, **changes).step()
     rate = sum(update.labels for update in updates[2:]) / sum(update.seconds for update in updates[2:])

@@ -11,7 +11,6 @@ Before its clock runs, each recipe makes a few updates that are thrown away, so 
 """
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -24,10 +23,12 @@ from helpers import paths
 from helpers.device import pick_device, pick_precision
 from helpers.manifest import open_room
 from helpers.tokens.windows import TokenStream, Windows
-from helpers.train import trainer
+from helpers.train.log import read_log_rows
 from helpers.train.loss import Loss
+from helpers.train.milestones import evaluate
 from helpers.train.model import build_model, make_config, model_sizes
 from helpers.train.settings import TrainSettings
+from helpers.train.trainer import Trainer
 from helpers.vocab.tokenizer import load_tokenizer
 
 # A plain recipe for GPT-2: linear decay over 5 epochs, which 150 seconds cut short as they would any reader's
@@ -69,14 +70,6 @@ def recipes() -> dict[str, dict]:
     return found | SIDE
 
 
-class ToTheEnd(trainer.Trainer):
-    """The loop of room 04, but what counts is its last state: a glance at eight tokens may not choose another."""
-
-    def return_to_best(self, scores: dict[str, float]) -> dict[str, float]:
-        """Keep the weights as they are."""
-        return scores
-
-
 class Bench:
     """One model and one text, on which recipes are tried."""
 
@@ -115,19 +108,20 @@ class Bench:
                 device=str(self.device), parallel="ddp", seed=seed, log_step=1, eval_step=0,
                 sample_step=0, checkpoint_step=0,
             )  # fmt: skip
-            ToTheEnd(
+            loop = Trainer(
                 model, self.train, self.val.first(1), settings, Path(folder), self.tokenizer,
                 chars_per_token=self.chars_per_token, stop=over,
-            ).run()  # fmt: skip
-            lines = (Path(folder) / "metrics.jsonl").read_text("utf-8").splitlines()
-        rows = [json.loads(line) for line in lines]
-        return model, [row for row in rows if row["event"] == "step"]
+            )  # fmt: skip
+            # what counts is the last state: a glance at eight tokens may not choose another
+            loop.milestones.return_to_best = lambda scores: scores
+            loop.run()
+            return model, read_log_rows(folder, "step")
 
     def measure(self, name: str, recipe: dict, seconds: float, seed: int = 0) -> dict:
         """Return what a recipe reaches in so many seconds, and how it came there."""
         self.fit(recipe, min(WARM, seconds), seed)
         model, rows = self.fit(recipe, seconds, seed)
-        found = trainer.evaluate(Loss(model), self.val, 32, self.fast, self.device)
+        found = evaluate(Loss(model), self.val, 32, self.fast, self.device)
         bits = found["loss"] / torch.log(torch.tensor(2.0)).item() / self.chars_per_token["val"]
         row = {
             "recipe": name, "seed": seed, "seconds": rows[-1]["train_seconds"], "updates": rows[-1]["step"],

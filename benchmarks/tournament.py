@@ -26,9 +26,10 @@ from helpers import parallel
 from helpers.corpus.shards import read_texts
 from helpers.device import pick_device
 from helpers.tokens.windows import Windows, encode_texts
+from helpers.train.milestones import evaluate
 from helpers.train.model import build_model, make_config, model_sizes
 from helpers.train.settings import TrainSettings
-from helpers.train.trainer import Trainer, evaluate
+from helpers.train.trainer import Trainer
 from helpers.vocab.tokenizer import build_bpe, build_bytes, build_characters, build_words
 from helpers.vocab.words import choose_words, count_characters, count_words, get_segmenter, take_texts
 
@@ -73,7 +74,7 @@ class Entrant:
             self.due_updates *= 2 if updates >= self.due_updates else 1
             self.due_seconds = self.due_seconds[len(reached) :]
             scores = evaluate(trainer.local_loss, self.val, 32, trainer.precision, trainer.device)
-            self.curve.append((updates, round(self.seconds, 2), scores["loss"] * trainer.bits_per_char["val"]))
+            self.curve.append((updates, round(self.seconds, 2), scores["loss"] * trainer.milestones.bits_per_char))
 
 
 def four_tokenizers(run: str, segmenter: str) -> dict:

@@ -48,6 +48,6 @@ def make_chat_run(run: str = "t", conversations: bool = True) -> str:
     outputs = paths.room(run, "tokenize").glob("*.bin")
     write_manifest(run, "tokenize", parameters={}, inputs=[], outputs=outputs, result=result)
     final = paths.room(run, "train") / "final_model"
-    checkpoint.export(final, tiny_model(tok), tok)
+    checkpoint.export_model(final, tiny_model(tok), tok)
     write_manifest(run, "train", parameters={}, inputs=[], outputs=sorted(final.iterdir()), result={})
     return run

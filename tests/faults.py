@@ -4,7 +4,6 @@ A child is forked from a server process that has the libraries loaded and nothin
 milliseconds, is a process of its own, and can be killed like any other.
 """
 
-import contextlib
 import functools
 import hashlib
 import json
@@ -25,6 +24,7 @@ from safetensors.torch import load_file
 from helpers.tokens.windows import Windows
 from helpers.train import checkpoint, trainer
 from helpers.train.distributed import leave_group, world
+from helpers.train.log import read_log_rows
 
 FULL = os.environ.get("FAULTS") == "full"  # `make test-faults`: the counts that were promised
 _SERVER = multiprocessing.get_context("forkserver")
@@ -50,7 +50,7 @@ class Children:
         for process in self.processes:
             process.start()
 
-    def wait(self, timeout: float = 60) -> list[int]:
+    def wait(self, timeout: float = 240) -> list[int]:
         """Return the exit codes, by rank; kill what is left after `timeout` seconds, and fail."""
         deadline = time.monotonic() + timeout
         for process in self.processes:
@@ -70,14 +70,14 @@ class Children:
         """Return what the children wrote on their error streams."""
         return "\n".join(file.read_text("utf-8", "replace") for file in sorted(self.notes.glob("*.err")))
 
-    def results(self, timeout: float = 60) -> list:
+    def results(self, timeout: float = 240) -> list:
         """Return what the function returned, by rank (JSON); fail with what was said if a process failed."""
         codes = self.wait(timeout)
         assert not any(codes), f"exit codes {codes}\n{self.said()}"
         return [json.loads((self.notes / f"{rank}.json").read_text("utf-8")) for rank in range(len(self.processes))]
 
 
-def run(function, *args, world: int = 1, timeout: float = 60, env: dict | None = None) -> list:
+def run(function, *args, world: int = 1, timeout: float = 240, env: dict | None = None) -> list:
     """Call a function of a module in `world` processes of one gloo group; return what each returned."""
     return Children(function, *args, world=world, env=env).results(timeout)
 
@@ -144,7 +144,7 @@ def fit(folder, shape=None, *, model=None, stop_after=0, stop=None, keep=2, size
         asked.append(1)
         return len(asked) == stop_after or bool(stop and stop(len(asked)))
 
-    trainer.checkpoint.save = functools.partial(checkpoint.save, keep=keep)  # this process is one test's own
+    checkpoint.save = functools.partial(checkpoint.save, keep=keep)  # this process is one test's own
     model = model or model_of(**(shape or {}))
     with open(train.note, "a", encoding="ascii") as file:
         file.write("null\n")  # a session begins
@@ -161,11 +161,7 @@ def job(folder, shape: dict, changes: dict) -> dict:
 
 def rows(folder, event: str) -> list[dict]:
     """Return the rows of one event; a last row that a killed process left half is no row."""
-    found = []
-    for line in (Path(folder) / "metrics.jsonl").read_text("utf-8").splitlines():
-        with contextlib.suppress(ValueError):
-            found.append(json.loads(line))
-    return [row for row in found if row["event"] == event]
+    return read_log_rows(folder, event)
 
 
 def seen(folder, rank: int = 0) -> list[list]:

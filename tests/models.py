@@ -11,6 +11,7 @@ from helpers.generate.batch import banned, window_start
 from helpers.manifest import write_manifest
 from helpers.tokens.shards import write_shards
 from helpers.tokens.windows import Windows, count_windows
+from helpers.train.log import read_log_rows
 from helpers.train.model import build_model, make_config
 from helpers.train.settings import TrainSettings
 from helpers.train.trainer import Trainer
@@ -46,7 +47,7 @@ DEFAULTS = dict(
     epochs=2, max_minutes=0.0, batch_size=4, gradient_accumulation=2, optimizer="adamw", lr=1e-2, beta2=0.95, eps=1e-8,
     warmup_steps=2, schedule="cosine", final_lr_fraction=0.1, weight_decay=0.1, max_grad_norm=1.0, precision="fp32",
     compile=False, parallel="ddp", device="cpu", seed=0, log_step=1, eval_step=0, sample_step=0, checkpoint_step=0,
-    patience=0, rungs=[], tracker="",
+    patience=0, tracker="",
 )  # fmt: skip
 SHAPE = dict(
     architecture="gpt2", n_embd=16, n_layer=2, n_head=2, n_kv_head=0, dropout=0.0, pretrained_model="",
@@ -75,8 +76,7 @@ def fit(folder, model=None, size: int = 200, **changes) -> dict:
 
 
 def rows(folder, event: str) -> list[dict]:
-    lines = (json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines())
-    return [row for row in lines if row["event"] == event]
+    return read_log_rows(folder, event)
 
 
 def make_run() -> str:

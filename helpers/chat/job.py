@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,12 @@ from helpers.chat.start import load_start
 from helpers.device import pick_precision
 from helpers.files import fingerprint, write_text
 from helpers.manifest import open_room
-from helpers.train import checkpoint
-from helpers.train.job import Training, claim, digests, occupied
+from helpers.train.job import Training, claim, digests, keep_for_training
 from helpers.train.loss import Loss
+from helpers.train.milestones import evaluate
 from helpers.train.plan import load_windows
 from helpers.train.settings import TrainSettings
-from helpers.train.trainer import Trainer, evaluate
+from helpers.train.trainer import Trainer
 from helpers.vocab.chat import Encoded, Message
 from helpers.vocab.tokenizer import decode, load_tokenizer
 
@@ -77,33 +78,24 @@ class ChatSettings:
         )  # fmt: skip
 
 
-class ChatTrainer(Trainer):
-    """The loop of room 04; adapters are merged into the model that is written."""
-
-    def export(self, name: str) -> None:
-        """Write the model as a plain Hugging Face folder."""
-        weights = lora.merged_weights(self.model) if lora.is_lora(self.model) else None
-        checkpoint.export(self.folder / name, self.model, self.tokenizer, self.rank == 0, weights)
-
-
 @dataclass
 class FineTuning:
     """A fine-tuning that is ready to run."""
 
     settings: ChatSettings
     lessons: Lessons
-    trainer: ChatTrainer
+    trainer: Trainer
     exchanges_left_out: int  # questions with their answers that no window holds
 
     def run(self) -> dict[str, Any]:
         """Train to the end, or until a file STOP appears in the room; return figures, of answers alone."""
         floor = {"floor_bits_per_char": self.lessons.floor_bits_per_char}
-        with occupied(self.trainer.folder):
+        with keep_for_training(self.trainer.folder):
             return self.trainer.run() | floor | {"exchanges_left_out": self.exchanges_left_out}
 
     def start(self) -> Training:
         """Start `run` in a worker thread."""
-        total_steps = 0 if self.trainer.budget.by_clock else self.trainer.total_steps
+        total_steps = 0 if self.trainer.budget.by_clock else self.trainer.session.total_steps
         return Training(self.trainer.folder, self.run, total_steps)
 
 
@@ -140,9 +132,11 @@ def prepare_tuning(settings: ChatSettings, lessons: Lessons | None = None, folde
     claim(folder, identity, settings.resume)
     write_text(folder / "parameters.json", json.dumps(asdict(settings), ensure_ascii=False, indent=1))
     per_token = {split: answer_characters(tokenizer, part) / int(part.labels.sum()) for split, part in parts.items()}
-    trainer = ChatTrainer(
-        model, parts["train"], parts["val"], wanted, folder, tokenizer, chars_per_token=per_token, identity=identity
-    )
+    merged = partial(lora.merged_weights, model) if lora.is_lora(model) else None
+    trainer = Trainer(
+        model, parts["train"], parts["val"], wanted, folder, tokenizer, chars_per_token=per_token, identity=identity,
+        weights=merged,
+    )  # fmt: skip
     return FineTuning(settings, lessons, trainer, len(left_out))
 
 

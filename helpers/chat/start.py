@@ -7,7 +7,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from helpers import paths
 from helpers.manifest import open_room
-from helpers.train.model import load_pretrained, set_special_ids, suppress_special_tokens
+from helpers.train.model import load_pretrained_model, set_special_ids, suppress_special_tokens
 from helpers.vocab import tokenizer as vocabulary
 from helpers.vocab.chat import ASSISTANT, USER, add_template, end_of_turn, has_template, role_tokens
 from helpers.vocab.tokenizer import encode
@@ -30,7 +30,7 @@ def load_start(
         folder = paths.room(run, "train") / "final_model"
         tokenizer = vocabulary.load_tokenizer(folder)
         name, usual = str(folder), open_room(run, "tokenize")["result"]["n_ctx"]
-    model = load_pretrained(name, tokenizer, 1)
+    model = load_pretrained_model(name, tokenizer, 1)
     n_ctx = min(n_ctx or usual, model.config.max_position_embeddings)
     # 2. the roles, and the end of a turn
     ours = not has_template(tokenizer)

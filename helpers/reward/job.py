@@ -29,7 +29,7 @@ from helpers.reward.judge import Asker
 from helpers.reward.policy import Branch, EndingScores
 from helpers.reward.rollout import AnswerOpening, Group, write_endings, write_openings
 from helpers.train import optim
-from helpers.train.model import blocks
+from helpers.train.model import transformer_blocks
 
 METHODS = ("grpo", "dpo")
 _SURVEY = 4  # updates' worth of questions whose rewards the asker begins with
@@ -96,7 +96,7 @@ class Learner:
             model.set_attn_implementation("eager")
         self.precision = pick_precision(settings.precision, start.device)
         # the tied table and the norms serve all texts; a conclusion is learnt in the blocks
-        self.trained = [p for block in blocks(self.model) for p in block.parameters() if p.ndim > 1]
+        self.trained = [p for block in transformer_blocks(self.model) for p in block.parameters() if p.ndim > 1]
         for p in self.trained:
             p.requires_grad_(True)
         self.optimizer = torch.optim.AdamW(self.trained, betas=(0.9, 0.98), weight_decay=0.0)

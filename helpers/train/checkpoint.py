@@ -11,7 +11,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,16 +72,6 @@ def _own_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return dict(model.named_parameters()) | {name: b for name, b in model.named_buffers() if name in saved}
 
 
-@contextlib.contextmanager
-def _open(file: Path) -> Iterator[safe_open]:
-    """Open a safetensors file; raise BadCheckpoint for any other."""
-    try:
-        with safe_open(file, "pt") as tensors:
-            yield tensors
-    except SafetensorError as error:
-        raise BadCheckpoint(f"{file} is not a safetensors file, and nothing else is opened: {error}") from None
-
-
 def _is_safetensors(file: Path) -> bool:
     """Return whether a file begins as the format does: 8 bytes of length, then so much JSON.
 
@@ -97,8 +87,11 @@ def _is_safetensors(file: Path) -> bool:
 
 def _read(file: Path) -> dict[str, torch.Tensor]:
     """Return the tensors of a safetensors file, copied: the file may go or change while they are used."""
-    with _open(file) as tensors:
-        return {name: tensors.get_tensor(name).clone() for name in tensors.keys()}  # noqa: SIM118  (no dict)
+    try:
+        with safe_open(file, "pt") as tensors:
+            return {name: tensors.get_tensor(name).clone() for name in tensors.keys()}  # noqa: SIM118  (no dict)
+    except SafetensorError as error:
+        raise BadCheckpoint(f"{file} is not a safetensors file, and nothing else is opened: {error}") from None
 
 
 # ---- checkpoints ----
@@ -138,7 +131,7 @@ def save(
         (part / _CHECKSUMS).write_text(json.dumps(checksums, indent=1), "utf-8")
 
     _tidy_all(root)
-    _write_folder(folder, write, verify)
+    _write_folder(folder, write, verify_checkpoint)
     # 3. the older ones
     _prune(root, folder, keep, state.get("identity"))
     return folder
@@ -160,12 +153,11 @@ def _prune(root: Path, written: Path, keep: int, identity: str | None) -> None:
     """Remove checkpoints of this run that are damaged, or neither `written`, nor the best, nor the newest `keep`."""
     states = {folder: _read_state(folder) for folder in reversed(list_checkpoints(root))}
     of_run = {folder: s for folder, s in states.items() if s is None or s.get("identity") == identity}  # None: damaged
-    losses = {folder: s["val_loss"] for folder, s in of_run.items() if s and s.get("val_loss") is not None}
-    best = min(filter(lambda folder: math.isfinite(losses[folder]), losses), key=lambda f: losses[f], default=None)
-    kept = {written}
+    judged = {folder: loss for folder, state in of_run.items() if math.isfinite(loss := _loss_of(state))}
+    best, kept = min(judged, key=judged.__getitem__, default=None), {written}
     for folder in of_run:
         with contextlib.suppress(BadCheckpoint):
-            if len(kept) < keep and folder not in kept and verify(folder):
+            if len(kept) < keep and folder not in kept and verify_checkpoint(folder):
                 kept.add(folder)
         if folder not in kept and folder != best:
             shutil.rmtree(folder, ignore_errors=True)
@@ -184,7 +176,7 @@ def list_checkpoints(root: Path) -> list[Path]:
     return sorted(path for path in root.glob("step-*") if re.fullmatch(r"step-\d{8,}", path.name) and path.is_dir())
 
 
-def verify(folder: Path) -> dict:
+def verify_checkpoint(folder: Path) -> dict:
     """Check a checkpoint's files against their checksums and return its state; raise BadCheckpoint naming the file."""
     try:
         checksums = json.loads((folder / _CHECKSUMS).read_text("utf-8"))
@@ -212,7 +204,7 @@ def latest(root: Path, identity: str | None) -> tuple[Path, dict, list[str]] | N
     complaints: list[str] = []
     for folder in reversed(list_checkpoints(root)):
         try:
-            state = verify(folder)
+            state = verify_checkpoint(folder)
             if state.get("identity") != identity:
                 raise BadCheckpoint(f"{folder} belongs to a run with other data or parameters")
             return folder, state, complaints
@@ -229,11 +221,16 @@ def best(root: Path, identity: str | None) -> tuple[Path, dict] | None:
     found = []
     for folder in list_checkpoints(root):
         with contextlib.suppress(BadCheckpoint):
-            state = verify(folder)
-            loss = state.get("val_loss")
-            if state.get("identity") == identity and loss is not None and math.isfinite(loss):
+            state = verify_checkpoint(folder)
+            if state.get("identity") == identity and math.isfinite(_loss_of(state)):
                 found.append((folder, state))
-    return min(found, key=lambda each: each[1]["val_loss"], default=None)
+    return min(found, key=lambda each: _loss_of(each[1]), default=None)
+
+
+def _loss_of(state: Mapping[str, Any] | None) -> float:
+    """Return the validation loss of a checkpoint's state; infinity where there is none, or none that is finite."""
+    loss = (state or {}).get("val_loss")
+    return loss if loss is not None and math.isfinite(loss) else math.inf
 
 
 def restore_weights(folder: Path, model: torch.nn.Module) -> None:
@@ -267,7 +264,7 @@ def restore(folder: Path, model: torch.nn.Module, optimizers: Sequence[torch.opt
         optimizer.load_state_dict({"state": state, "param_groups": group})
 
 
-def export(
+def export_model(
     folder: Path,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,

@@ -21,7 +21,7 @@ from transformers import PretrainedConfig
 from helpers import parallel
 from helpers.device import widest_float
 from helpers.train.loss import Loss
-from helpers.train.model import blocks, training_memory
+from helpers.train.model import training_memory, transformer_blocks
 from helpers.train.settings import TrainSettings
 
 FULLEST = 0.8  # of a GPU's memory, planned for a whole copy of the model: the estimate is right to some 20 %
@@ -111,7 +111,7 @@ def distribute(loss: Loss, parallel: str, device: torch.device) -> nn.Module:
         return loss
     if parallel == "fsdp":
         mesh = init_device_mesh(device.type, (size,))
-        for block in blocks(loss.model):
+        for block in transformer_blocks(loss.model):
             fully_shard(block, mesh=mesh)
         fully_shard(loss, mesh=mesh)
         return loss

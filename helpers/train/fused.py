@@ -1,10 +1,11 @@
-"""LLaMA's norm, attention and feed-forward part in fewer passes over memory, for training on a CPU in half precision.
+"""Ways to train the library's models faster: LLaMA's parts in fewer passes over memory, and attention without a mask.
 
-On a CPU every small operation reads and writes all activations of a batch, and at a width of some hundred numbers that
-takes as long as the matrix products. Here such a chain is one function, whose gradient is written by hand, and the
-matrices that read the same input are one product. The weights stay where they are, and the function of the model is
-the library's: outside of training in half precision these classes do what those of `transformers` do. Knows nothing of
-the training loop.
+On a CPU every small operation reads and writes all activations of a batch, which takes as long as the matrix products
+of a narrow model. Here such a chain is one function with a gradient written by hand. Weights, names and results stay
+the library's; outside of training in half precision these classes do what those of `transformers` do.
+
+On a GPU a mask makes attention compute the hidden half as well, and to see whether it needs one the library waits for
+each batch. Windows that hold one text each need none. Knows nothing of the training loop.
 """
 
 from typing import Any
@@ -12,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
 
-from helpers.train.attention import CAUSAL, sees_whole_window
 from helpers.train.settings import TrainSettings
 
 # The longest window for which a CPU in half precision is faster without the library's fused attention, whose backward
@@ -42,8 +43,29 @@ def speed_up(
     # for "sdpa" the library makes no mask where only the future is hidden, else one of truth values: as we take it
     written_out = on_cpu and n_ctx <= WRITTEN_OUT and not (fused and _has_own_keys(model.config))
     # to see that, the library waits for each batch of a GPU; compiled, it cannot see it, and makes a mask
-    unmasked = (device.type == "cuda" or settings.compile) and not packed and sees_whole_window(model.config, n_ctx)
+    unmasked = (device.type == "cuda" or settings.compile) and not packed and _sees_whole_window(model.config, n_ctx)
     model.set_attn_implementation("eager" if written_out else CAUSAL if unmasked else "sdpa")
+
+
+def hides_only_the_future(config: PretrainedConfig) -> bool:
+    """Return whether a model's attention takes no mask, so that texts side by side would see each other."""
+    return config._attn_implementation == CAUSAL
+
+
+def _sees_whole_window(config: PretrainedConfig, n_ctx: int) -> bool:
+    """Return whether each place of a window of `n_ctx` tokens sees all before it: no sliding window is shorter."""
+    return (getattr(config, "sliding_window", None) or n_ctx) >= n_ctx
+
+
+def _causal_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _mask: None, **more: Any
+) -> tuple[Tensor, None]:
+    """Return what the library's "sdpa" returns where no mask is needed: (B, T, H, D) of query (B, H, T, D)."""
+    return sdpa_attention_forward(module, query, key, value, None, **more)
+
+
+CAUSAL = "causal"  # among the library's attention implementations; without a function for masks, it is given none
+AttentionInterface.register(CAUSAL, _causal_attention)
 
 
 def _has_own_keys(config: Any) -> bool:
@@ -99,7 +121,7 @@ class _FusedRMSNorm(LlamaRMSNorm):
 # ---- attention ----
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return x (…, T, D), its pairs (x[d], x[d + D/2]) turned by the angles of cos and sin (…, T, D).
 
     The first half of sin has the other sign: what turns is x · cos + (its halves exchanged) · sin. Rotary positions
@@ -130,7 +152,7 @@ class _Attention(torch.autograd.Function):
         cos, sin = (table.transpose(1, 2) for table in (cos, sin))  # (B or 1, 1, T, D/2)
         cos, sin = ((torch.cat(halves, -1) * scales).to(dtype) for halves in ([cos, cos], [-sin, sin]))
         by_head = qkv.permute(2, 0, 3, 1, 4)  # (3, B, H, T, D)
-        q, k = rotate(by_head[:2], cos, sin).flatten(1, 2)  # (B·H, T, D) each
+        q, k = _rotate(by_head[:2], cos, sin).flatten(1, 2)  # (B·H, T, D) each
         v = by_head[2].flatten(0, 1)
         # 2. how much each place takes from each place that it may see
         hidden = torch.zeros(masked.shape, dtype=wide).masked_fill_(masked, -torch.inf)
@@ -154,7 +176,7 @@ class _Attention(torch.autograd.Function):
         grad_scores = torch._softmax_backward_data(torch.bmm(grad, v.mT), p, -1, p.dtype)  # (B·H, T, T)
         grad_qk = torch.stack([torch.bmm(grad_scores, k), torch.bmm(grad_scores.mT, q)])  # (2, B·H, T, D)
         # 1. turn back
-        by_head[:2] = rotate(grad_qk.unflatten(1, (batch, heads)), cos, -sin)
+        by_head[:2] = _rotate(grad_qk.unflatten(1, (batch, heads)), cos, -sin)
         return grad_qkv, None, None, None, None
 
 

@@ -1,5 +1,12 @@
-"""One training run of notebook 04: prepare its room, train in a thread or from a shell, watch it, stop it."""
+"""One training run of notebook 04: prepare its room, train in a thread or from a shell, watch it, stop it.
 
+Several processes are started by torchrun's own launcher: it gives each its rank, and when one fails it ends them all
+and starts them again from the last checkpoint. The same from a shell or on a cluster:
+`torchrun --nproc-per-node 8 --max-restarts 3 -m helpers.train runs/NAME/model/parameters.json`.
+Knows no training loop.
+"""
+
+import argparse
 import contextlib
 import dataclasses
 import json
@@ -7,7 +14,9 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import threading
+import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -15,21 +24,23 @@ from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from helpers import files, paths
+from helpers import paths
 from helpers.device import pick_device, release_threads
-from helpers.files import Occupied, fingerprint, known_sha256, write_text
+from helpers.files import Occupied, fingerprint, known_sha256, occupied, write_text
 from helpers.manifest import RoomError, open_room
 from helpers.train.checkpoint import BadCheckpoint
 from helpers.train.distributed import join_group, leave_group, world
+from helpers.train.milestones import Diverged
 from helpers.train.model import model_from_settings
-from helpers.train.plan import load_windows, plan
+from helpers.train.plan import load_windows, plan_run
 from helpers.train.rules import decide
 from helpers.train.settings import TrainSettings
-from helpers.train.trainer import Diverged, Trainer
+from helpers.train.trainer import Trainer
 from helpers.vocab.tokenizer import load_tokenizer
 
-PREPARED = "--prepared"  # before the file of parameters: the room is ready
 TRIAL_WINDOWS = 256  # of the validation text, for a trial of seconds
 # answers that a validation scores, of a longer text spread over it: their mean is known to about 0.01 nats, and no
 # run spends its time on being judged
@@ -51,7 +62,7 @@ def digests(pretrained_model: str) -> list[str]:
     return [known_sha256(file) for file in found]
 
 
-def prepare(settings: TrainSettings) -> None:
+def prepare_room(settings: TrainSettings) -> None:
     """Make the model room ready, see `claim`."""
     folder = paths.room(settings.run, "train")
     claim(folder, _identity(settings, open_room(settings.run, "tokenize")), settings.resume)
@@ -72,7 +83,7 @@ def claim(folder: Path, identity: str, resume: bool) -> None:
         file = place / "identity.txt"
         return resume and file.is_file() and file.read_text("utf-8") == identity
 
-    with occupied(folder):
+    with keep_for_training(folder):
         if waiting.exists():  # killed while two models changed places
             waiting.rename(previous if folder.exists() else folder)
         if not can_be_resumed(folder):
@@ -91,18 +102,18 @@ def claim(folder: Path, identity: str, resume: bool) -> None:
         (folder / "STOP").unlink(missing_ok=True)
 
 
-def occupied(folder: Path) -> contextlib.AbstractContextManager[None]:
+def keep_for_training(folder: Path) -> contextlib.AbstractContextManager[None]:
     """Keep a folder for one training run, see `files.occupied`; raises Occupied."""
-    return files.occupied(folder, f"Wait until it has ended, or end it (`touch {folder / 'STOP'}` lets it save first).")
+    return occupied(folder, f"Wait until it has ended, or end it (`touch {folder / 'STOP'}` lets it save first).")
 
 
 def trial(settings: TrainSettings, seconds: float, folder: Path) -> dict[str, Any]:
     """Train for `seconds` in a folder of its own, to compare recipes, judged on the first TRIAL_WINDOWS windows."""
     short = dataclasses.replace(settings, max_minutes=seconds / 60, eval_step=0, sample_step=0, log_step=1, tracker="")
-    return run_job(short, trial_folder=folder)
+    return run_training(short, trial_folder=folder)
 
 
-def run_job(
+def run_training(
     settings: TrainSettings, stop: Callable[[], bool] = lambda: False, trial_folder: Path | None = None
 ) -> dict[str, Any]:
     """Train in this process and return the run's figures; in a process group this process does its share.
@@ -114,7 +125,7 @@ def run_job(
     tokenizer = load_tokenizer(paths.room(settings.run, "vocab"))
     train, val = load_windows(settings.run, tokens, tokenizer.pad_token_id)
     folder = trial_folder or paths.room(settings.run, "train")
-    with occupied(folder) if world()[0] == 0 else contextlib.nullcontext():
+    with keep_for_training(folder) if world()[0] == 0 else contextlib.nullcontext():
         return Trainer(
             model_from_settings(settings, tokenizer, tokens["n_ctx"]),
             train,
@@ -160,11 +171,45 @@ class Training:
         return self._figures.result()
 
 
-def start(settings: TrainSettings, job: Callable[[TrainSettings], dict[str, Any]] = run_job) -> Training:
-    """Prepare the model room and train in a worker thread of this process; return at once."""
-    total_steps = plan(settings)["total_steps"]
-    prepare(settings)
+def start_training(settings: TrainSettings) -> Training:
+    """Prepare the model room and train, in a thread of this process or in `settings.devices` others; return at once."""
+    total_steps = plan_run(settings)["total_steps"]
+    prepare_room(settings)
+    job = launch_training if settings.devices > 1 else run_training
     return Training(paths.room(settings.run, "train"), lambda: job(settings), total_steps)
+
+
+def launch_training(settings: TrainSettings) -> dict[str, Any]:
+    """Train in `settings.devices` processes on this machine and return the run's figures; blocks until the end.
+
+    The room must be prepared. If a process fails, all are started again, `settings.restarts` times at most; then
+    RuntimeError, and no process is left.
+    """
+    room = paths.room(settings.run, "train")
+    with tempfile.TemporaryDirectory(prefix="launch-") as folder:
+        file = Path(folder, "parameters.json")
+        file.write_text(json.dumps(dataclasses.asdict(settings) | {"resume": True}), "utf-8")
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=settings.devices,
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint="127.0.0.1:0",
+            max_restarts=settings.restarts,
+            monitor_interval=0.5,
+        )
+        try:
+            elastic_launch(config, sys.executable)("-m", "helpers.train", "--prepared", str(file))
+        except ChildFailedError as error:
+            raise RuntimeError(
+                f"one of the {settings.devices} training processes failed; its own message is above. "
+                f"Started again, the run goes on from the last checkpoint in {room}."
+            ) from error
+    return json.loads((room / "figures.json").read_text("utf-8"))
+
+
+# ---- from a shell ----
 
 
 class StopSignals:
@@ -202,35 +247,38 @@ def _prepared(file: Path, room_is_ready: bool) -> TrainSettings:
         join_group(pick_device(settings.device))
     if world()[0] == 0 and not room_is_ready:
         settings = decide(settings).settings
-        plan(settings)
-        prepare(settings)
+        plan_run(settings)
+        prepare_room(settings)
     if dist.is_initialized():
         dist.barrier()
     return decide(settings).settings  # as the first process decided and kept it
 
 
-def main() -> None:
-    """Train from a shell: `[torchrun …] -m helpers.train PARAMETERS.json`, an object of notebook 04's parameters.
+def train_from_shell() -> None:
+    """Train as `[torchrun …] -m helpers.train PARAMETERS.json` asks; end the process.
 
-    Ends with 0, with 143 or 130 after SIGTERM or Ctrl-C, else with 1 and a reason.
+    Its code is 0, after SIGTERM or Ctrl-C 143 or 130, else 1 with a reason.
     """
-    # 1. the settings, and the room; where `launch` has prepared it, a STOP in it is meant for this run
-    ready, given = sys.argv[1:2] == [PREPARED], sys.argv[1:]
-    if ready:
-        given = given[1:]
-    if len(given) != 1:
-        sys.exit("usage: python -m helpers.train PARAMETERS.json  (notebook 04 writes runs/NAME/model/parameters.json)")
+    # 1. the settings, and the room
+    parser = argparse.ArgumentParser(prog="python -m helpers.train")
+    parser.add_argument(
+        "file", metavar="PARAMETERS.json", type=Path,
+        help="an object of notebook 04's parameters; the notebook writes runs/NAME/model/parameters.json",
+    )  # fmt: skip
+    # by `launch_training`: a STOP in the room is meant for this run
+    parser.add_argument("--prepared", action="store_true", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
     signals = StopSignals()
     try:
-        settings = _prepared(Path(given[0]), ready)
+        settings = _prepared(asked.file, asked.prepared)
     except (RoomError, Occupied, ValueError, TypeError, OSError) as error:
-        sys.exit(f"{given[0]}: {error}")
+        sys.exit(f"{asked.file}: {error}")
     first = world()[0] == 0
     # 2. the run; if torchrun is killed, nothing else would end this process: it saves and ends by itself. When a shell
     # goes, what it started with nohup stays
     launcher = os.getppid() if "WORLD_SIZE" in os.environ else 0
     try:
-        figures = run_job(settings, lambda: signals.number > 0 or launcher > 0 and os.getppid() != launcher)
+        figures = run_training(settings, lambda: signals.number > 0 or launcher > 0 and os.getppid() != launcher)
     except (Diverged, Occupied, BadCheckpoint, ValueError, OSError, MemoryError) as error:
         sys.exit(str(error))
     # 3. the end

@@ -1,22 +1,29 @@
 """The log of a training run: `metrics.jsonl`, one row per event, and the same curves for TensorBoard and a tracker.
 
 A row of an update holds loss, learning rate, gradient norm, throughput (tokens per second), memory and more. A tracker
-is whatever the user has: a module with wandb's functions init, log and finish. Nothing depends on one.
+is whatever the user has: a module with wandb's functions init, log and finish. Also here are the plain numbers of
+rows: running means, and what makes a loss spike. Knows no model and no data.
 """
 
 import contextlib
 import importlib
 import inspect
 import json
+import statistics
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from helpers.files import log_rows
+
 _CURVES = ("step", "validation", "epoch")  # events whose numbers make curves
-
-
+SPIKE_MEMORY, SPIKE_MINIMUM = 50, 20  # updates that a loss is compared with, at most and at least
+# how far above their mean: 5 standard deviations, and 10 % of it, for late in a run the deviations are tiny
+SPIKE_DEVIATIONS, SPIKE_FRACTION = 5, 0.1
 PROJECT = "chinese-gpt"  # the name under which a tracker files all runs
 
 
@@ -105,3 +112,54 @@ class MetricsLog:
         except Exception as error:
             print(f"the {part} failed at {when} and gets no more ({error}); training goes on", file=sys.stderr)
             setattr(self, part, None)
+
+
+def read_log_rows(folder: str | Path, event: str = "") -> list[dict]:
+    """Return the rows of the `metrics.jsonl` in a folder, of one event or of all; half a row, of a killed run, is none.
+
+    Steps that were taken again after a resume are in it twice: `show.read_metrics` leaves the older ones out.
+    """
+    rows = log_rows(Path(folder, "metrics.jsonl").read_bytes().splitlines())
+    return [row for row in rows if not event or row.get("event") == event]
+
+
+# ---- the numbers of a row ----
+
+
+@dataclass
+class RunningMeans:
+    """Sums over several updates and all processes, for means in which each label counts the same."""
+
+    loss: float = 0.0  # summed cross-entropy, nats
+    correct: float = 0.0  # right first guesses
+    labels: int = 0
+    seconds: float = 0.0
+
+    def add(self, loss: float, correct: float, labels: int, seconds: float) -> None:
+        """Add one update's sums."""
+        self.loss += loss
+        self.correct += correct
+        self.labels += labels
+        self.seconds += seconds
+
+    def means(self, bits_per_char: float) -> dict[str, float]:
+        """Return loss (nats per token), bits per character and accuracy; a nat per token is `bits_per_char`."""
+        loss = self.loss / self.labels
+        return {"loss": loss, "bits_per_char": loss * bits_per_char, "accuracy": self.correct / self.labels}
+
+
+class SpikeDetector:
+    """Detects a loss spike: an update whose loss stands out from those before it."""
+
+    def __init__(self) -> None:
+        self.losses: deque[float] = deque(maxlen=SPIKE_MEMORY)
+
+    def check(self, loss: float) -> float | None:
+        """Take the next loss; return the mean of those before it if this one is a spike, else None."""
+        before = list(self.losses)
+        self.losses.append(loss)
+        if len(before) < SPIKE_MINIMUM:
+            return None
+        usual = statistics.mean(before)
+        allowed = max(SPIKE_DEVIATIONS * statistics.stdev(before), SPIKE_FRACTION * usual)
+        return usual if loss - usual > allowed else None

@@ -7,16 +7,17 @@ loss gives each expert of a mixture work. Knows nothing of optimizers or of the 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from helpers.tokens.windows import IGNORE
-from helpers.train.attention import CAUSAL
+from helpers.tokens.windows import IGNORE, Examples
+from helpers.train.fused import hides_only_the_future
 
 # Logits in memory at once: rows on a CPU, bytes on a GPU. With fewer, the gradient of the output matrix, which is added
 # to once per chunk, costs more than the products themselves; with more, only memory.
-ROWS, BYTES = 512, 3 * 2**29
+LOGIT_ROWS, LOGIT_BYTES = 512, 3 * 2**29
 # A chunk is padded with empty rows to a multiple of this. oneDNN, which computes products on a CPU, compiles one for
 # each shape it meets and keeps it: a new shape in every batch costs time, and memory that only grows
 PAD_TO_MULTIPLE = 64
@@ -103,7 +104,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 def rows_at_once(words: int, device: str, bytes_each: int) -> int:
     """Return how many rows of logits, over so many words of so many bytes, are in memory on a type of device."""
-    return ROWS if device == "cpu" else max(1, BYTES // (bytes_each * words))
+    return LOGIT_ROWS if device == "cpu" else max(1, LOGIT_BYTES // (bytes_each * words))
 
 
 def _evenly(count: int, most: int) -> int:
@@ -215,7 +216,7 @@ class Loss(nn.Module):
         embeddings = self.model.get_input_embeddings()(inputs)  # (B, T, C)
         more: dict[str, Any] = {"output_router_logits": True} if self.mixture else {}
         if positions is not None:
-            if self.model.config._attn_implementation == CAUSAL:
+            if hides_only_the_future(self.model.config):
                 raise ValueError("texts side by side would see each other: tell `speed_up` that they are packed")
             more["position_ids"] = positions
         out = self.model.base_model(inputs_embeds=embeddings, use_cache=False, **more)
@@ -241,3 +242,14 @@ class Loss(nn.Module):
         """Return each expert's fraction of its layer's work since the last call, or None; the count begins again."""
         load, self.expert_load = self.expert_load, None
         return None if load is None else (load / load.sum(1, keepdim=True).clamp(min=1)).tolist()
+
+
+def load_batch(windows: Examples, indices: np.ndarray, device: torch.device) -> list[torch.Tensor]:
+    """Return what `Loss` takes of windows, on a device, (B, T) each; for no indices, one window without labels."""
+    inputs, labels, *more = windows.batch(indices if len(indices) else [0])
+    if len(indices) == 0:  # a process without work still takes part in the exchange of gradients
+        labels = torch.full_like(labels, IGNORE)
+    batch = [inputs, labels, *more]
+    if device.type == "cuda":  # from pinned memory the copy waits for nothing, and nothing waits for it
+        batch = [tensor.pin_memory() for tensor in batch]
+    return [tensor.to(device, non_blocking=True) for tensor in batch]

@@ -1,16 +1,20 @@
 """The model: GPT-2, a LLaMA-like model or a mixture of experts; fresh or pretrained; its size, FLOPs and memory.
 
 All three are the classes of `transformers` as they are, so what is trained here loads anywhere. LLaMA-like means
-RMSNorm, rotary positions, grouped-query attention and SwiGLU. Knows nothing of data or of the training loop.
+RMSNorm, rotary positions, grouped-query attention and SwiGLU; for these the library offers dropout of attention weights
+only, so dropout where GPT-2 has it is added here. Knows nothing of data or of the training loop.
 """
 
 import math
+import os
+from functools import partial
 from textwrap import shorten
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -22,10 +26,11 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from helpers.train.convert import with_safetensors
-from helpers.train.dropout import add_dropout
 from helpers.train.loss import rows_at_once
 from helpers.train.settings import TrainSettings
+
+# a Hub model that has only a pickle: else the library asks a service to propose safetensors to its owner
+os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
 
 ARCHITECTURES = ("gpt2", "llama", "moe")
 # the projections that write into the residual stream (an expert's has no .weight)
@@ -57,53 +62,30 @@ def make_config(
     experts' parameters are for moe only: each expert is as wide as the feed-forward part of the dense model. `dropout`
     acts on the embeddings and on what each half of a block adds to the stream, and in GPT-2 on attention weights too.
     """
-    # 1. GPT-2
+    ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    # `embd_pdrop` and `resid_pdrop` are GPT-2's names; for the other two `_add_dropout` reads them
+    shared: dict[str, Any] = dict(vocab_size=len(tokenizer), embd_pdrop=dropout, resid_pdrop=dropout, **ids)
     if n_embd % n_head:
         raise ValueError(f"n_embd {n_embd} cannot be divided among {n_head} heads: choose n_embd = n_head × head size")
-    ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     if architecture == "gpt2":
         return GPT2Config(
-            vocab_size=len(tokenizer),
             n_positions=n_ctx,
             n_embd=n_embd,
             n_layer=n_layer,
             n_head=n_head,
             activation_function="gelu_pytorch_tanh",  # GPT-2's own gelu, in one kernel instead of eight
-            resid_pdrop=dropout,
-            embd_pdrop=dropout,
             attn_pdrop=dropout,
-            **ids,
+            **shared,
         )
-    # 2. what LLaMA and the mixture share
-    if architecture not in ARCHITECTURES:
-        raise ValueError(f"architecture '{architecture}' is unknown: choose one of {', '.join(ARCHITECTURES)}")
-    if n_head % (n_kv_head or n_head):
-        raise ValueError(f"{n_head} query heads cannot share {n_kv_head} key/value heads evenly")
-    if n_embd // n_head % 2:
-        raise ValueError(
-            f"n_embd {n_embd} gives each of {n_head} heads {n_embd // n_head} numbers, and rotary positions turn pairs "
-            "of them: choose n_embd = n_head × an even head size"
-        )
+    shared |= _llama_shape(n_ctx, n_embd, n_layer, n_head, n_kv_head or n_head)
     width = 64 * round(n_embd * 8 / 3 / 64) or 64  # three matrices of 8/3 cost what two of 4 cost
-    shared: dict[str, Any] = dict(
-        vocab_size=len(tokenizer),
-        max_position_embeddings=n_ctx,
-        hidden_size=n_embd,
-        num_hidden_layers=n_layer,
-        num_attention_heads=n_head,
-        num_key_value_heads=n_kv_head or n_head,
-        head_dim=n_embd // n_head,
-        embd_pdrop=dropout,  # these two are not the library's: `add_dropout` reads them
-        resid_pdrop=dropout,
-        tie_word_embeddings=True,
-        **ids,
-    )
     if architecture == "llama":
         return LlamaConfig(intermediate_size=width, **shared)
-    # 3. the mixture: its feed-forward parts are the experts
+    if architecture != "moe":
+        raise ValueError(f"architecture '{architecture}' is unknown: choose one of {', '.join(ARCHITECTURES)}")
     if not 1 <= experts_per_token <= n_experts:
         raise ValueError(f"experts_per_token is {experts_per_token}: choose 1 … n_experts, which is {n_experts}")
-    return Qwen3MoeConfig(
+    return Qwen3MoeConfig(  # its feed-forward parts are the experts
         moe_intermediate_size=width,
         num_experts=n_experts,
         num_experts_per_tok=experts_per_token,
@@ -111,6 +93,26 @@ def make_config(
         # not scaled to a sum of 1: a single expert's weight would be 1 whatever the router says, and teach it nothing
         norm_topk_prob=False,
         **shared,
+    )
+
+
+def _llama_shape(n_ctx: int, n_embd: int, n_layer: int, n_head: int, n_kv_head: int) -> dict[str, Any]:
+    """Return what LLaMA's config and the mixture's share, in their names; raise ValueError for impossible heads."""
+    if n_head % n_kv_head:
+        raise ValueError(f"{n_head} query heads cannot share {n_kv_head} key/value heads evenly")
+    if n_embd // n_head % 2:
+        raise ValueError(
+            f"n_embd {n_embd} gives each of {n_head} heads {n_embd // n_head} numbers, and rotary positions turn pairs "
+            "of them: choose n_embd = n_head × an even head size"
+        )
+    return dict(
+        max_position_embeddings=n_ctx,
+        hidden_size=n_embd,
+        num_hidden_layers=n_layer,
+        num_attention_heads=n_head,
+        num_key_value_heads=n_kv_head,
+        head_dim=n_embd // n_head,
+        tie_word_embeddings=True,
     )
 
 
@@ -128,7 +130,7 @@ def build_model(config: PretrainedConfig, seed: int) -> PreTrainedModel:
             for name, parameter in model.named_parameters():
                 if name.endswith(_RESIDUAL):
                     parameter.mul_(1 / math.sqrt(2 * config.num_hidden_layers))
-        add_dropout(model, blocks(model))
+        _add_dropout(model)
     return model
 
 
@@ -149,7 +151,7 @@ def config_from_settings(settings: TrainSettings, tokenizer: PreTrainedTokenizer
 def model_from_settings(settings: TrainSettings, tokenizer: PreTrainedTokenizerFast, n_ctx: int) -> PreTrainedModel:
     """Return the model that notebook 04's settings ask for: freshly initialised, or with pretrained weights."""
     if settings.pretrained_model:
-        model = load_pretrained(settings.pretrained_model, tokenizer, n_ctx)
+        model = load_pretrained_model(settings.pretrained_model, tokenizer, n_ctx)
     else:
         model = build_model(config_from_settings(settings, tokenizer, n_ctx), settings.seed)
     suppress_special_tokens(model, tokenizer)
@@ -198,34 +200,41 @@ def _pretrained_config(name: str, tokenizer: PreTrainedTokenizerFast, n_ctx: int
     return config
 
 
-def load_pretrained(name: str, tokenizer: PreTrainedTokenizerFast, n_ctx: int) -> PreTrainedModel:
+def load_pretrained_model(name: str, tokenizer: PreTrainedTokenizerFast, n_ctx: int) -> PreTrainedModel:
     """Return the model of a local folder or of a Hub name, in fp32, to be trained further.
 
-    `tokenizer` must be that model's own (`vocab.tokenizer`), `n_ctx` no longer than its context. Weights are read
-    from safetensors; a pickle is converted first (`convert`). Raises ValueError that says what to do.
+    `tokenizer` must be that model's own (`vocab.tokenizer`), `n_ctx` no longer than its context. Weights are read from
+    safetensors, or from a pickle by torch's restricted reader, which makes tensors and runs nothing. Raises ValueError
+    that says what to do.
     """
     config = _pretrained_config(name, tokenizer, n_ctx)
-    folder = with_safetensors(name)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            folder,
-            use_safetensors=True,
-            trust_remote_code=False,
-            dtype=torch.float32,
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            name, weights_only=True, trust_remote_code=False, dtype=torch.float32, output_loading_info=True,
             **_experts(config),
-        )
-    except (OSError, SafetensorError, ValueError) as error:
+        )  # fmt: skip
+        model, found = loaded
+        if found["missing_keys"]:  # the library would make them up
+            raise ValueError(f"{len(found['missing_keys'])} tensors are missing, such as {min(found['missing_keys'])}")
+    except MemoryError:
+        raise
+    except (OSError, EOFError, KeyError, RuntimeError, SafetensorError, TypeError, ValueError) as error:
         raise ValueError(
             f"pretrained_model '{name}': its weights, model.safetensors or pytorch_model.bin, could not be read "
             f"({shorten(str(error), 300)})"
         ) from None
+    except Exception as error:  # the unpickler's, without its message: that recommends to read the file unprotected
+        raise ValueError(
+            f"pretrained_model '{name}': its pytorch_model.bin is damaged, or it holds more than weights and might run "
+            f"a program ({type(error).__name__}). Nothing of it was run. Look for the same model as model.safetensors"
+        ) from None
     set_special_ids(model, tokenizer)
     if config.model_type != "gpt2":
-        add_dropout(model, blocks(model))
+        _add_dropout(model)
     return model
 
 
-def blocks(model: PreTrainedModel) -> nn.ModuleList:
+def transformer_blocks(model: PreTrainedModel) -> nn.ModuleList:
     """Return the list of a transformer's blocks, whatever the library calls it."""
     return next(part for part in model.base_model.children() if isinstance(part, nn.ModuleList))
 
@@ -288,3 +297,64 @@ def training_memory(
     each = (2 if half else 4) + (4 if device == "cuda" else 0)
     logits = min(tokens, rows_at_once(config.vocab_size, device, each)) * each * config.vocab_size + 2**23
     return weights + states + activations + logits + 4 * config.vocab_size * config.hidden_size
+
+
+# ---- dropout for the LLaMA-like models and the mixture ----
+
+
+def _add_dropout(model: PreTrainedModel) -> None:
+    """Let a model drop what its config says, on the embeddings and on what each half of a block adds to the stream.
+
+    Nothing is dropped in `model.eval()`; names and values of the weights stay.
+    """
+    embeddings, residual = (getattr(model.config, name, 0.0) for name in ("embd_pdrop", "resid_pdrop"))
+    if embeddings:
+        model.get_input_embeddings().register_forward_hook(partial(_drop_output, embeddings))
+    if residual:
+        for part in (getattr(layer, name) for layer in transformer_blocks(model) for name in ("self_attn", "mlp")):
+            part.register_forward_hook(partial(_drop_output, residual))
+
+
+def _drop_output(p: float, part: nn.Module, _: Any, output: Any) -> Any:
+    if not part.training:
+        return output
+    if isinstance(output, tuple):  # of attention: its output and its weights
+        return (dropout(output[0], p), *output[1:])
+    return dropout(output, p)
+
+
+def dropout(x: Tensor, p: float) -> Tensor:
+    """Return x with a random share p of its numbers set to 0, the others divided by 1 - p (Srivastava et al. 2014).
+
+    On a CPU p is rounded to a multiple of 1/256, from 1 to 255 of them: see `_DropBytes`.
+    """
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
+        return functional.dropout(x, p)
+    return _DropBytes.apply(x, min(max(round(256 * p), 1), 255))
+
+
+class _DropBytes(torch.autograd.Function):
+    """Dropout with a random byte for each number: one draw makes eight.
+
+    The library draws for each number, which takes a fifth of an update of a small model.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dropped: int) -> Tensor:
+        """Drop where the byte is one of the first `dropped` of 256."""
+        draws = torch.empty(-(-x.numel() // 8), dtype=torch.int64).random_(-(2**63), None)
+        mask = (draws.view(torch.uint8)[: x.numel()] >= dropped).view(x.shape).to(x.dtype)  # 1: stays
+        ctx.scale = 256 / (256 - dropped)
+        ctx.save_for_backward(mask)
+        return _masked(x, mask, ctx.scale)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """Return the gradient of x: it passes where the number passed."""
+        (mask,) = ctx.saved_tensors
+        return _masked(grad, mask, ctx.scale), None
+
+
+def _masked(x: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Return x · mask · scale in one pass; scale, which half precision would round, stays exact."""
+    return torch.addcmul(x.new_zeros(()), x, mask, value=scale)

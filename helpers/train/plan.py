@@ -1,23 +1,45 @@
-"""What a training run will do and cost, before it starts: steps, time, memory, and what looks wrong."""
+"""What a training run will do and cost, before it starts: steps, time, memory, and what looks wrong.
 
+How fast this machine trains a model no formula says: the rate of a matrix product tells how fast training could be, and
+small models reach 14 to 70 % of it, depending on the processor and the precision (`block_speed` in
+benchmarks/README.md). So an update is measured. Knows no rule for a number that was not given.
+"""
+
+import contextlib
 import math
-from typing import Any
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from transformers import PreTrainedModel
 
 from helpers import paths
-from helpers.device import empty_cache, memory_free, pick_device, pick_precision
+from helpers.device import (
+    DTYPES,
+    autocast,
+    empty_cache,
+    is_out_of_memory,
+    memory_free,
+    pick_device,
+    pick_precision,
+    wait,
+)
 from helpers.manifest import open_room
+from helpers.parallel import cores
 from helpers.tokens.windows import TokenStream, Windows
-from helpers.train import throughput
+from helpers.train import optim
 from helpers.train.fused import speed_up
 from helpers.train.log import find_tracker
+from helpers.train.loss import Loss, load_batch
 from helpers.train.model import config_from_settings, model_from_settings, training_memory
 from helpers.train.settings import TrainSettings
 from helpers.vocab.tokenizer import load_pretrained_tokenizer, load_tokenizer
 
-PROBE = 1.0  # seconds that the forecast's measured update should take, about
-FEW_TOKENS = 300  # a vocabulary of bytes: its rows cost nothing worth a sentence
+_PROBE = 1.0  # seconds that the forecast's measured update should take, about
+FEW_TOKENS = 300  # a vocabulary of bytes: too few rows to warn about
 
 
 def load_windows(run: str, tokens: dict[str, Any], pad_id: int) -> tuple[Windows, Windows]:
@@ -42,7 +64,7 @@ def require_its_tokenizer(settings: TrainSettings) -> None:
         )
 
 
-def plan(settings: TrainSettings) -> dict[str, int]:
+def plan_run(settings: TrainSettings) -> dict[str, int]:
     """Return windows, updates and tokens of a run, before anything is trained.
 
     With a time budget total_steps and tokens are 0. Raises ValueError for what would fail once the room is prepared,
@@ -78,7 +100,7 @@ def forecast(settings: TrainSettings) -> dict[str, Any]:
     short for a single update.
     """
     # 1. the run's own model and windows
-    planned = plan(settings)
+    planned = plan_run(settings)
     device = pick_device(settings.device)
     precision = pick_precision(settings.precision, device)
     tokens = open_room(settings.run, "tokenize")["result"]
@@ -89,7 +111,7 @@ def forecast(settings: TrainSettings) -> dict[str, Any]:
     model = model_from_settings(settings, tokenizer, tokens["n_ctx"])
     speed_up(model, settings, tokens["n_ctx"], precision, device)  # as the trainer does
     # 2. time
-    pace = throughput.measure(model, train, settings, settings.batch_size, precision, device, PROBE)
+    pace = measure_update(model, train, settings, settings.batch_size, precision, device, _PROBE)
     # of a short text an update may take all, and less than it could
     own_windows = -(-len(train) // settings.devices)
     seconds_per_step = pace.of(min(settings.batch_size * settings.gradient_accumulation, own_windows))
@@ -164,3 +186,86 @@ def _concerns(train: Windows, dead: float, steps: int, warmup_steps: int, memory
             "with more gradient_accumulation gives the same updates in less memory."
         )
     return concerns
+
+
+# ---- a measured update ----
+
+
+class UpdateTime(NamedTuple):
+    """What an update takes, in seconds."""
+
+    per_window: float  # forward and backward
+    optimizer: float  # the step, once per update
+
+    def of(self, windows: int) -> float:
+        """Return the seconds of an update of so many windows."""
+        return windows * self.per_window + self.optimizer
+
+
+def measure_update(
+    model: PreTrainedModel,
+    train: Windows,
+    settings: TrainSettings,
+    batch_size: int,
+    precision: str,
+    device: torch.device,
+    probe: float,
+) -> UpdateTime:
+    """Time an update of `batch_size` windows, or of as many as take about `probe` seconds; it changes the weights.
+
+    Of three updates of one size the faster of the last two counts: in the first, memory is allocated and products are
+    compiled, and another program may have the processor for a moment. Where memory runs out, fewer windows are
+    measured, as the trainer takes fewer then; with a single one the error is raised.
+    """
+    # 1. windows of about the mean length: a batch has windows of one length
+    order = np.argsort(train.lengths, kind="stable")
+    middle = int(np.searchsorted(train.lengths[order], train.lengths.mean()))
+    most = min(batch_size, len(train))
+    loss_of = Loss(model).to(device).train()
+    optimizers = optim.make_optimizers(model, replace(settings, lr=1e-4), DTYPES[precision])
+    scaler = torch.amp.GradScaler(device.type, enabled=False)
+
+    def update(count: int) -> UpdateTime:
+        first = max(0, min(middle - count // 2, len(train) - count))
+        batch = load_batch(train, order[first : first + count], device)
+        begin = time.perf_counter()
+        model.zero_grad()
+        with autocast(precision, device):
+            objective = loss_of(*batch).objective
+        objective.backward()
+        wait(device)
+        between = time.perf_counter()
+        optim.clip_gradient(optimizers, list(model.parameters()), 1.0, scaler)
+        optim.step(optimizers, scaler, finite=True)
+        wait(device)
+        return UpdateTime((between - begin) / count, time.perf_counter() - between)
+
+    def timed(count: int) -> UpdateTime:
+        update(count)
+        return UpdateTime(*map(min, update(count), update(count)))
+
+    # 2. one window tells how many fit into the time; on a GPU it does not, where many take hardly longer than one
+    with _threads_of_each(settings.devices, device):
+        one = timed(1)
+        count = most if device.type == "cuda" else max(1, min(most, int(probe / one.per_window)))
+        while count > 1:
+            try:
+                return timed(count)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+            count //= 2
+            empty_cache(device)
+        return one
+
+
+@contextlib.contextmanager
+def _threads_of_each(processes: int, device: torch.device) -> Iterator[None]:
+    """Compute with as many threads as each of several processes on this CPU will have, see `join_group`."""
+    before = torch.get_num_threads()
+    if processes > 1 and device.type == "cpu":
+        torch.set_num_threads(max(1, cores() // processes))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

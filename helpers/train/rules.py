@@ -20,10 +20,9 @@ from helpers.device import describe_device, empty_cache, is_out_of_memory, pick_
 from helpers.files import fingerprint, write_text
 from helpers.manifest import open_room
 from helpers.tokens.windows import Windows
-from helpers.train import throughput
+from helpers.train import plan
 from helpers.train.fused import speed_up
 from helpers.train.model import build_model, config_from_settings, model_sizes
-from helpers.train.plan import load_windows, require_its_tokenizer
 from helpers.train.settings import TrainSettings
 from helpers.vocab.tokenizer import load_tokenizer
 from helpers.wording import duration
@@ -34,7 +33,7 @@ FIXED: dict[str, Any] = dict(
 )  # fmt: skip
 # for any other text
 MINUTES = 6.0
-SHAPES = (  # (n_embd, n_layer)
+MODEL_SHAPES = (  # (n_embd, n_layer)
     (64, 2), (128, 2), (128, 3), (192, 3), (256, 4), (384, 6), (512, 8), (640, 10), (768, 12),
 )  # fmt: skip
 HEAD = 64  # width of an attention head
@@ -48,8 +47,10 @@ LARGEST_UPDATE = 2**17  # tokens
 PASS_TOKENS, PASS_TOKENS_GPU = 2**12, 2**16
 RATES = {"muon": 1e-2, "adamw": 3e-3}
 GENTLE = 0.1  # of these rates, for a model that is trained already
-PROBE = 0.3  # seconds that a measured update of a shape should take, about
-BORDER = 0.6  # part of the time: a run forecast to need more of it ends by the clock, because no forecast is exact
+_PROBE = 0.3  # seconds that a measured update of a shape should take, about
+ENDS_BY_CLOCK = (
+    0.6  # part of the time: a run forecast to need more of it ends by the clock, because no forecast is exact
+)
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,20 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The settings without a number that means "by rule", and a sentence for each rule that was applied."""
+class Decision:
+    """Settings with every "by rule" value filled in, and the reason for each."""
 
     settings: TrainSettings
     reasons: list[str]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the rules ask about a machine; `measure_machine` makes one."""
+
+    size: Callable[[int, int], int]  # of (n_embd, n_layer): the parameters of that shape's blocks
+    speed: Callable[[int, int], float]  # of (n_embd, n_layer): tokens per second that one process learns from
+    device: str = "cpu"  # its type: a GPU takes all windows of an update at once, if they fit
 
 
 def most_epochs(tokens: int) -> int:
@@ -74,112 +84,129 @@ def most_epochs(tokens: int) -> int:
     return 4 if tokens < 50_000 else 6 if tokens < 500_000 else 12
 
 
-def choose(
-    settings: TrainSettings,
-    text: Text,
-    size: Callable[[int, int], int],
-    speed: Callable[[int, int], float],
-    device: str = "cpu",
-) -> Choice:
-    """Replace every number that means "by rule", 0 or for dropout -1.
+def choose_numbers(settings: TrainSettings, text: Text, machine: Machine) -> Decision:
+    """Replace every number that means "by rule", 0 or for dropout -1; the same answers give the same decision.
 
-    `size(n_embd, n_layer)` gives the parameters of a shape's blocks, `speed(n_embd, n_layer)` how many tokens per
-    second one process learns from; it is asked for the shapes from the smallest to the first that is too large. The
-    same answers give the same choice. `device` is a type: a GPU takes all windows of an update at once, if they fit.
+    The machine's speed is asked for the shapes from the smallest to the first that is too large.
     """
     undecided = settings.undecided()
-    if not undecided:
-        return Choice(settings, ["all numbers were given"])
-    # 1. the built-in corpus
-    if text.built_in:
-        numbers, windows = FIXED | _head_and_rate(settings, FIXED), FIXED["batch_size"] * FIXED["gradient_accumulation"]
-        windows = max(1, windows // settings.devices)  # of each process
-        batch = windows if device == "cuda" else min(windows, FIXED["batch_size"])
-        numbers |= dict(batch_size=batch, gradient_accumulation=windows // batch)
-        # what is given of the two has as many windows per update, in other batches
-        if settings.batch_size:
-            numbers["gradient_accumulation"] = max(1, windows // settings.batch_size)
-        elif settings.gradient_accumulation:
-            numbers["batch_size"] = max(1, windows // settings.gradient_accumulation)
-        # an epoch of a part of it may be shorter than the warm-up
-        batch, accumulated = (
-            getattr(settings, each) or numbers[each] for each in ("batch_size", "gradient_accumulation")
-        )
-        least = _least_epochs(settings, text, batch * accumulated * settings.devices)
-        numbers["epochs"] = max(numbers["epochs"], least)
-        by_clock = settings.max_minutes > 0
-        named = [name for name in undecided if not (by_clock and name == "epochs")]
-        reasons = [f"the built-in corpus has fixed numbers: {_list(numbers, named)}"] if named else []
-        if by_clock:
-            reasons.append(f"max_minutes {settings.max_minutes:g}: the time decides how long, not the epochs")
-        if "epochs" in named and least > FIXED["epochs"]:
-            reasons.append(f"epochs {least} instead of {FIXED['epochs']}: fewer would end within the warm-up")
-        return Choice(replace(settings, **{name: numbers[name] for name in undecided}), reasons)
-    # 2. numbers that do not depend on the time
     timeless = {"n_head", "lr"} if settings.max_minutes else {"n_head", "lr", "dropout"}
+    if not undecided:
+        return Decision(settings, ["all numbers were given"])
+    if text.built_in:
+        return _decide_built_in(settings, text, machine.device)
     if set(undecided) <= timeless:
-        numbers = _head_and_rate(settings, {}) | dict(dropout=_dropout(settings.epochs))
-        return Choice(replace(settings, **{name: numbers[name] for name in undecided}), [_list(numbers, undecided)])
-    minutes = settings.max_minutes or MINUTES
-    seconds = 60 * minutes * settings.devices
-    most = settings.epochs or most_epochs(text.tokens)
-    reasons = []
-    # 3. the shape: the largest that can read enough tokens for its size
+        numbers = _head_and_rate(settings, settings.n_embd) | dict(dropout=_dropout(settings.epochs))
+        return Decision(_fill(settings, undecided, numbers), [_list(numbers, undecided)])
+    n_embd, n_layer, about_shape = _choose_shape(settings, text, machine)
+    chosen, tokens, about_length = _choose_length(settings, text, machine.speed(n_embd, n_layer))
+    update, about_update = _choose_update(settings, text, machine.device, tokens, chosen["epochs"])
+    chosen |= dict(n_embd=n_embd, n_layer=n_layer) | update | _head_and_rate(settings, n_embd)
+    reasons = [about_length[0], *about_shape, *about_length[1:]]
+    reasons.append(f"{about_update}; lr {settings.lr or chosen['lr']:g}")
+    per_update = update["windows_per_update"]
+    if (least := _least_epochs(settings, text, per_update)) > chosen["epochs"] and not settings.epochs:
+        chosen["epochs"] = least
+        reasons.append(f"epochs {least} all the same: fewer would end within the warm-up")
+    names = [*undecided, *(["max_minutes"] if "max_minutes" in chosen else [])]
+    return Decision(_fill(settings, names, chosen), reasons)
+
+
+def _decide_built_in(settings: TrainSettings, text: Text, device: str) -> Decision:
+    """Give the built-in corpus its fixed numbers, with as many windows per update for any number of processes."""
+    undecided = settings.undecided()
+    windows = max(1, FIXED["batch_size"] * FIXED["gradient_accumulation"] // settings.devices)  # of each process
+    # of the two that make an update, what is given decides the other
+    at_once = windows if device == "cuda" else min(windows, FIXED["batch_size"])
+    given = settings.gradient_accumulation
+    batch = settings.batch_size or (max(1, windows // given) if given else at_once)
+    accumulated = given or max(1, windows // batch)
+    # an epoch of a part of it may be shorter than the warm-up
+    least = _least_epochs(settings, text, batch * accumulated * settings.devices)
+    numbers = FIXED | _head_and_rate(settings, settings.n_embd or FIXED["n_embd"])
+    numbers |= dict(batch_size=batch, gradient_accumulation=accumulated, epochs=max(FIXED["epochs"], least))
+    by_clock = settings.max_minutes > 0
+    named = [name for name in undecided if not (by_clock and name == "epochs")]
+    reasons = [f"the built-in corpus has fixed numbers: {_list(numbers, named)}"] if named else []
+    if by_clock:
+        reasons.append(f"max_minutes {settings.max_minutes:g}: the time decides how long, not the epochs")
+    if "epochs" in named and least > FIXED["epochs"]:
+        reasons.append(f"epochs {least} instead of {FIXED['epochs']}: fewer would end within the warm-up")
+    return Decision(_fill(settings, undecided, numbers), reasons)
+
+
+def _choose_shape(settings: TrainSettings, text: Text, machine: Machine) -> tuple[int, int, list[str]]:
+    """Return n_embd and n_layer of the largest shape that can read enough tokens for its size, and why."""
     n_embd, n_layer = settings.n_embd, settings.n_layer
-    if not (n_embd and n_layer or settings.pretrained_model):
-        shapes = [(n_embd or width, n_layer or depth) for width, depth in SHAPES]
-        # where none can be divided among heads, `make_config` says so
-        shapes = [shape for shape in shapes if _possible_heads(settings, shape[0])] or shapes
-        n_embd, n_layer = shapes[0]
-        for shape in shapes:
-            enough = TOKENS_PER_PARAMETER * size(*shape)
-            if most * text.tokens < enough or seconds * speed(*shape) < enough:
-                break
-            n_embd, n_layer = shape
-        reasons.append(
-            f"n_embd {n_embd}, n_layer {n_layer}: {size(n_embd, n_layer):,} parameters in its blocks, the largest "
-            f"shape that can read {TOKENS_PER_PARAMETER:g} tokens for each of them, or the smallest there is"
-        )
-    # 4. how long
-    affordable = seconds * speed(n_embd, n_layer)
-    tokens = min(affordable, most * text.tokens)
+    if n_embd and n_layer or settings.pretrained_model:
+        return n_embd, n_layer, []
+    shapes = [(n_embd or width, n_layer or depth) for width, depth in MODEL_SHAPES]
+    # where none can be divided among heads, `make_config` says so
+    shapes = [shape for shape in shapes if _possible_heads(settings, shape[0])] or shapes
+    chosen, most = shapes[0], (settings.epochs or most_epochs(text.tokens)) * text.tokens
+    for shape in shapes:
+        enough = TOKENS_PER_PARAMETER * machine.size(*shape)
+        if most < enough or _seconds(settings) * machine.speed(*shape) < enough:
+            break
+        chosen = shape
+    return *chosen, [
+        f"n_embd {chosen[0]}, n_layer {chosen[1]}: {machine.size(*chosen):,} parameters in its blocks, the largest "
+        f"shape that can read {TOKENS_PER_PARAMETER:g} tokens for each of them, or the smallest there is"
+    ]
+
+
+def _choose_length(settings: TrainSettings, text: Text, speed: float) -> tuple[dict[str, Any], float, list[str]]:
+    """Return epochs, max_minutes and dropout, how many tokens will be read, and why."""
+    minutes, most = settings.max_minutes or MINUTES, settings.epochs or most_epochs(text.tokens)
+    affordable, repeated = _seconds(settings) * speed, most * text.tokens
+    tokens = min(affordable, repeated)
     if settings.epochs:  # given: the run ends by the clock if there is one, else with them
-        tokens = affordable if settings.max_minutes else most * text.tokens
+        tokens = affordable if settings.max_minutes else repeated
     within = "" if settings.epochs and not settings.max_minutes else f"{duration(60 * minutes)} at "
-    reasons.insert(0, f"{within}{speed(n_embd, n_layer):,.0f} tokens per second, as measured here")
-    chosen: dict[str, Any] = dict(n_embd=n_embd, n_layer=n_layer, epochs=most)
+    reasons = [f"{within}{speed:,.0f} tokens per second, as measured here"]
+    chosen: dict[str, Any] = dict(epochs=most)
     if not settings.epochs:
-        if BORDER * affordable > most * text.tokens:
-            chosen["max_minutes"] = 0.0
-            reasons.append(f"epochs {most}: more would teach a text of {text.tokens:,} tokens by heart")
-        else:
-            chosen["max_minutes"] = minutes
-            reasons.append(f"the time decides how long: about {affordable / text.tokens:.1f} epochs")
-    if "dropout" in undecided:
+        by_epochs = ENDS_BY_CLOCK * affordable > repeated
+        chosen["max_minutes"] = 0.0 if by_epochs else minutes
+        reasons.append(
+            f"epochs {most}: more would teach a text of {text.tokens:,} tokens by heart" if by_epochs
+            else f"the time decides how long: about {affordable / text.tokens:.1f} epochs"
+        )  # fmt: skip
+    if "dropout" in settings.undecided():
         chosen["dropout"] = _dropout(tokens / text.tokens)
         reasons.append(f"dropout {chosen['dropout']:g}: the more often a text is read, the more of it helps")
-    # 5. the update
+    return chosen, tokens, reasons
+
+
+def _choose_update(
+    settings: TrainSettings, text: Text, device: str, tokens: float, epochs: int
+) -> tuple[dict[str, int], str]:
+    """Return batch_size, gradient_accumulation and windows_per_update of a run that reads `tokens`, and why."""
     per_window = text.tokens / text.windows
     fresh = min(tokens, FRESH * text.tokens)
     windows = min(fresh / UPDATES, LARGEST_UPDATE) / per_window / settings.devices
     total = 2 ** max(2, round(math.log2(max(1, windows))))
-    while total > 1 and text.windows * most / total / settings.devices < 5 * settings.warmup_steps:  # a page or two
+    while total > 1 and text.windows * epochs / total / settings.devices < 5 * settings.warmup_steps:  # a page or two
         total //= 2
     given = settings.gradient_accumulation
     at_once = max(1, total // given) if given else min(total, _windows_in_pass(per_window, device))
     batch = settings.batch_size or at_once
-    chosen |= dict(batch_size=batch, gradient_accumulation=max(1, total // batch))
-    chosen |= _head_and_rate(settings, chosen)
-    per_update = batch * (given or chosen["gradient_accumulation"]) * settings.devices
+    accumulated = given or max(1, total // batch)
+    per_update = batch * accumulated * settings.devices
     of_these = f" in the first {FRESH} epochs" if fresh < tokens else ""
     by_rule = not (settings.batch_size and given)
     why = f", so that there are about {UPDATES} updates{of_these}" if by_rule else ""
-    reasons.append(f"{per_update} windows per update{why}; lr {settings.lr or chosen['lr']:g}")
-    if (least := _least_epochs(settings, text, per_update)) > most and not settings.epochs:
-        chosen["epochs"] = least
-        reasons.append(f"epochs {least} all the same: fewer would end within the warm-up")
-    names = [*undecided, *(["max_minutes"] if "max_minutes" in chosen else [])]
-    return Choice(replace(settings, **{name: chosen[name] for name in names}), reasons)
+    numbers = dict(batch_size=batch, gradient_accumulation=accumulated, windows_per_update=per_update)
+    return numbers, f"{per_update} windows per update{why}"
+
+
+def _fill(settings: TrainSettings, names: list[str], numbers: dict[str, Any]) -> TrainSettings:
+    return replace(settings, **{name: numbers[name] for name in names})
+
+
+def _seconds(settings: TrainSettings) -> float:
+    """Return the seconds that a run may take, of all its processes together."""
+    return 60 * (settings.max_minutes or MINUTES) * settings.devices
 
 
 def _least_epochs(settings: TrainSettings, text: Text, windows_per_update: int) -> int:
@@ -197,9 +224,8 @@ def _windows_in_pass(tokens: float, device: str) -> int:
     return 2 ** max(0, round(math.log2((PASS_TOKENS_GPU if device == "cuda" else PASS_TOKENS) / tokens)))
 
 
-def _head_and_rate(settings: TrainSettings, numbers: dict[str, Any]) -> dict[str, Any]:
-    """Return n_head for the width that is given or in `numbers`, and the rate for the optimizer."""
-    width = settings.n_embd or numbers.get("n_embd", 0)
+def _head_and_rate(settings: TrainSettings, width: int) -> dict[str, Any]:
+    """Return n_head for a width, and the rate for the optimizer."""
     possible = _possible_heads(settings, width) or [1]
     # the narrowest heads that have HEAD numbers, or the widest there are
     heads = max([n_head for n_head in possible if width >= HEAD * n_head] or possible[:1])
@@ -220,21 +246,20 @@ def _list(numbers: dict[str, Any], names: list[str]) -> str:
     return ", ".join(f"{name} {numbers[name]:g}" for name in names)
 
 
-def measured(
-    settings: TrainSettings, tokenizer: PreTrainedTokenizerFast, train: Windows
-) -> tuple[Callable[[int, int], int], Callable[[int, int], float]]:
-    """Return `size` and `speed` for `choose`: the speed is that of an update of a fresh model, here and now.
+def measure_machine(settings: TrainSettings, tokenizer: PreTrainedTokenizerFast, train: Windows) -> Machine:
+    """Return a machine whose speed is that of an update of a fresh model, here and now.
 
     Embeddings are not counted in the size: of a large vocabulary each token meets a few rows.
     """
     device = pick_device(settings.device)
     precision = pick_precision(settings.precision, device)
-    windows = _windows_in_pass(float(train.lengths.mean()), device.type)
+    length = float(train.lengths.mean())
+    windows = _windows_in_pass(length, device.type)
     if device.type == "cuda":  # the more windows at once, the faster: as many as an update will have at most
         windows = min(windows, max(1, FRESH * len(train) // UPDATES))
 
     def config(n_embd: int, n_layer: int, **changes: Any) -> PretrainedConfig:
-        n_head = settings.n_head or _head_and_rate(settings, dict(n_embd=n_embd))["n_head"]
+        n_head = settings.n_head or _head_and_rate(settings, n_embd)["n_head"]
         return config_from_settings(
             replace(settings, n_embd=n_embd, n_layer=n_layer, n_head=n_head, **changes), tokenizer, train.n_ctx
         )
@@ -249,27 +274,27 @@ def measured(
         try:
             model = build_model(config(n_embd, n_layer), settings.seed)
             speed_up(model, settings, train.n_ctx, precision, device)
-            update = throughput.measure(model, train, settings, windows, precision, device, PROBE)
+            update = plan.measure_update(model, train, settings, windows, precision, device, _PROBE)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             return 0.0
         finally:
             empty_cache(device)
-        return windows * float(train.lengths.mean()) / update.of(windows)
+        return windows * length / update.of(windows)
 
-    return size, speed
+    return Machine(size, speed, device.type)
 
 
-def decide(settings: TrainSettings) -> Choice:
-    """Open the run's rooms, measure the machine, and `choose`.
+def decide(settings: TrainSettings) -> Decision:
+    """Open the run's rooms, measure the machine, and `choose_numbers`.
 
-    The choice is kept in `runs/<run>/choice.json`: the same run asked again on the same machine goes on with the same
+    The decision is kept in `runs/<run>/choice.json`: the same run asked again on the same machine goes on with the same
     numbers, even when the machine is slower today. Without that file it is made anew.
     """
-    require_its_tokenizer(settings)
+    plan.require_its_tokenizer(settings)
     if not settings.undecided():
-        return choose(settings, Text(1, 1), lambda *_: 1, lambda *_: 1.0)
+        return Decision(settings, ["all numbers were given"])
     # 1. what is known
     device = pick_device(settings.device)
     corpus, tokens = open_room(settings.run, "corpus")["result"], open_room(settings.run, "tokenize")
@@ -280,11 +305,11 @@ def decide(settings: TrainSettings) -> Choice:
     key = fingerprint(settings.identity(), tokens["outputs"], *machine)
     # 2. decided before?
     if file.is_file() and (kept := json.loads(file.read_text("utf-8")))["key"] == key:
-        return Choice(replace(settings, **kept["chosen"]), kept["reasons"])
+        return Decision(replace(settings, **kept["chosen"]), kept["reasons"])
     # 3. measure and choose
     tokenizer = load_tokenizer(paths.room(settings.run, "vocab"))
-    train, _ = load_windows(settings.run, result, tokenizer.pad_token_id)
-    choice = choose(settings, text, *measured(settings, tokenizer, train), device.type)
+    train, _ = plan.load_windows(settings.run, result, tokenizer.pad_token_id)
+    choice = choose_numbers(settings, text, measure_machine(settings, tokenizer, train))
     before = asdict(settings)
     chosen = {name: value for name, value in asdict(choice.settings).items() if value != before[name]}
     kept = {"key": key, "chosen": chosen, "reasons": choice.reasons}

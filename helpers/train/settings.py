@@ -6,7 +6,7 @@ CONTRIBUTING.md. Knows no model, no data and no torch.
 
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from helpers.wording import did_you_mean
@@ -16,17 +16,12 @@ def _setting(
     default: Any, *, least: float = -math.inf, most: float = math.inf, below: float = math.inf,
     words: tuple[str, ...] = (), affects: str = "result",
 ) -> Any:  # fmt: skip
-    """Return a field; `least` and `most` are its smallest and largest value, or it is less than `below`.
+    """Return a field; its value is from `least` to `most`, less than `below`, or one of `words`.
 
-    `words` are all that a text may be. `affects` says what changes with it: the result, the speed, the watching, or
-    only the end: when the run stops.
+    `affects`: "result", "speed", "watching" (logging only) or "end" (when the run stops).
     """
     metadata = {"least": least, "most": most, "below": below, "words": words, "affects": affects}
-    return (
-        field(default_factory=default.copy, metadata=metadata)
-        if isinstance(default, list)
-        else field(default=default, metadata=metadata)
-    )
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +29,7 @@ class TrainSettings:
     """Notebook 04's parameters, by the same names and with the same defaults.
 
     Raises ValueError for a value of another type, a number out of its range and an unknown word; what depends on the
-    run or on other settings is checked in `plan.plan`.
+    run or on other settings is checked in `plan.plan_run`.
     """
 
     run: str = _setting("sample", affects="watching")  # name of the run: all files are in runs/<run>/
@@ -55,7 +50,6 @@ class TrainSettings:
     epochs: int = _setting(0, least=0)  # times that the model sees the corpus; 0: by rule
     max_minutes: float = _setting(0.0, least=0)  # time budget in minutes, instead of epochs; 0: none, or by rule
     patience: int = _setting(0, least=0, affects="end")  # validations without a better one that end it; 0: never
-    rungs: list[list[float]] = _setting([], affects="end")  # [share of the run, most bits per character there]
     batch_size: int = _setting(0, least=0)  # windows per forward pass and process; 0: by rule
     gradient_accumulation: int = _setting(0, least=0)  # forward passes per update; 0: by rule
     # the optimizer
@@ -94,14 +88,7 @@ class TrainSettings:
             raise ValueError(f"dropout is {self.dropout}: give a fraction from 0 to less than 1, or -1 for the rule's")
         # 2. each for itself
         for each in fields(self):
-            default = each.default if each.default_factory is MISSING else each.default_factory()
-            _check(each.name, getattr(self, each.name), default, **dict(each.metadata))
-        for rung in self.rungs:
-            pair = isinstance(rung, list | tuple) and len(rung) == 2 and all(map(_is_number, rung))
-            if not (pair and 0 < rung[0] < 1):
-                raise ValueError(
-                    f"rungs is {self.rungs}: write pairs like [0.5, 3.2], a share of the run and bits per character"
-                )
+            _check(each.name, getattr(self, each.name), each.default, **dict(each.metadata))
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, Any]) -> "TrainSettings":
@@ -148,7 +135,7 @@ def _check(
 
 
 _KINDS = {
-    bool: "True or False", int: "a whole number", float: "a number", str: "a text in quotes", list: "a list"
+    bool: "True or False", int: "a whole number", float: "a number", str: "a text in quotes"
 }  # fmt: skip
 
 

@@ -34,14 +34,14 @@ def fine_tune(**changes) -> dict:
 @pytest.mark.parametrize("rank", [0, 4])
 def test_it_learns_to_answer_and_writes_a_plain_folder(chat_run, rank):
     tuning = job.prepare_tuning(ChatSettings(**SHORT, lora_rank=rank))
-    before = tuning.trainer.score()["bits_per_char"]
+    before = tuning.trainer.milestones.score()["bits_per_char"]
     figures = tuning.run()
     assert figures["val_bits_per_char"] < before - (0.1 if rank else 0.3)
     folder = paths.room(chat_run, "chat") / "final_model"
     model, tok = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     ids = chat.encode_messages(tok, TALKS[0][:1], True).ids
     assert tok.apply_chat_template(TALKS[0][:1], add_generation_prompt=True, return_dict=False) == ids
-    scores = tuning.trainer.score()["bits_per_char"]
+    scores = tuning.trainer.milestones.score()["bits_per_char"]
     with torch.no_grad():
         logits = [each(torch.tensor([ids])).logits for each in (model, tuning.trainer.model)]
     torch.testing.assert_close(*logits, rtol=0, atol=1e-4)

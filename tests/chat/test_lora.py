@@ -53,7 +53,7 @@ def test_merged_equals_unmerged(architecture, tmp_path):
     plain.load_state_dict(merged, strict=False)
     torch.testing.assert_close(plain(IDS).logits, model(IDS).logits, rtol=0, atol=1e-9)
     # and so does the folder that is written
-    checkpoint.export(tmp_path / "final_model", model, TOK, weights=merged)
+    checkpoint.export_model(tmp_path / "final_model", model, TOK, weights=merged)
     loaded = AutoModelForCausalLM.from_pretrained(
         tmp_path / "final_model", dtype=torch.float64, **model_module._experts(model.config)
     )

@@ -13,7 +13,7 @@ from helpers.vocab import chat, tokenizer
 def folder_of(folder, tok, architecture="llama", template=""):
     """Write a pretrained model with a tokenizer and perhaps a template of its own."""
     tok.chat_template = template or None
-    checkpoint.export(folder, tiny_model(tok, architecture), tok)
+    checkpoint.export_model(folder, tiny_model(tok, architecture), tok)
     return str(folder)
 
 

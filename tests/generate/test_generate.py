@@ -18,7 +18,7 @@ from helpers.generate import generate, inference, sampling
 from helpers.generate.batch import banned, prompt_ids, window_start
 from helpers.generate.settings import Settings
 from helpers.manifest import RoomError, write_manifest
-from helpers.train.checkpoint import export
+from helpers.train.checkpoint import export_model
 from helpers.vocab.tokenizer import decode, encode
 
 PROMPTS = ["绿萝怎么浇水？", "", "龟背竹喜欢散射光，冬天", "水"]
@@ -83,7 +83,7 @@ def lettered(net, tok):
 
 def test_a_plain_pipeline_and_generate_write_our_greedy_text(lettered, tok, tmp_path):
     """The saved folder begins a text with the document's start by itself, as training and `prompt_ids` do."""
-    export(tmp_path / "final_model", lettered, tok)
+    export_model(tmp_path / "final_model", lettered, tok)
     folder = str(tmp_path / "final_model")
     model, theirs = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     write = pipeline("text-generation", model=folder, device="cpu")

@@ -1,4 +1,4 @@
-"""Room 04 on several processes: shares, sums, wrappers (test_launch, test_faults: what they compute together)."""
+"""Room 04 on several processes: shares, sums, wrappers (test_job, test_faults: what they compute together)."""
 
 import faults
 import numpy as np

@@ -4,13 +4,10 @@ import json
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from helpers.train.log import MetricsLog
-
-
-def rows(folder) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+from helpers.train.log import MetricsLog, RunningMeans, SpikeDetector, read_log_rows
 
 
 def test_rows_are_lines_and_curves_go_to_tensorboard(tmp_path):
@@ -20,7 +17,11 @@ def test_rows_are_lines_and_curves_go_to_tensorboard(tmp_path):
     log.write("start", step=0, precision="fp32")
     log.write("step", step=1, loss=2.5, seconds=1.0, skipped=0, expert_load=[[0.5, 0.75], [1.0, 0.25]], torn=True)
     log.write("sample", step=1, text="今天浇水")
-    assert [row["event"] for row in rows(tmp_path)] == ["start", "step", "sample"]  # at once, not when it closes
+    assert [row["event"] for row in read_log_rows(tmp_path)] == [
+        "start",
+        "step",
+        "sample",
+    ]
     assert "今天浇水" in (tmp_path / "metrics.jsonl").read_text("utf-8")
     log.close()
     board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
@@ -35,8 +36,8 @@ def test_a_row_that_a_killed_run_left_half_harms_no_other(tmp_path):
     log = MetricsLog(tmp_path, writes=True)
     log.write("resume", step=3)
     log.close()
-    lines = (tmp_path / "metrics.jsonl").read_text("utf-8").splitlines()
-    assert len(lines) == 3 and json.loads(lines[2]) == {"event": "resume", "step": 3}
+    assert len((tmp_path / "metrics.jsonl").read_text("utf-8").splitlines()) == 3
+    assert read_log_rows(tmp_path) == [{"event": "step"}, *read_log_rows(tmp_path, "resume")]
 
 
 def test_other_processes_write_nothing(tmp_path):
@@ -82,26 +83,47 @@ def test_a_tracker_that_fails_ends_nothing(tmp_path, monkeypatch, capsys):
     for step in (1, 2, 3):
         log.write("step", step=step, loss=2.5)
     log.close()
-    assert tracker.told == [(1, {"step/loss": 2.5})] and len(rows(tmp_path)) == 3
+    assert tracker.told == [(1, {"step/loss": 2.5})] and len(read_log_rows(tmp_path)) == 3
     assert "failed at step 2 and gets no more (no net)" in capsys.readouterr().err
 
 
-def test_a_tracker_that_is_none_is_refused_and_only_the_first_process_has_one(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="'nowhere_to_be_found', which is not there: pip install"):
-        MetricsLog(tmp_path, True, "nowhere_to_be_found")
-    with pytest.raises(ValueError, match="give the name of a module"):
-        MetricsLog(tmp_path, True, "../x")
+@pytest.mark.parametrize(("name", "words"), [
+    ("nowhere_to_be_found", "which is not there: pip install"), ("../x", "give the name of a module"),
+    ("package.curves", "which has no init"), ("lacking", "cannot be imported"), ("json", "no init, log and finish"),
+])  # fmt: skip
+def test_a_tracker_that_is_none_is_refused(tmp_path, monkeypatch, name, words):
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "curves.py").write_text("def log(): pass", "ascii")
-    with monkeypatch.context() as patch:
-        patch.syspath_prepend(tmp_path)
-        with pytest.raises(ValueError, match="'package.curves', which has no init"):
-            MetricsLog(tmp_path, True, "package.curves")
     (tmp_path / "lacking.py").write_text("import nowhere_to_be_found", "ascii")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ValueError, match="cannot be imported .No module named 'nowhere_to_be_found'"):
-        MetricsLog(tmp_path, True, "lacking")
-    with pytest.raises(ValueError, match="no init, log and finish"):
-        MetricsLog(tmp_path, True, "json")
+    with pytest.raises(ValueError, match=words):
+        MetricsLog(tmp_path, True, name)
+
+
+def test_only_the_first_process_has_a_tracker(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", Tracker(init=lambda **_: pytest.fail("begun")))
     MetricsLog(tmp_path, False, "wandb").write("step", step=1, loss=1.0)
+
+
+# ---- the numbers of a row ----
+
+
+def test_means_weigh_each_label_the_same():
+    means = RunningMeans()
+    means.add(loss=8.0, correct=1, labels=2, seconds=0.5)
+    means.add(loss=4.0, correct=5, labels=6, seconds=0.25)
+    assert means.means(0.5) == {"loss": 1.5, "bits_per_char": 0.75, "accuracy": 0.75}
+    assert means.seconds == 0.75
+    assert RunningMeans(**vars(means)) == means  # as a checkpoint holds them
+
+
+def test_a_spike_is_noticed_and_noise_is_not():
+    random = np.random.default_rng(0)
+    spikes = SpikeDetector()
+    assert not any(spikes.check(4 - 0.02 * i + 0.05 * random.standard_normal()) for i in range(60))
+    assert spikes.check(6.0) == pytest.approx(3.3, abs=0.2)
+
+
+def test_the_first_losses_are_no_spikes():
+    spikes = SpikeDetector()
+    assert not any(spikes.check(loss) for loss in [1.0] * 19 + [50.0])

@@ -40,8 +40,24 @@ def gradients(model, objective) -> list[torch.Tensor]:
     return [p.grad.clone() for p in model.parameters()]
 
 
+class Products(torch.utils._python_dispatch.TorchDispatchMode):
+    """Notes the shapes of all matrix products, and of all tensors that are as wide as the vocabulary."""
+
+    def __init__(self):
+        super().__init__()
+        self.products, self.wide = [], []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func.overloadpacket is torch.ops.aten.mm:
+            self.products.append((*args[0].shape, *args[1].shape))
+        outs = out if isinstance(out, (tuple, list)) else [out]
+        self.wide += [t.numel() for t in outs if isinstance(t, torch.Tensor) and t.shape[-1:] == (len(TOK),)]
+        return out
+
+
 def small_pieces(monkeypatch, rows: int, cached: int):
-    monkeypatch.setattr(loss, "ROWS", rows)
+    monkeypatch.setattr(loss, "LOGIT_ROWS", rows)
     monkeypatch.setattr(loss, "CACHED", cached)
     monkeypatch.setattr(loss, "PAD_TO_MULTIPLE", min(rows, 4))
 
@@ -62,6 +78,8 @@ def test_the_loss_in_chunks_is_the_loss(monkeypatch, architecture, rows, cached)
     torch.testing.assert_close(scores.objective, per_window.sum().detach(), rtol=1e-12, atol=0)
     torch.testing.assert_close(scores.loss, per_window.detach(), rtol=1e-12, atol=1e-14)
     assert torch.equal(scores.correct, correct)
+    guesses = torch.where(labels == IGNORE, IGNORE, model(inputs).logits.argmax(-1))  # random labels are hardly right
+    assert torch.equal(Loss(model)(inputs, guesses).correct, (labels != IGNORE).sum(1))
     for grad, true in zip(gradients(model, scores.objective), wanted, strict=True):
         torch.testing.assert_close(grad, true, rtol=1e-12, atol=1e-13)
 
@@ -86,16 +104,6 @@ def test_a_gpus_ways_give_what_the_slices_of_a_cpu_give(way, dtype, tolerance):
     kept = logits.clone()
     way(kept, labels, False)
     assert torch.equal(kept, logits), "without a gradient the logits stay"
-
-
-def test_right_guesses_are_counted():
-    """Random labels are hardly ever guessed: here the model's own guesses are the labels, but for one."""
-    model = tiny()
-    inputs, labels = uneven_batch()
-    guess = model(inputs).logits.argmax(-1)
-    labels = torch.where(labels == IGNORE, IGNORE, guess)
-    labels[0, 0] = (labels[0, 0] + 1) % len(TOK)
-    assert Loss(model)(inputs, labels).correct.tolist() == [7, 2, 8, 8, 5, 8]
 
 
 @pytest.mark.parametrize("scale", [100.0, 1e4])
@@ -155,49 +163,28 @@ def test_the_logits_never_stand_whole(monkeypatch):
     small_pieces(monkeypatch, 16, 64)
     model = tiny(n_ctx=128)
     inputs = torch.randint(FIRST, len(TOK), (8, 128))
-
-    class Largest(torch.utils._python_dispatch.TorchDispatchMode):
-        def __init__(self):
-            super().__init__()
-            self.sizes = []
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            out = func(*args, **(kwargs or {}))
-            outs = out if isinstance(out, (tuple, list)) else [out]
-            self.sizes += [t.numel() for t in outs if isinstance(t, torch.Tensor) and t.shape[-1:] == (len(TOK),)]
-            return out
-
-    with Largest() as ours:
+    with Products() as ours:
         Loss(model)(inputs, inputs).objective.backward()
-    with Largest() as theirs:
+    with Products() as theirs:
         whole(model, inputs, inputs)[0].sum().backward()
-    assert max(ours.sizes) <= 16 * len(TOK)
-    assert max(theirs.sizes) == inputs.numel() * len(TOK)
+    assert max(ours.wide) <= 16 * len(TOK) and max(theirs.wide) == inputs.numel() * len(TOK)
 
 
 def test_products_of_few_shapes(monkeypatch):
     """oneDNN compiles a product for each shape it meets, and keeps it: batches of any number of labels share a few."""
-    monkeypatch.setattr(loss, "ROWS", 128)
-    shapes = set()
-
-    class Shapes(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if func.overloadpacket is torch.ops.aten.mm:
-                shapes.add(tuple(args[0].shape) + tuple(args[1].shape))
-            return func(*args, **(kwargs or {}))
-
+    monkeypatch.setattr(loss, "LOGIT_ROWS", 128)
     hidden, weight = torch.randn(300, 4, requires_grad=True), torch.randn(8, 4, requires_grad=True)
-    with Shapes():
+    with Products() as seen:
         for n in range(1, 300):
             labels = torch.full((300,), IGNORE).index_fill(0, torch.randperm(300)[:n], 5)
             loss._ChunkedCrossEntropy.apply(hidden, weight, labels, torch.float32, loss._at_once)
-    chunks = {64, 128}
-    assert shapes == {s for rows in chunks for s in ((rows, 4, 4, 8), (rows, 8, 8, 4), (8, rows, rows, 4))}
+    wanted = {s for rows in (64, 128) for s in ((rows, 4, 4, 8), (rows, 8, 8, 4), (8, rows, rows, 4))}
+    assert set(seen.products) == wanted
 
 
 def test_pieces_of_logits_on_a_gpu_are_even_and_fill_its_share_of_memory():
     assert loss.rows_at_once(50_000, "cuda", 6) == 5368 and loss.rows_at_once(50_000, "cuda", 2) == 16_106
-    assert loss.rows_at_once(50_000, "cpu", 2) == loss.ROWS and loss.rows_at_once(2**31, "cuda", 6) == 1
+    assert loss.rows_at_once(50_000, "cpu", 2) == loss.LOGIT_ROWS and loss.rows_at_once(2**31, "cuda", 6) == 1
     assert [loss._evenly(count, 10) for count in (0, 1, 10, 11, 21)] == [10, 1, 10, 6, 7]
 
 
@@ -241,26 +228,15 @@ def test_a_second_backward_is_refused_in_words():
         scores.objective.backward()
 
 
-def test_validation_leaves_no_graph():
-    products = []
-
-    class Products(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            out = func(*args, **(kwargs or {}))
-            if func.overloadpacket is torch.ops.aten.mm:
-                products.append(tuple(out.shape))
-            return out
-
+@pytest.mark.parametrize("context", [torch.no_grad, torch.enable_grad])
+def test_validation_leaves_no_graph_and_makes_no_gradient(context):
+    """Our own function makes its gradients in the forward pass: also the table's, unless nobody wants them."""
     model = tiny()
-    table = model.get_output_embeddings().weight.shape
-    for context in (torch.no_grad, torch.enable_grad):
-        products.clear()
-        with context(), Products():
-            scores = Loss(model)(*uneven_batch())
-        # our own function makes its gradients in the forward pass: also the table's, unless nobody wants them
-        assert (table in products) == (context is torch.enable_grad)
-        assert scores.objective.requires_grad == (context is torch.enable_grad)
-        assert (scores.loss.sum() - scores.objective).abs() < 1e-3
+    words, width = model.get_output_embeddings().weight.shape
+    with context(), Products() as seen:
+        scores = Loss(model)(*uneven_batch())
+    of_table = [(a, d) for a, b, c, d in seen.products if (a, d) == (words, width)]
+    assert bool(of_table) == scores.objective.requires_grad == (context is torch.enable_grad)
 
 
 # ---- mixtures of experts ----
@@ -310,7 +286,7 @@ def test_the_experts_load_is_counted_in_training_only():
     assert [sum(layer) for layer in shares] == pytest.approx([1.0] * 3)
     assert loss_of.expert_shares() is None  # it counts anew
     loss_of.eval()(inputs, labels)
-    assert loss_of.expert_load is None
+    assert loss_of.expert_load is None and Loss(tiny()).expert_shares() is None
 
 
 @pytest.mark.parametrize(("coefficient", "shares_work"), [(0.0, False), (1.0, True)])
@@ -332,12 +308,6 @@ def test_a_collapsed_router_learns_to_share(coefficient, shares_work):
         model.zero_grad()
     assert busiest[0] > 0.9
     assert (busiest[-1] < 0.5) == shares_work
-
-
-def test_a_dense_model_has_no_load():
-    loss_of = Loss(tiny())
-    loss_of(*uneven_batch())
-    assert loss_of.expert_load is None and loss_of.expert_shares() is None
 
 
 # ---- wrapped ----
@@ -367,7 +337,6 @@ def test_data_parallel_wrappers_change_nothing(one_process, how, architecture):
             fully_shard(layer, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (1,)))
         wrapped = fully_shard(loss_of, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (1,)))
     scores = wrapped(*batch)
-    assert type(scores).__name__ == "Scores"
     for one, two in zip(scores, wanted, strict=True):
         torch.testing.assert_close(one, two.to(one.dtype), rtol=1e-12, atol=1e-14)
     scores.objective.backward()

@@ -6,21 +6,20 @@ from dataclasses import asdict, replace
 
 import hypothesis
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from models import PAD, TOK, Numbers, make_trainer, settings
+from models import TOK, make_trainer, settings
 
 from helpers import paths
 from helpers.manifest import write_manifest
-from helpers.tokens.windows import Windows
-from helpers.train import rules, throughput
+from helpers.train import plan, rules
 from helpers.train.model import build_model, config_from_settings
-from helpers.train.rules import FIXED, Text, choose
+from helpers.train.rules import FIXED, Machine, Text, choose_numbers
 from helpers.train.settings import TrainSettings
 
 V = 4000
 NOVEL, POEMS = Text(700_000, 5500), Text(1_700_000, 21_000)
+BUILT_IN = Text(1_100_000, 26_000, built_in=True)
 LAPTOP, CARD = 1e11, 2e14  # operations per second in training
 
 
@@ -32,8 +31,12 @@ def speed(rate):
     return lambda n_embd, n_layer: rate / (6.0 * (V * n_embd + size(n_embd, n_layer)))
 
 
-def numbers(text=NOVEL, rate=LAPTOP, **changes):
-    return choose(TrainSettings(**changes), text, size, speed(rate)).settings
+def choose(text=NOVEL, rate=LAPTOP, device="cpu", **changes):
+    return choose_numbers(TrainSettings(**changes), text, Machine(size, speed(rate), device))
+
+
+def numbers(text=NOVEL, rate=LAPTOP, device="cpu", **changes):
+    return choose(text, rate, device, **changes).settings
 
 
 def per_update(given_settings):
@@ -46,7 +49,7 @@ def per_update(given_settings):
 @pytest.mark.parametrize("rate", [1.0, LAPTOP, CARD])
 def test_the_built_in_corpus_has_numbers_that_no_machine_changes(rate):
     """Its outputs are committed: they can only be compared if every machine trains the same model equally long."""
-    found = choose(TrainSettings(), Text(1_100_000, 26_000, built_in=True), size, speed(rate))
+    found = choose(BUILT_IN, rate)
     assert {name: getattr(found.settings, name) for name in FIXED} == FIXED == dict(
         n_embd=192, n_layer=3, n_head=3, dropout=0.0, epochs=2, batch_size=32, gradient_accumulation=2, lr=1e-2
     )  # fmt: skip
@@ -55,23 +58,22 @@ def test_the_built_in_corpus_has_numbers_that_no_machine_changes(rate):
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_built_in_corpus_has_the_same_updates_for_any_number_of_processes(device):
-    text = Text(1_100_000, 26_000, built_in=True)
     for devices in (1, 2, 4, 64):
-        assert per_update(choose(TrainSettings(devices=devices), text, size, speed(CARD), device).settings) == 64
+        assert per_update(numbers(BUILT_IN, CARD, device, devices=devices)) == 64
 
 
 def test_by_the_clock_the_built_in_corpus_says_so():
-    found = choose(TrainSettings(max_minutes=30), Text(1_100_000, 26_000, built_in=True), size, speed(LAPTOP))
+    found = choose(BUILT_IN, max_minutes=30)
     assert "epochs" not in found.reasons[0] and "max_minutes 30: the time decides" in found.reasons[1]
 
 
-def test_a_given_number_of_the_built_in_corpus_moves_those_that_hang_on_it():
-    text = Text(1000, 10, built_in=True)
-    assert numbers(text, n_embd=256).n_head == 4
-    assert numbers(text, n_embd=100).n_head == 1
-    assert numbers(text, batch_size=64).gradient_accumulation == 1
-    assert numbers(text, gradient_accumulation=8).batch_size == 8
-    assert numbers(text, optimizer="adamw").lr == 3e-3
+@pytest.mark.parametrize(("given", "moves"), [
+    (dict(n_embd=256), dict(n_head=4)), (dict(n_embd=100), dict(n_head=1)), (dict(optimizer="adamw"), dict(lr=3e-3)),
+    (dict(batch_size=64), dict(gradient_accumulation=1)), (dict(gradient_accumulation=8), dict(batch_size=8)),
+])  # fmt: skip
+def test_a_given_number_of_the_built_in_corpus_moves_those_that_hang_on_it(given, moves):
+    found = numbers(Text(1000, 10, built_in=True), **given)
+    assert {name: getattr(found, name) for name in moves} == moves
 
 
 # ---- any other text ----
@@ -88,7 +90,7 @@ GIVEN = st.fixed_dictionaries(
 
 @given(GIVEN, st.integers(1_000, 10**9), st.integers(16, 1024), st.floats(1e9, 1e15))
 def test_what_is_given_stays_and_nothing_is_left_open(changes, tokens, length, rate):
-    found = choose(TrainSettings(**changes), Text(tokens, -(-tokens // length)), size, speed(rate))
+    found = choose(Text(tokens, -(-tokens // length)), rate, **changes)
     chosen = asdict(found.settings)
     kept = {name: value for name, value in changes.items() if name != "max_minutes" or "epochs" in changes}
     assert {name: chosen[name] for name in kept} == kept
@@ -144,24 +146,13 @@ def test_a_forward_pass_has_about_as_many_tokens_whatever_the_window(length):
     assert rules.PASS_TOKENS / 1.5 < found.batch_size * length < rules.PASS_TOKENS * 1.5
 
 
-def test_a_gpu_takes_all_windows_of_an_update_at_once(monkeypatch, run):
+def test_a_gpu_takes_all_windows_of_an_update_at_once():
     """There a pass of 64 windows takes hardly longer than one of 32: the same updates, in fewer passes."""
-    built_in = Text(1_100_000, 26_000, built_in=True)
-    found = choose(TrainSettings(), built_in, size, speed(CARD), "cuda").settings
+    found = numbers(BUILT_IN, CARD, "cuda")
     assert (found.batch_size, found.gradient_accumulation) == (64, 1)
-    assert choose(TrainSettings(batch_size=16), built_in, size, speed(CARD), "cuda").settings.gradient_accumulation == 4
-    on_cpu, on_gpu = (choose(TrainSettings(), POEMS, size, speed(CARD), type).settings for type in ("cpu", "cuda"))
+    assert numbers(BUILT_IN, CARD, "cuda", batch_size=16).gradient_accumulation == 4
+    on_cpu, on_gpu = (numbers(POEMS, CARD, device) for device in ("cpu", "cuda"))
     assert per_update(on_gpu) == per_update(on_cpu) and on_gpu.gradient_accumulation == 1 < on_cpu.gradient_accumulation
-    # and is measured with as many as an update will have at most, not with one window or a pass that never comes
-    seen = []
-    monkeypatch.setattr(rules, "pick_device", lambda name: torch.device("cuda"))
-    monkeypatch.setattr(rules, "pick_precision", lambda name, device: "bf16")
-    monkeypatch.setattr(rules, "describe_device", lambda device: {})
-    monkeypatch.setattr(throughput, "measure", lambda *given: seen.append(given[3]) or throughput.UpdateTime(1e-4, 0.0))
-    train = Windows(Numbers(8 * 4000), 8, 8, PAD)
-    _, pace = rules.measured(replace(settings(run), n_embd=0, n_layer=0, n_head=0), TOK, train)
-    pace(64, 2)
-    assert seen == [rules.FRESH * 4000 // rules.UPDATES] == [24]
 
 
 @pytest.mark.parametrize("changes, dropout", [
@@ -186,16 +177,19 @@ def test_a_text_of_a_page_has_more_updates_than_the_warm_up():
 
 def test_a_pretrained_model_keeps_its_shape_and_is_changed_gently():
     asked = TrainSettings(pretrained_model="somebody/model")
-    found = choose(asked, NOVEL, lambda *_: 10**8, lambda *_: 200.0).settings  # its own size, whatever the shape says
+    found = choose_numbers(
+        asked, NOVEL, Machine(lambda *_: 10**8, lambda *_: 200.0)
+    ).settings  # its own size, whatever the shape says
     assert found.lr == pytest.approx(1e-3) and found.n_embd == 0 and not found.undecided()
 
 
 def test_shapes_are_measured_from_the_smallest_to_the_first_that_is_too_large():
     """Measuring the largest would take a small machine minutes."""
     asked = []
-    found = choose(TrainSettings(), POEMS, size, lambda *shape: asked.append(shape) or speed(LAPTOP)(*shape)).settings
+    machine = Machine(size, lambda *shape: asked.append(shape) or speed(LAPTOP)(*shape))
+    found = choose_numbers(TrainSettings(), POEMS, machine).settings
     measured = list(dict.fromkeys(asked))
-    assert measured == list(rules.SHAPES[: len(measured)])
+    assert measured == list(rules.MODEL_SHAPES[: len(measured)])
     assert measured[-2] == (found.n_embd, found.n_layer)
 
 
@@ -226,21 +220,16 @@ def _can(config, settings):
         return False
 
 
-def test_heads_of_an_odd_width_are_refused_in_words():
-    with pytest.raises(ValueError, match="gives each of 2 heads 75 numbers, and rotary positions turn pairs"):
-        config_from_settings(TrainSettings(n_embd=150, n_layer=1, n_head=2), TOK, 16)
-
-
 def test_what_does_not_depend_on_the_time_is_decided_without_measuring():
     given = dict(n_embd=128, n_layer=2, epochs=3, batch_size=8, gradient_accumulation=1)
-    found = choose(TrainSettings(**given), NOVEL, size, lambda *_: pytest.fail("measured"))
+    found = choose_numbers(TrainSettings(**given), NOVEL, Machine(size, lambda *_: pytest.fail("measured")))
     assert (found.settings.n_head, found.settings.lr) == (2, 1e-2) and found.reasons == ["n_head 2, dropout 0, lr 0.01"]
 
 
 def test_the_reasons_name_what_the_run_uses():
     """Also where a number was given: they are printed, and kept with the model."""
     by_rule, rate, batch, epochs = (
-        choose(TrainSettings(**given), NOVEL, size, speed(LAPTOP)).reasons
+        choose(**given).reasons
         for given in ({}, dict(lr=0.5), dict(batch_size=8, gradient_accumulation=2), dict(epochs=3))
     )
     assert by_rule[-1].endswith("lr 0.01") and "so that there are about 500 updates" in by_rule[-1]
@@ -263,10 +252,10 @@ def test_a_tiny_text_has_epochs_enough_for_the_warm_up(text):
 def test_a_run_keeps_its_choice_when_the_machine_is_slower_today(monkeypatch, run):
     write_manifest(run, "corpus", parameters={}, inputs=[], outputs=[], result={"documents": 40})
     asked = replace(settings(run), n_embd=0, n_layer=0, n_head=0, epochs=0, batch_size=0, lr=0.0, max_minutes=0.0)
-    monkeypatch.setattr(throughput, "measure", lambda *_: throughput.UpdateTime(1e-4, 0.0))
+    monkeypatch.setattr(plan, "measure_update", lambda *_: plan.UpdateTime(1e-4, 0.0))
     first = rules.decide(asked)
     assert not first.settings.undecided() and first.settings.gradient_accumulation == asked.gradient_accumulation
-    monkeypatch.setattr(throughput, "measure", lambda *_: throughput.UpdateTime(1e3, 0.0))
+    monkeypatch.setattr(plan, "measure_update", lambda *_: plan.UpdateTime(1e3, 0.0))
     assert rules.decide(asked) == first
     other = rules.decide(replace(asked, max_minutes=0.001))  # another question
     assert other.settings != first.settings

@@ -23,16 +23,16 @@ def test_they_survive_json():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"max_minutes": -1.0}, {"parallel": "magic"}, {"rungs": [[0.5]]}, {"rungs": [0.5, 3.2]}, {"rungs": [[1.0, 3.0]]}]
+    [{"max_minutes": -1.0}, {"parallel": "magic"}]
     + [{name: -1} for name in ("n_embd", "epochs", "batch_size", "gradient_accumulation", "lr")]
     + [{name: 0} for name in ("devices", "log_step", "n_experts")]
     + [{name: -1} for name in ("warmup_steps", "eval_step", "n_kv_head", "seed", "weight_decay", "max_grad_norm")]
     + [{name: 1.0} for name in ("momentum", "beta2", "dropout")]
-    + [{"final_lr_fraction": -0.5}, {"final_lr_fraction": 1.5}, {"dropout": -0.5}, {"rungs": [[0.5, "x"]]}]
+    + [{"final_lr_fraction": -0.5}, {"final_lr_fraction": 1.5}, {"dropout": -0.5}]
     + [{name: value} for name in ("lr", "max_minutes", "max_grad_norm") for value in (float("nan"), float("inf"))]
     + [{"schedule": "cosin"}, {"optimizer": "adam"}, {"architecture": "lama"}, {"precision": "bf17"}]
     # of another type, as JSON or a cell of one's own may have it
-    + [{"lr": "3e-3"}, {"epochs": 1.5}, {"batch_size": 8.0}, {"resume": "False"}, {"seed": True}, {"rungs": 0.5}],
+    + [{"lr": "3e-3"}, {"epochs": 1.5}, {"batch_size": 8.0}, {"resume": "False"}, {"seed": True}],
     ids=str,
 )
 def test_what_makes_no_sense_is_refused_by_name(wrong):
