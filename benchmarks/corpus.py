@@ -92,7 +92,7 @@ def documents(text: str | None) -> Iterator[str]:
         one = [row for row in Path(text).read_text("utf-8").splitlines() if row.strip()]
         one = [json.loads(row)["text"] for row in one] if text.endswith("l") else one
     else:
-        one = [document.text for document in built_in.documents()]
+        one = [document.text for document in built_in.draw_documents()]
     for number in itertools.count():
         for part in one:
             middle = len(part) // 2

@@ -18,7 +18,7 @@ from helpers.tokens.windows import TokenStream
 from helpers.vocab.tokenizer import decode, encode, load_tokenizer
 
 SPECIAL = ["[SEP]", "[CLS]", "[MASK]", "[PAD]", "[UNK]"]
-TEXTS = [document.text for document in islice(built_in.documents(seed=2), 200)]
+TEXTS = [document.text for document in islice(built_in.draw_documents(seed=2), 200)]
 COMMON = [character for character, _ in Counter("".join(TEXTS)).most_common(120) if character != "\n"]
 # a list that covers a part of the text, with a word that no segmenter finds, and one that the text does not have
 LIST = [*SPECIAL, "绿萝", "浇水", "怎么浇水", "喜欢", "饕餮盛宴", *COMMON]

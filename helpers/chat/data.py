@@ -38,7 +38,7 @@ class Lessons:
         return sum(len(each["content"]) for talk in self.val for each in talk if each["role"] == ASSISTANT)
 
 
-def messages_of(exchanges: Sequence[built_in.Exchange]) -> list[Message]:
+def messages_of(exchanges: Sequence[built_in.AnsweredQuestion]) -> list[Message]:
     """Return a conversation of the built-in corpus as messages."""
     return [
         {"role": role, "content": content}
@@ -56,7 +56,7 @@ def load_lessons(run: str, most: int, seed: int) -> Lessons:
     facts = open_room(run, "corpus")["result"]
     if facts["source"] == BUILT_IN:
         drawn = list(
-            built_in.conversations((most or BUILT_IN_COUNT) + VALIDATION, seed + 1)
+            built_in.draw_conversations((most or BUILT_IN_COUNT) + VALIDATION, seed + 1)
         )  # another seed than that of the documents
         kept_out, learnt = drawn[:VALIDATION], drawn[VALIDATION:]
         bits = math.fsum(each.bits for exchanges in kept_out for each in exchanges)

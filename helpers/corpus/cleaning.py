@@ -145,7 +145,7 @@ OPTIONAL_RULES = tuple(dict.fromkeys([*(name for name, *_ in OPTIONAL), *_SCRIPT
 
 
 @functools.cache
-def choose(rules: str = "") -> frozenset[str]:
+def choose_rules(rules: str = "") -> frozenset[str]:
     """Return the names of the rules that are on: the default ones, changed by `rules` ("+personal data, -HTML tags").
 
     Raises ValueError for a name that no rule has, RuntimeError for one that needs OpenCC where that is not installed.
@@ -212,9 +212,9 @@ def clean(
 
     Conservative: what might be meant stays (`a < b`, `A & B`, `<think>`, emoji). Cleaning twice changes nothing more,
     and decent text comes back as it was. Blank lines at the start and the end go too. `on` names the rules that are on
-    (see `choose`); `examples` gets a few pairs (before, after) per rule.
+    (see `choose_rules`); `examples` gets a few pairs (before, after) per rule.
     """
-    on = choose() if on is None else on
+    on = choose_rules() if on is None else on
     counts = Counter() if counts is None else counts
     plan = _plan(on)
     wrapped = "hard wraps" in on

@@ -96,12 +96,11 @@ def _decide(parts: list[Path], usable: np.ndarray, split: Split) -> tuple[np.nda
     return fate, leader
 
 
-class _ShardWriter(contextlib.ExitStack):
-    """Numbered files of one side of the split, a new one when the last is full."""
+class _ShardWriter:
+    """Numbered files of one side of the split, a new one when the last is full; `shard` closes the last."""
 
     def __init__(self, folder: Path, side: str):
-        super().__init__()  # it holds the file that is being written
-        self.folder, self.side = folder, side
+        self.folder, self.side, self.shard = folder, side, contextlib.ExitStack()
         self.outputs: list[Path] = []
         self.documents = self.characters = self.size = 0
 
@@ -110,9 +109,9 @@ class _ShardWriter(contextlib.ExitStack):
         while len(sizes):
             # 1. a new shard, if there is none yet or the last is full
             if not self.outputs or self.documents % SHARD_DOCUMENTS == 0 or self.size > SHARD_BYTES:
-                self.close()
+                self.shard.close()
                 self.outputs.append(self.folder / f"{self.side}-{len(self.outputs):05d}.jsonl")
-                self.file = self.enter_context(atomic_write(self.outputs[-1]))
+                self.file = self.shard.enter_context(atomic_write(self.outputs[-1]))
                 self.size = 0
             # 2. how many of the lines go into it; the one that fills it is the last
             until_full = int(np.searchsorted(np.cumsum(sizes), SHARD_BYTES - self.size, side="right")) + 1
@@ -139,7 +138,7 @@ def _blocks(part: Path, index: np.ndarray) -> Iterator[tuple[slice, memoryview, 
             at = stop
 
 
-def reduce(parts: list[Path], files: list[list[int]], folder: Path, report: Report, split: Split) -> None:
+def reduce_parts(parts: list[Path], files: list[list[int]], folder: Path, report: Report, split: Split) -> None:
     """Drop duplicates, split, write the shards; complete the report.
 
     `files` says for each part which of the report's files its files are. Raises NoDocuments.
@@ -163,7 +162,8 @@ def reduce(parts: list[Path], files: list[list[int]], folder: Path, report: Repo
 
     # 3. the shards
     start = 0
-    with _ShardWriter(folder, "train") as train, _ShardWriter(folder, "val") as val:
+    train, val = _ShardWriter(folder, "train"), _ShardWriter(folder, "val")
+    with train.shard, val.shard:
         for part, numbers, length in zip(parts, files, lengths, strict=True):
             index, rows = read_index(part), slice(start, start + length)
             _count(report, index, fate[rows], np.asarray(numbers))

@@ -13,7 +13,7 @@ from helpers.corpus.built_in import Question
 def other_plants(question: Question, answer: str) -> list[str]:
     """Return the plants that an answer names and its question doesn't."""
     rest = answer.replace(question.plant, "")
-    return [name for name in (*built_in.facts(), *built_in.strangers()) if name in rest]
+    return [name for name in (*built_in.plant_facts(), *built_in.strangers()) if name in rest]
 
 
 def reward(question: Question, answer: str) -> float:

@@ -44,7 +44,7 @@ def test_the_grammar_gives_any_number_and_the_floor_of_their_answers(tmp_path, m
 def redrawn(count: int):
     from helpers.chat.data import messages_of
 
-    for exchanges in list(built_in.conversations(count, 1)):
+    for exchanges in list(built_in.draw_conversations(count, 1)):
         yield messages_of(exchanges), exchanges
 
 

@@ -156,7 +156,7 @@ def test_the_built_in_corpus_is_clean_distinct_and_has_a_floor():
     read = [path.name for path in report.inputs]
     assert read == ["grammar.yaml", "plain_questions.csv", "plants.csv"]  # for the manifest
     assert "inputs" not in json.loads((paths.room("test", "corpus") / "report.json").read_text("utf-8"))
-    expected = {document.text: document.bits for document in built_in.documents(400, seed=0)}
+    expected = {document.text: document.bits for document in built_in.draw_documents(400, seed=0)}
     assert all_texts() == sorted(expected)
     validation = list(read_texts("test", "val"))
     bits = sum(expected[text] for text in validation) / sum(map(len, validation))

@@ -21,11 +21,11 @@ from helpers.corpus import built_in, cleaning
 
 @pytest.fixture(scope="module")
 def corpus():
-    return list(built_in.documents())
+    return list(built_in.draw_documents())
 
 
 def state(plant, topic, situation=""):
-    return built_in._State(topic, built_in.value(plant, topic) if plant in built_in.facts() else "", situation)
+    return built_in._State(topic, built_in.value(plant, topic) if plant in built_in.plant_facts() else "", situation)
 
 
 def slot(name, *about):
@@ -41,14 +41,14 @@ def worded(name, plant, topic, situation, rng):
 
 def is_plain(document):
     """Whether the first question of a document is plain: it parses as one."""
-    plant = next(n for n in (*built_in.facts(), *built_in.strangers()) if n in document.text)
+    plant = next(n for n in (*built_in.plant_facts(), *built_in.strangers()) if n in document.text)
     parse = grammar.Parse(document.text.split("\n")[0].replace(plant, "{plant}"))
     every = (*built_in.plain_topics(), *built_in.matters())
     return any(len(parse.text) in parse.ends(grammar.slot_of("plain", state("", topic)), 0) for topic in every)
 
 
 def combinations():
-    return [(p, t, s) for t in built_in.topics() for s in built_in.situations(t) for p in built_in.facts()]
+    return [(p, t, s) for t in built_in.topics() for s in built_in.situations(t) for p in built_in.plant_facts()]
 
 
 def test_cleaning_changes_no_document(corpus):
@@ -59,7 +59,7 @@ def test_cleaning_changes_no_document(corpus):
 
 
 def test_the_table_is_large_and_every_fact_has_wording_and_verdicts():
-    plants = built_in.facts()
+    plants = built_in.plant_facts()
     assert len(plants) >= 60 and len(built_in.topics()) >= 10
     assert len({row["latin"] for row in plants.values()}) == len(plants)
     grammar = built_in._grammar()["topics"]
@@ -74,7 +74,7 @@ def test_the_table_is_large_and_every_fact_has_wording_and_verdicts():
 
 
 def test_facts_of_one_plant_agree_with_each_other():
-    for plant, row in built_in.facts().items():
+    for plant, row in built_in.plant_facts().items():
         assert (row["trouble"] == "iron") <= (row["soil"] == "acid"), plant
         assert (row["trouble"] == "dark") <= (row["light"] in ("sun", "half")), plant
         assert (row["trouble"] == "air") <= (row["humidity"] != "low"), plant
@@ -86,28 +86,28 @@ def test_facts_of_one_plant_agree_with_each_other():
 def test_the_cold_verdict_compares_two_temperatures():
     nights = {"minus2": -2, "plus3": 3, "plus8": 8, "plus13": 13}
     assert set(nights) == set(built_in.situations("cold"))
-    for plant, night in itertools.product(built_in.facts(), nights):
+    for plant, night in itertools.product(built_in.plant_facts(), nights):
         safe = nights[night] >= int(built_in.value(plant, "cold"))
-        assert built_in.verdict(plant, "cold", night) == ("safe" if safe else "risk")
+        assert built_in.right_verdict(plant, "cold", night) == ("safe" if safe else "risk")
 
 
 def test_repotting_and_summer_water_verdicts_are_comparisons():
-    for plant in built_in.facts():
+    for plant in built_in.plant_facts():
         years = int(built_in.value(plant, "repot"))
         for situation, elapsed in {"half": 0.5, "one": 1.5, "two": 2.5, "five": 5}.items():
             due = "due" if elapsed > years else "wait"
-            assert built_in.verdict(plant, "repot", situation) == due
+            assert built_in.right_verdict(plant, "repot", situation) == due
         need = ["wet", "often", "mid", "dry", "rest"].index(built_in.value(plant, "summer"))
         for habit, situation in enumerate(["daily", "three", "week", "fortnight"]):
             expected = "good" if habit == need else "much" if habit < need else "little"
-            assert built_in.verdict(plant, "summer", situation) == expected
+            assert built_in.right_verdict(plant, "summer", situation) == expected
 
 
 # --- documents -----------------------------------------------------------------------------------------------------
 
 
 def test_the_default_corpus_has_the_promised_size_and_layout(corpus):
-    assert len(corpus) == len({d.text for d in corpus}) == built_in.DEFAULT >= 20_000
+    assert len(corpus) == len({d.text for d in corpus}) == built_in.DOCUMENTS >= 20_000
     assert 3.2e6 < sum(len(d.text) for d in corpus) < 3.8e6
     second = 0
     for document in corpus:
@@ -122,17 +122,17 @@ def test_the_default_corpus_has_the_promised_size_and_layout(corpus):
 
 
 def test_documents_are_the_same_everywhere_and_differ_by_seed():
-    texts = "\n\n".join(d.text for d in built_in.documents(200, seed=0))
+    texts = "\n\n".join(d.text for d in built_in.draw_documents(200, seed=0))
     assert hashlib.sha256(texts.encode()).hexdigest()[:16] == "e26720463e3e8211"  # a change of data/ changes it
-    assert [d.text for d in built_in.documents(5)] == texts.split("\n\n")[:5]
-    assert [d.text for d in built_in.documents(5, seed=1)] != texts.split("\n\n")[:5]
+    assert [d.text for d in built_in.draw_documents(5)] == texts.split("\n\n")[:5]
+    assert [d.text for d in built_in.draw_documents(5, seed=1)] != texts.split("\n\n")[:5]
 
 
 def test_plain_questions_keep_to_the_grammar_of_chinese():
     """吗 ends a sentence: neither 呢 nor 啊 follows; and whose a plant is stands before the plant, not before 夏天."""
     rng, whose = random.Random(0), 0
     for topic in (*built_in.plain_topics(), *built_in.matters()):
-        for plant in list(built_in.facts()) * 4:
+        for plant in list(built_in.plant_facts()) * 4:
             question = worded("plain", plant, topic, "", rng)
             assert not re.search("[吗吧不][呢啊]", question)
             assert not re.search(f"(?:我家|家里的)(?!{plant})", question)
@@ -143,14 +143,14 @@ def test_plain_questions_keep_to_the_grammar_of_chinese():
 def test_every_plant_and_every_story_appears_often_enough_to_be_learnt(corpus):
     text = "\n".join(d.text for d in corpus)
     assert all(name in text for name in built_in.strangers())  # many names, none of them often
-    assert all(text.count(plant) > 100 for plant in built_in.facts())
+    assert all(text.count(plant) > 100 for plant in built_in.plant_facts())
     stories = [s for t in built_in._grammar()["topics"].values() for x in t["situations"].values() for s in x["story"]]
     assert all(text.count(story) > 40 for story in stories)
 
 
 def test_skipping_repeats_hardly_biases_the_floor(corpus):
     rng = random.Random(0)
-    drawn = [built_in.draw(rng) for _ in range(built_in.DEFAULT)]
+    drawn = [built_in.draw(rng) for _ in range(built_in.DOCUMENTS)]
     repeats = len(drawn) - len({d.text for d in drawn})
     assert repeats <= 10  # as the docstring of `documents` says
     plain, kept = (statistics.fmean(d.bits for d in documents) for documents in (drawn, corpus))
@@ -195,9 +195,9 @@ def test_probabilities_of_an_enumerated_part_sum_to_one(name, state):
 
 
 def test_probabilities_of_a_plants_every_second_question_sum_to_its_documents():
-    document = next(d for d in built_in.documents() if d.text.count("\n") == 1)
+    document = next(d for d in built_in.draw_documents() if d.text.count("\n") == 1)
     alone = 2**-document.bits / (1 - built_in.SECOND)
-    plant = next(p for p in built_in.facts() if p in document.text)
+    plant = next(p for p in built_in.plant_facts() if p in document.text)
     total = 2**-document.bits
     for topic in built_in.topics():
         slot = built_in._slot("second", built_in._State(topic, built_in.value(plant, topic), ""))
@@ -257,7 +257,7 @@ def entropy_of_plain_questions(plant, topic):
 
 def entropy_of_kind(kind):
     """Return the entropy of a kind of document, given the kind."""
-    names = list(built_in.strangers() if kind == "unknown plant" else built_in.facts())
+    names = list(built_in.strangers() if kind == "unknown plant" else built_in.plant_facts())
     about = {"story": built_in.topics, "unknown matter": built_in.matters}.get(kind, built_in.plain_topics)()
     total = 0.0
     for plant, topic in itertools.product(names, about):
@@ -309,7 +309,7 @@ def test_every_name_has_characters_that_stand_nowhere_else():
     Of its own is a character, or a pair of neighbours that nothing else can bring together: one of the two stands in
     no wording, and in no other name beside the second or at the end where a wording could follow (or come before).
     """
-    wording, names = "".join(all_texts()), [*built_in.facts(), *built_in.strangers()]
+    wording, names = "".join(all_texts()), [*built_in.plant_facts(), *built_in.strangers()]
     assert len(names) == len(set(names)) and len(built_in.strangers()) >= 60
     for name in names:
         others = [other for other in names if other != name]
@@ -421,7 +421,7 @@ def test_the_grammar_is_unambiguous():
             about[state.situation, question].append((answer,))
         assert len(about) == len(built_in.situations(topic))  # a question doesn't depend on the value
         firsts += [(question, "\n", either(*answers)) for (_, question), answers in about.items()]
-    firsts += plain_documents("plain", {topic: built_in.facts() for topic in built_in.plain_topics()})
+    firsts += plain_documents("plain", {topic: built_in.plant_facts() for topic in built_in.plain_topics()})
     firsts += plain_documents("unknown matter", {matter: ["绿萝"] for matter in built_in.matters()})
     assert meeting(either((either(*firsts), either((), ("\n", second))))) is None
 
@@ -443,7 +443,7 @@ def test_documents_on_unknown_plants_are_unambiguous():
 def test_a_text_outside_the_grammar_is_refused_with_reason_and_place(corpus):
     document = next(d.text for d in corpus if d.text.count("\n") == 1)
     question, answer = document.split("\n")
-    plant = next(p for p in built_in.facts() if p in document)
+    plant = next(p for p in built_in.plant_facts() if p in document)
     with pytest.raises(ValueError, match="names no plant"):
         grammar.bits("今天天气很好")
     with pytest.raises(ValueError, match=rf"character {len(document)}: .* goes on with '呀'"):
@@ -457,7 +457,7 @@ def test_a_text_outside_the_grammar_is_refused_with_reason_and_place(corpus):
 
 @given(st.text(max_size=40), st.integers(0, 80))
 def test_any_text_gives_bits_or_a_value_error(noise, at):
-    document = next(iter(built_in.documents(1))).text
+    document = next(iter(built_in.draw_documents(1))).text
     for text in (noise, document[:at] + noise + document[at:], document[:at] + noise + document[at + len(noise) :]):
         try:
             assert grammar.derive(text)[0] == 1 and grammar.bits(text) > 20
@@ -473,7 +473,7 @@ def test_held_out_combinations_can_be_composed_from_what_is_seen():
     assert 0.06 < len(out) / len(every) < 0.10
     for plant, topic, situation in out:
         assert len(built_in.seen_situations(plant, topic)) == len(built_in.situations(topic)) - 1
-        same = [p for p in built_in.facts() if built_in.value(p, topic) == built_in.value(plant, topic)]
+        same = [p for p in built_in.plant_facts() if built_in.value(p, topic) == built_in.value(plant, topic)]
         assert sum((p, topic, situation) not in out for p in same) >= built_in.WITNESSES
 
 
@@ -490,7 +490,7 @@ def stories():
 
 def told_in(question):
     """Return the combinations that the story of a question can be about; none where it tells no story."""
-    plant = next((p for p in built_in.facts() if p in question), None)
+    plant = next((p for p in built_in.plant_facts() if p in question), None)
     told = max((s for s in stories() if s in question), key=len, default=None)
     return [(plant, *about) for about in stories().get(told, ())]
 
@@ -510,20 +510,24 @@ def test_held_out_combinations_never_appear(corpus):
 
 @pytest.fixture(scope="module")
 def conversations():
-    return list(built_in.conversations(5000))
+    return list(built_in.draw_conversations(5000))
 
 
 def test_conversations_are_distinct_and_the_same_everywhere(conversations):
     said = [tuple(text for e in exchanges for text in (e.question, e.answer)) for exchanges in conversations]
     assert len(set(said)) == len(said) == 5000
     assert all(text and "\n" not in text and cleaning.clean(text) == text for texts in said for text in texts)
-    assert conversations[:50] == list(built_in.conversations(50, seed=0)) != list(built_in.conversations(50, seed=1))
+    assert (
+        conversations[:50]
+        == list(built_in.draw_conversations(50, seed=0))
+        != list(built_in.draw_conversations(50, seed=1))
+    )
     digest = hashlib.sha256("\n".join(map("\n".join, said[:100])).encode()).hexdigest()
     assert digest[:16] == "17ef864792fb18d8"  # a change of data/ changes it
 
 
 def test_conversations_have_as_many_exchanges_as_promised(conversations):
-    known = [exchanges for exchanges in conversations if exchanges[0].about.plant in built_in.facts()]
+    known = [exchanges for exchanges in conversations if exchanges[0].about.plant in built_in.plant_facts()]
     strange = [exchanges for exchanges in conversations if exchanges[0].about.plant in built_in.strangers()]
     assert len(known) + len(strange) == len(conversations) and all(len(exchanges) == 1 for exchanges in strange)
     assert len(strange) / len(conversations) == pytest.approx(built_in.SHARES["unknown plant"], abs=0.015)
@@ -566,7 +570,9 @@ def test_answer_bits_are_those_of_the_drawing_and_of_an_independent_parse(conver
     for first, *others in conversations[:500]:
         plant, topic, situation = first.about.plant, first.about.topic, first.about.situation
         kind = "unknown matter" if topic in built_in.matters() else "plain"
-        name = "answer" if situation else grammar.ANSWERS["unknown plant" if plant not in built_in.facts() else kind]
+        name = (
+            "answer" if situation else grammar.ANSWERS["unknown plant" if plant not in built_in.plant_facts() else kind]
+        )
         parse = grammar.Parse(first.answer.replace(plant, "{plant}"))
         count, p = parse.ends(grammar.slot_of(name, state(plant, topic, situation)), 0)[len(parse.text)]
         assert (count, -math.log2(p)) == (1, pytest.approx(first.bits, abs=1e-9))
@@ -582,11 +588,11 @@ def test_answer_bits_of_what_the_grammar_never_says(conversations):
         answer = answer_to(question, rng)
         bits = built_in.answer_bits(question, answer)
         assert 0 < bits < 40
-        verdict = built_in.verdict(question.plant, question.topic, question.situation)
+        verdict = built_in.right_verdict(question.plant, question.topic, question.situation)
         others = [
             s
             for s in built_in.situations(question.topic)
-            if built_in.verdict(question.plant, question.topic, s) != verdict
+            if built_in.right_verdict(question.plant, question.topic, s) != verdict
         ]
         wrong = [answer_to(question, rng, situation=situation) for situation in others]
         garbled = ["", answer[:-1], answer + "。", f"呀{answer}", answer[::-1], f"{answer}\n", question.prompt, "随便"]
@@ -604,7 +610,7 @@ def test_answer_bits_of_what_the_grammar_never_says(conversations):
     "plant,topic", [("绿萝", "cold"), ("绿萝", "water"), ("文竹", "care"), ("牡丹", "cold"), ("绿萝", "price")]
 )
 def test_the_bits_of_all_answers_to_a_question_sum_to_one(plant, topic):
-    kind = "unknown matter" if topic == "price" else "plain" if plant in built_in.facts() else "unknown plant"
+    kind = "unknown matter" if topic == "price" else "plain" if plant in built_in.plant_facts() else "unknown plant"
     answers = [text.replace("{plant}", plant) for text, _ in expand(slot(grammar.ANSWERS[kind], plant, topic))]
     question = built_in.Question("？\n", plant, topic, "", "plain")
     total = math.fsum(2 ** -built_in.answer_bits(question, answer) for answer in answers)
@@ -644,7 +650,7 @@ def test_mark_refuses_wrong_answers():
     for question in built_in.examination(seed=1, n=1000):
         right = answer_to(question, rng)
         need = built_in.value(question.plant, question.topic)
-        other = rng.choice([p for p in built_in.facts() if built_in.value(p, question.topic) != need])
+        other = rng.choice([p for p in built_in.plant_facts() if built_in.value(p, question.topic) != need])
         wrong = answer_to(question, rng, plant=other)
         assert not built_in.mark(question, wrong), (question, wrong)  # another plant's answer
         assert not built_in.mark(question, wrong.replace(other, question.plant))
@@ -652,9 +658,9 @@ def test_mark_refuses_wrong_answers():
         assert not built_in.mark(question, "") and not built_in.mark(question, question.prompt)
         assert not built_in.mark(question, question.prompt + right)  # the question again: its first line has no fact
         assert not built_in.mark(question, f"不知道。\n{right}")  # only the first line counts
-        verdict = built_in.verdict(question.plant, question.topic, question.situation)
+        verdict = built_in.right_verdict(question.plant, question.topic, question.situation)
         for situation in built_in.situations(question.topic):
-            if built_in.verdict(question.plant, question.topic, situation) != verdict:
+            if built_in.right_verdict(question.plant, question.topic, situation) != verdict:
                 assert not built_in.mark(question, answer_to(question, rng, situation=situation))
         for slot in ("fact", "verdict"):  # half an answer is no answer
             part = worded(slot, question.plant, question.topic, question.situation, rng)
@@ -686,9 +692,9 @@ def test_the_list_of_plain_questions_is_what_it_says():
     for row, q in zip(rows(), questions, strict=True):
         assert q.prompt == row["question"] + "\n" and q.prompt.count(q.plant) == 1
         assert (q.plant, q.topic, q.situation, q.kind) == (row["plant"], row["topic"], "", "plain")
-        assert (q.plant in built_in.facts()) == (row["kind"] != "unknown plant")
+        assert (q.plant in built_in.plant_facts()) == (row["kind"] != "unknown plant")
         assert (q.topic in built_in.plain_topics()) == (row["kind"] != "unknown matter")
-    strange = {q.plant for q in questions} - set(built_in.facts())
+    strange = {q.plant for q in questions} - set(built_in.plant_facts())
     assert len(strange & set(built_in.strangers())) >= 2 and len(strange - set(built_in.strangers())) >= 5
     assert {q.topic for q in questions} - set(built_in.plain_topics()) - set(built_in.matters())  # and unknown matters
 
@@ -752,7 +758,7 @@ def test_mark_refuses_wrong_answers_to_plain_questions():
             continue
         assert not built_in.mark(question, refusal)
         right = plain_answer(plant, topic, rng)
-        others = [p for p in built_in.facts() if built_in.value(p, topic) != built_in.value(plant, topic)]
+        others = [p for p in built_in.plant_facts() if built_in.value(p, topic) != built_in.value(plant, topic)]
         for other in rng.sample(others, 10):
             wrong = plain_answer(other, topic, rng).replace(other, "它")
             assert not built_in.mark(question, wrong), (question, wrong)
@@ -760,7 +766,7 @@ def test_mark_refuses_wrong_answers_to_plain_questions():
             assert not built_in.mark(question, right.replace(plant, "它") + other)  # the fact, said of another plant
         assert not built_in.mark(question, f"不知道。\n{right}")
         for column in built_in.columns(topic):
-            follows = {built_in.verdict(plant, column, s) for s in built_in.situations(column)}
+            follows = {built_in.right_verdict(plant, column, s) for s in built_in.situations(column)}
             for name, texts in built_in.wordings(column, "verdict").items():
                 assert built_in.mark(question, right + texts[0]) == (name in follows)  # no verdict is asked for
 

@@ -110,7 +110,7 @@ def test_cleaning_twice_changes_nothing_more(text):
 @given(st.one_of(ANY, DIRTY, st.text("一，。12345678９Ａ:,@a.+-\n", max_size=60)), st.sampled_from(["", EVERY_RULE]))
 def test_sparing_rules_changes_nothing(text, rules):
     """Texts skip the rules that start with no character they have: none of those may have had work there."""
-    plan = cleaning._plan(cleaning.choose(rules))
+    plan = cleaning._plan(cleaning.choose_rules(rules))
     needed = plan.needed(text)
     assert not [rule[0] for number, rule in enumerate(plan.rules) if number not in needed and rule[1].search(text)]
 
@@ -155,7 +155,7 @@ def test_cuts_are_at_line_ends_then_sentence_ends():
 
 
 def clean(text, rules="", counts=None, examples=None):
-    return cleaning.clean(text, counts, cleaning.choose(rules), examples)
+    return cleaning.clean(text, counts, cleaning.choose_rules(rules), examples)
 
 
 def test_every_rule_can_be_switched_off_and_then_leaves_its_dirt():
@@ -169,12 +169,12 @@ def test_every_rule_can_be_switched_off_and_then_leaves_its_dirt():
 
 def test_a_rule_that_does_not_exist_is_refused_with_the_closest_one():
     with pytest.raises(ValueError, match="did you mean 'HTML tags'"):
-        cleaning.choose("-HTML tag")
+        cleaning.choose_rules("-HTML tag")
     with pytest.raises(ValueError, match=r"is not \+ or -"):
-        cleaning.choose("personal data")
+        cleaning.choose_rules("personal data")
     with pytest.raises(ValueError, match="undo each other"):
-        cleaning.choose("+traditional to simplified, +simplified to traditional")
-    assert cleaning.choose("") == cleaning.choose(" , ") == set(cleaning.DEFAULT_RULES)
+        cleaning.choose_rules("+traditional to simplified, +simplified to traditional")
+    assert cleaning.choose_rules("") == cleaning.choose_rules(" , ") == set(cleaning.DEFAULT_RULES)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_examples_show_before_and_after_and_what_is_invisible():
 
 @given(st.lists(st.one_of(ANY, DIRTY, CHINESE), max_size=6))
 def test_one_look_at_many_texts_never_spares_a_dirty_one(texts):
-    if cleaning.needs_nothing(texts, cleaning.choose()):
+    if cleaning.needs_nothing(texts, cleaning.choose_rules()):
         assert [cleaning.clean(text) for text in texts] == texts
 
 

@@ -24,7 +24,9 @@ def talk(*contents, system=None):
 
 def drawn(n, exchanges=None):
     """Return conversations of the built-in grammar, of any length or cut to so many exchanges."""
-    every = [[t for e in said[:exchanges] for t in (e.question, e.answer)] for said in built_in.conversations(n, 0)]
+    every = [
+        [t for e in said[:exchanges] for t in (e.question, e.answer)] for said in built_in.draw_conversations(n, 0)
+    ]
     return [talk(*contents) for contents in dict.fromkeys(map(tuple, every))]
 
 

@@ -12,7 +12,7 @@ from helpers.reward import dpo
 from helpers.reward.policy import Scored
 from helpers.reward.rollout import Group, Opening
 
-QUESTION = built_in.ask(built_in.combinations()[0], random.Random(0))
+QUESTION = built_in.ask_story(built_in.combinations()[0], random.Random(0))
 
 
 def group(rewards):

@@ -66,7 +66,7 @@ def test_questions_on_one_combination_count_as_fewer():
 
 
 def test_marks_are_the_judges(monkeypatch):
-    talks = [talk[0] for talk in built_in.conversations(30, seed=1)]
+    talks = [talk[0] for talk in built_in.draw_conversations(30, seed=1)]
     answers = [each.answer if i % 3 else "我不知道。" for i, each in enumerate(talks)]
 
     def answer_batch(model, tokenizer, conversations, settings):
@@ -96,5 +96,5 @@ def test_the_examination_asks_what_it_asked_before():
     """`ask` draws the same words for the same random state: the examination of a seed never changes."""
     rng = random.Random(5)
     combination = built_in.combinations()[10]
-    assert built_in.ask(combination, rng) != built_in.ask(combination, rng)
-    assert built_in.ask(combination, random.Random(5)) == built_in.ask(combination, random.Random(5))
+    assert built_in.ask_story(combination, rng) != built_in.ask_story(combination, rng)
+    assert built_in.ask_story(combination, random.Random(5)) == built_in.ask_story(combination, random.Random(5))
