@@ -7,83 +7,19 @@ import re
 import shutil
 from collections import Counter
 from concurrent.futures import Executor
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 
 from helpers import parallel, paths
-from helpers.corpus import built_in, cleaning, download, partition, split
+from helpers.corpus import built_in, download, partition, split
+from helpers.corpus.archives import Input, NoDocuments
 from helpers.corpus.conversations import Conversation
 from helpers.corpus.find import BUILT_IN, find_corpus
-from helpers.corpus.inputs import Input, NoDocuments
-from helpers.corpus.partition import PartSettings
-from helpers.corpus.records import ReadOptions
 from helpers.corpus.report import FileReport, PartReport, Report
+from helpers.corpus.settings import CorpusSettings
 from helpers.corpus.shards import shard_documents
-from helpers.corpus.split import KEEP, Split
 from helpers.files import occupied, write_text
 from helpers.manifest import MANIFEST
-
-
-@dataclass(frozen=True)
-class CorpusSettings:
-    """How documents are read, cleaned, chosen and split. Raises ValueError for what makes no sense."""
-
-    # how files are read; see `records.ReadOptions`
-    document: str = "auto"
-    text_key: str = "text"
-    repair: bool = False
-    # how documents are cleaned; see `cleaning.choose_rules`
-    rules: str = ""
-    # which are kept: lengths in characters, shares as in `cleaning.unfit`
-    min_length: int = 2
-    max_length: int = 2000
-    min_chinese: float = 0.0
-    max_symbols: float = 1.0
-    max_repetition: float = 1.0
-    near_duplicates: float = 0.0  # similarity from which two documents are the same text; 0: only exact copies are
-    near_keep: str = "first"  # of a cluster of near duplicates; or "all", on one side of the split
-    max_documents: int = 0  # 0: all
-    val_fraction: float = 0.05  # of the documents, chosen by hash and seed
-    seed: int = 0
-
-    def __post_init__(self):
-        if not 0 < self.val_fraction < 1:
-            raise ValueError(f"val_fraction is {self.val_fraction}: give a part between 0 and 1, say 0.05")
-        if self.max_length < max(1, self.min_length):
-            raise ValueError(
-                f"max_length {self.max_length} is below min_length {self.min_length}: no document can be both"
-            )
-        if self.near_keep not in KEEP:
-            raise ValueError(f"near_keep is '{self.near_keep}': give 'first' or 'all'")
-        if self.max_documents < 0 or self.max_documents == 1:
-            raise ValueError(
-                f"max_documents is {self.max_documents}: give 0 for all, or at least 2: training and validation need "
-                "one each"
-            )
-        for name in ("near_duplicates", "min_chinese", "max_symbols", "max_repetition"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: give a share between 0 and 1")
-        self.part()
-
-    def part(self) -> PartSettings:
-        """Return what the map step needs."""
-        options = ReadOptions(self.document, self.text_key, self.repair)
-        filters = {name: getattr(self, name) for name in ("min_chinese", "max_symbols", "max_repetition")}
-        limits = tuple(filters.items()) if tuple(filters.values()) != (0, 1, 1) else ()
-        names = cleaning.choose_rules(self.rules)
-        return PartSettings(
-            options, names, self.min_length, self.max_length, limits, self.near_duplicates > 0, self.seed
-        )
-
-    def split(self) -> Split:
-        """Return what the reduce step needs."""
-        return Split(self.max_documents, self.val_fraction, self.near_duplicates, self.near_keep)
-
-    def without_meaning(self) -> list[str]:
-        """Return the settings that were changed but mean nothing for the built-in corpus, which is written clean."""
-        change = ("near_duplicates", "near_keep", "max_documents", "val_fraction", "seed")
-        changed = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
-        return [name for name in changed if name not in change]
 
 
 def build_corpus(run: str, source: str = BUILT_IN, *, workers: int = 0, cluster: str = "", **settings) -> Report:
@@ -134,15 +70,12 @@ def clear_room(folder: Path) -> None:
         old.unlink(missing_ok=True)
 
 
-def _build_files(
-    inputs: list[Input], folder: Path, report: Report, wanted: CorpusSettings, pool: Executor
-) -> None:  # fmt: skip
+def _build_files(inputs: list[Input], folder: Path, report: Report, wanted: CorpusSettings, pool: Executor) -> None:
     """Make the parts that are missing, and the shards of all parts."""
-    bad: dict[str, str] = {}
-    settings, parts = wanted.part(), folder / "parts"
+    parts = folder / "parts"
     with pool:
         # 1. map
-        tasks = partition.make_tasks(inputs, bad, parts, settings, pool)
+        tasks = partition.make_tasks(inputs, parts, wanted, pool)
         needed = {task.part.name for task in tasks}
         for old in parts.iterdir():
             if re.split("[-.]", old.name)[0] not in needed:
@@ -153,25 +86,29 @@ def _build_files(
         finished = parallel.map_shards(pool, partition.clean_task, tasks, label="cleaning" if several else "")
     # 2. reduce
     numbers = {name: number for number, name in enumerate(dict.fromkeys(item.name for item in inputs))}
-    report.files = [FileReport(name, bad=bad.get(name, "")) for name in numbers]
-    report.join(map(partition.read_report, finished), settings.max_length)
-    if not tasks:
-        raise NoDocuments(split.nothing_found(report))
+    report.files = list(map(FileReport, numbers))
+    report.join(map(partition.read_report, finished), wanted.max_length)
     files = [[numbers[item.name] for item in task.inputs] for task in tasks]
-    split.reduce_parts(finished, files, folder, report, wanted.split())
+    split.reduce_parts(finished, files, folder, report, wanted)
+
+
+# the settings that change the built-in corpus
+_MEANT = ("near_duplicates", "near_keep", "max_documents", "val_fraction", "seed")
 
 
 def _build_built_in(folder: Path, report: Report, wanted: CorpusSettings) -> None:
     """Write the built-in corpus, whose documents come clean, distinct and with their probability."""
-    items = built_in.draw_documents(wanted.max_documents or built_in.DOCUMENTS, wanted.seed)
+    items = built_in.draw_documents(wanted.max_documents or built_in.DEFAULT_DOCUMENTS, wanted.seed)
     bits = {item.text: item.bits for item in items}
-    part, texts = folder / "parts" / BUILT_IN, [Conversation.of_lines(text) for text in bits]
-    partition.write_part(part, [(texts, [0] * len(texts))], wanted.part(), PartReport([FileReport(BUILT_IN)]))
+    part = folder / "parts" / BUILT_IN
+    texts: list[str] = [Conversation.of_lines(text) for text in bits]
+    partition.write_part(part, [(texts, [0] * len(texts))], wanted, PartReport([FileReport(BUILT_IN)]))
     report.files = [FileReport(BUILT_IN, encoding="-", mode="grammar")]
-    if unused := wanted.without_meaning():
+    changed = [each.name for each in fields(wanted) if getattr(wanted, each.name) != each.default]
+    if unused := [name for name in changed if name not in _MEANT]:
         report.files[0].notes.append(f"written clean, so {', '.join(unused)} change nothing")
     report.inputs = sorted(file for file in (paths.repo_root() / "data").iterdir() if file.is_file())
-    split.reduce_parts([part], [[0]], folder, report, wanted.split())
+    split.reduce_parts([part], [[0]], folder, report, wanted)
     # the floor: what the grammar itself needs for the validation documents; summed in an order that no shard changes
     shards = [shard for shard in report.outputs if shard.name.startswith("val")]
     validation = [document["text"] for shard in shards for document in shard_documents(shard)]

@@ -22,7 +22,7 @@ import yaml
 
 from helpers import paths
 
-DOCUMENTS = 56_000  # documents in the default corpus
+DEFAULT_DOCUMENTS = 56_000  # documents in the default corpus
 # What the first question of a document is. Stories are the larger part: only they show how a verdict follows from a
 # fact, and that is what a model gets wrong. The other documents are half as long.
 SHARES = {"story": 0.70, "plain": 0.20, "unknown plant": 0.05, "unknown matter": 0.05}
@@ -188,7 +188,7 @@ def held_out() -> frozenset[Combination]:
 
 
 def combinations() -> list[Combination]:
-    """Return all combinations, those that are held out among them."""
+    """Return all combinations, also the held-out ones."""
     return [Combination(plant, topic, s) for plant in plant_facts() for topic in topics() for s in situations(topic)]
 
 
@@ -384,7 +384,7 @@ def explain_draw(rng: random.Random) -> list[GrammarChoice]:
     return [choice for choice in _draw(rng).choices if choice.bits]
 
 
-def draw_documents(n: int = DOCUMENTS, seed: int = 0) -> Iterator[Document]:
+def draw_documents(n: int = DEFAULT_DOCUMENTS, seed: int = 0) -> Iterator[Document]:
     """Yield `n` distinct documents, the same for the same seed on every machine.
 
     They are drawn independently, and a text that came before is skipped. The likeliest texts repeat, so skipping lifts
@@ -523,7 +523,8 @@ def mark(question: Question, answer: str) -> bool:
     if any(name in line.replace(plant, "") for name in (*plant_facts(), *strangers())):
         return False
     common = _grammar()["common"]
-    unknown = [text for slot in ("never", "sorry", "beyond", "elsewhere") for text in map(_text_of, common[slot])]
+    alternatives = [each for slot in ("never", "sorry", "beyond", "elsewhere") for each in common[slot]]
+    unknown = [next(iter(each)) if isinstance(each, dict) else each for each in alternatives]
     admits = any(text in line for text in unknown)
     if plant not in plant_facts() or topic not in plain_topics():
         return admits and not any(said(every, "fact") for every in topics())
@@ -533,7 +534,3 @@ def mark(question: Question, answer: str) -> bool:
         if said(column, "fact") != {value(plant, column)} or len(concluded) > 1 or not concluded <= follows:
             return False
     return not admits
-
-
-def _text_of(alternative: str | dict[str, int]) -> str:
-    return next(iter(alternative)) if isinstance(alternative, dict) else alternative

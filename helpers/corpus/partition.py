@@ -23,11 +23,12 @@ import numpy as np
 
 from helpers import parallel
 from helpers.corpus import cleaning, conversations, dedup, formats, repeats
+from helpers.corpus.archives import Input
 from helpers.corpus.conversations import Conversation
 from helpers.corpus.encodings import BadFile
-from helpers.corpus.inputs import Input
 from helpers.corpus.records import ReadOptions
 from helpers.corpus.report import FileReport, PartReport
+from helpers.corpus.settings import CorpusSettings
 from helpers.files import atomic_write, fingerprint, stamp, write_text
 
 TASK_BYTES, TASK_FILES = 8 * 2**20, 2000  # small files travel to a worker together, large ones in slices
@@ -38,25 +39,12 @@ _ROW = np.dtype([("hash", "<u8", 2), ("position", "<f8"), ("characters", "<u4"),
 
 
 @dataclass(frozen=True)
-class PartSettings:
-    """What the documents of a part depend on, beside its files."""
-
-    options: ReadOptions
-    rules: frozenset[str]  # names of the cleaning rules that are on
-    min_length: int  # characters
-    max_length: int  # characters
-    limits: tuple[tuple[str, float], ...]  # arguments of cleaning.unfit
-    near: bool  # whether near duplicates will be looked for
-    seed: int  # of the split
-
-
-@dataclass(frozen=True)
 class Task:
     """The files of one part, and where it is to be written."""
 
     inputs: tuple[Input, ...]
     part: Path  # the name that the files of the first pass share
-    settings: PartSettings
+    settings: CorpusSettings
     repeated: frozenset[int] = frozenset()  # keys of its lines that repeat in the corpus; see `repeats`
 
     def cleaned(self) -> Path:
@@ -91,47 +79,33 @@ def read_report(part: Path) -> PartReport:
 # ---- which files make which part ----
 
 
-def _slice_large(item: Input, options: ReadOptions, max_bytes: int) -> list[Input] | str:
-    """Return the slices of a large file, or why it cannot be used."""
+def _slice_large(item: Input, options: ReadOptions, max_bytes: int) -> list[Input]:
     try:
-        return formats.slices(item, options, max_bytes)
-    except (BadFile, OSError) as error:
-        return _reason(error)
+        return formats.slice_file(item, options, max_bytes)
+    except (BadFile, OSError):  # reading it will say why
+        return [item]
 
 
-def make_tasks(
-    inputs: list[Input], bad: dict[str, str], folder: Path, settings: PartSettings, pool: Executor
-) -> list[Task]:
-    """Group inputs for the workers, by size alone, so that the number of workers changes nothing.
-
-    What cannot be sliced is noted in `bad` (name -> why), and left out.
-    """
+def make_tasks(inputs: list[Input], folder: Path, settings: CorpusSettings, pool: Executor) -> list[Task]:
+    """Group inputs for the workers, by size alone, so that the number of workers changes nothing."""
     # 1. large files become slices
     large = [item for item in inputs if item.size > TASK_BYTES and not item.stop]
-    slice_large = functools.partial(_slice_large, options=settings.options, max_bytes=TASK_BYTES)
+    slice_large = functools.partial(_slice_large, options=settings.read_options(), max_bytes=TASK_BYTES)
     sliced = dict(zip(large, parallel.map_shards(pool, slice_large, large), strict=True))
     # 2. neighbours become groups of at most TASK_BYTES
     groups: list[list[Input]] = [[]]
     size = 0
-    for item in inputs:
-        slices = sliced.get(item, [item])
-        if isinstance(slices, str):
-            bad[item.name], slices = slices, []
-        for piece in slices:
-            if groups[-1] and (size + piece.size > TASK_BYTES or len(groups[-1]) == TASK_FILES):
-                groups.append([])
-                size = 0
-            groups[-1].append(piece)
-            size += piece.size
+    for piece in (piece for item in inputs for piece in sliced.get(item, [item])):
+        if groups[-1] and (size + piece.size > TASK_BYTES or len(groups[-1]) == TASK_FILES):
+            groups.append([])
+            size = 0
+        groups[-1].append(piece)
+        size += piece.size
     # 3. the name of a part: the same for the same files, unchanged, with the same settings and the same code
     code = [stamp(path) for path in sorted(Path(__file__).parent.glob("*.py"))]
-    how = {**vars(settings), "rules": sorted(settings.rules)}
     stamps = {path: stamp(path) for path in {item.path for item in inputs}}
-    tasks = []
-    for group in filter(None, groups):
-        name = fingerprint(code, how, [(item, stamps[item.path]) for item in group])
-        tasks.append(Task(tuple(group), folder / name, settings))
-    return tasks
+    names = [fingerprint(code, vars(settings), [(item, stamps[item.path]) for item in group]) for group in groups]
+    return [Task(tuple(group), folder / name, settings) for group, name in zip(groups, names, strict=True)]
 
 
 # ---- the first pass ----
@@ -149,7 +123,7 @@ def read_task(task: Task) -> Path:
             _count_signs(texts, numbers, report.files)
             texts, numbers = _whole_characters(texts, numbers, report.files)
             characters += sum(map(len, texts))
-            if "repeated lines" in task.settings.rules:
+            if "repeated lines" in task.settings.chosen_rules():
                 places += repeats.count_places(texts)
             documents = [text.messages if isinstance(text, Conversation) else text for text in texts]
             file.write(json.dumps([documents, numbers], ensure_ascii=False).encode() + b"\n")
@@ -165,7 +139,7 @@ def _batches(task: Task, files: list[FileReport]) -> Iterator[tuple[list[str], l
     size = 0
     for number, item in enumerate(task.inputs):
         try:
-            for text in formats.read(item, task.settings.options, files[number]):
+            for text in formats.read_documents(item, task.settings.read_options(), files[number]):
                 texts.append(text)
                 numbers.append(number)
                 size += len(text)
@@ -175,13 +149,10 @@ def _batches(task: Task, files: list[FileReport]) -> Iterator[tuple[list[str], l
         except (BadFile, OSError) as error:
             if isinstance(error, OSError) and error.filename is None:
                 raise  # not a file that cannot be opened: the disk itself is full or failing
-            files[number] = FileReport(item.name, files[number].encoding, bad=_reason(error))
+            why = str(error) if isinstance(error, BadFile) else f"cannot be read: {error.strerror}"
+            files[number] = FileReport(item.name, files[number].encoding, bad=why)
     if texts:
         yield texts, numbers
-
-
-def _reason(error: BadFile | OSError) -> str:
-    return str(error) if isinstance(error, BadFile) else f"cannot be read: {error.strerror}"
 
 
 def _count_signs(texts: list[str], numbers: list[int], files: list[FileReport]) -> None:
@@ -226,7 +197,7 @@ def clean_task(task: Task) -> Path:
 
 
 def write_part(
-    part: Path, batches: Iterable[tuple[list[str], list[int]]], settings: PartSettings, report: PartReport
+    part: Path, batches: Iterable[tuple[list[str], list[int]]], settings: CorpusSettings, report: PartReport
 ) -> None:
     """Write the files of one part from (documents, numbers of their files in the report), the report itself last."""
     rows: list[np.ndarray] = [np.empty(0, _ROW)]
@@ -243,11 +214,11 @@ def write_part(
             index["file"] = numbers
             index["characters"], index["bytes"] = list(map(len, texts)), list(map(len, lines))
             rows.append(index)
-            if settings.near:
+            if settings.near_duplicates:
                 signatures.append(dedup.signatures(texts))
     with atomic_write(part.with_suffix(".npy")) as file:
         np.save(file, np.concatenate(rows))
-    if settings.near:
+    if settings.near_duplicates:
         with atomic_write(part.with_suffix(".minhash")) as file:
             np.save(file, np.concatenate(signatures))
     write_text(part.with_suffix(".json"), report.as_json())
@@ -275,7 +246,7 @@ def _clean_batches(task: Task, report: PartReport) -> Iterator[tuple[list[str], 
     """Yield the clean documents, none over `max_length`, with the numbers of their files, many at a time."""
     settings = task.settings
     # filters are checked by `_fitting`, and so is what may be too short or too long
-    least = max(1, settings.min_length) if not settings.limits else settings.max_length + 1
+    least = max(1, settings.min_length) if settings.filters() == (0, 1, 1) else settings.max_length + 1
     with open(task.part.with_suffix(".raw"), encoding="utf-8", newline="\n") as batches:
         for documents, numbers in map(json.loads, batches):
             texts = [Conversation(each) if isinstance(each, list) else each for each in documents]
@@ -297,7 +268,7 @@ def _clean(text: str, file: FileReport, task: Task, examples: dict) -> str:
     def clean(part: str) -> str:
         if task.repeated:
             part = cleaning.without_lines(part, task.repeated, file.rules, examples)
-        return cleaning.clean(part, file.rules, task.settings.rules, examples)
+        return cleaning.clean(part, file.rules, task.settings.chosen_rules(), examples)
 
     cleaned = conversations.changed(text, clean)
     if isinstance(text, Conversation) and isinstance(cleaned, Conversation):
@@ -305,7 +276,7 @@ def _clean(text: str, file: FileReport, task: Task, examples: dict) -> str:
     return cleaned
 
 
-def _fitting(text: str, file: FileReport, settings: PartSettings) -> list[str]:
+def _fitting(text: str, file: FileReport, settings: CorpusSettings) -> list[str]:
     """Return the pieces of a clean text that are short enough, and not too short or unfit; count the others.
 
     A conversation is never torn: its last exchanges go, and where the first alone is too long, all of it.
@@ -325,7 +296,7 @@ def _fitting(text: str, file: FileReport, settings: PartSettings) -> list[str]:
     for piece in pieces:
         if len(piece) < settings.min_length or not piece:
             file.drop("too short" if piece else "empty", len(piece))
-        elif settings.limits and (reason := cleaning.unfit(piece, **dict(settings.limits))):
+        elif reason := cleaning.unfit(piece, *settings.filters()):
             file.drop(reason, len(piece))
         else:
             kept.append(piece)
@@ -337,7 +308,7 @@ def _are_dirty(texts: list[str], task: Task) -> Iterator[bool]:
     for at in range(0, len(texts), TOGETHER):
         group = texts[at : at + TOGETHER]
         parts = [part for text in group for part in conversations.contents_of(text)]
-        dirty = not cleaning.needs_nothing(parts, task.settings.rules)
+        dirty = not cleaning.needs_nothing(parts, task.settings.chosen_rules())
         if not dirty and task.repeated:
             dirty = any(key in task.repeated for _, _, key in cleaning.candidates("\n".join(parts)))
         yield from [dirty] * len(group)

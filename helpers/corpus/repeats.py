@@ -17,7 +17,6 @@ from helpers.files import atomic_write
 
 REPEATS = 3  # places from which such a line is dirt
 SPARSE = 30_000_000  # characters of a corpus for each place: in a large one, what stands in few places stays
-BUCKET = 2**21  # rows that are compared at a time
 _ROW = np.dtype([("line", "<u8"), ("rest", "<u8"), ("places", "<u4")])
 
 
@@ -53,24 +52,20 @@ def find_repeated(files: Sequence[Path]) -> np.ndarray:
     A line repeats that stands in at least REPEATS places, and in a corpus beyond 90 million characters in one for each
     SPARSE of them. Of documents that differ in nothing but such lines, one counts: a web address in a text that was
     copied is no advertisement; but where nothing else is in a document, each counts. What is counted does not depend on
-    the order of the parts, nor on how documents are spread over them. Memory holds a bucket of rows and the result.
+    the order of the parts, nor on how documents are spread over them.
     """
-    characters = total = 0
+    characters, parts = 0, [np.empty(0, _ROW)]
     for file in files:
         with np.load(file) as arrays:
-            characters, total = characters + int(arrays["characters"]), total + len(arrays["rows"])
-    enough = max(REPEATS, characters // SPARSE)
-    buckets = 1 << max(0, (total // BUCKET).bit_length())
-    found = [np.empty(0, np.uint64)]
-    for bucket in range(buckets if total else 0):
-        chosen = [rows[rows["line"] % buckets == bucket] for rows in map(read_places, files)]
-        rows = np.sort(np.concatenate(chosen), order=("line", "rest", "places"))
-        # 1. the copies of a document are neighbours; the last has the most places
-        same = (rows["line"][1:] == rows["line"][:-1]) & (rows["rest"][1:] == rows["rest"][:-1])
-        rows = rows[np.r_[~same | (rows["rest"][1:] == 0), True][: len(rows)]]
-        # 2. the places of each line
-        begins = np.flatnonzero(np.r_[True, rows["line"][1:] != rows["line"][:-1]][: len(rows)])
-        if len(rows):
-            places = np.add.reduceat(rows["places"], begins, dtype=np.int64)
-            found.append(rows["line"][begins][places >= enough])
-    return np.sort(np.concatenate(found))
+            characters += int(arrays["characters"])
+            parts.append(arrays["rows"])
+    rows = np.sort(np.concatenate(parts), order=("line", "rest", "places"))
+    if not len(rows):
+        return rows["line"]
+    # 1. the copies of a document are neighbours; the last has the most places
+    same = (rows["line"][1:] == rows["line"][:-1]) & (rows["rest"][1:] == rows["rest"][:-1])
+    rows = rows[np.r_[~same | (rows["rest"][1:] == 0), True]]
+    # 2. the places of each line
+    begins = np.flatnonzero(np.r_[True, rows["line"][1:] != rows["line"][:-1]])
+    places = np.add.reduceat(rows["places"], begins, dtype=np.int64)
+    return rows["line"][begins][places >= max(REPEATS, characters // SPARSE)]
