@@ -86,7 +86,7 @@ def held(process: psutil.Process) -> int:
 
 def documents() -> Iterator[str]:
     """Yield documents without end, no two of them equal."""
-    one = [document.text for document in built_in.documents()]
+    one = [document.text for document in built_in.draw_documents()]
     for number in itertools.count():
         for part in one:
             middle = len(part) // 2

@@ -14,7 +14,7 @@ from helpers.train.model import build_model, make_config
 from helpers.vocab import tokenizer
 
 N_CTX = 128
-TALKS = [exchange_messages(exchanges) for exchanges in islice(built_in.conversations(220), 220)]
+TALKS = [exchange_messages(exchanges) for exchanges in islice(built_in.draw_conversations(220), 220)]
 
 
 def text_of(messages) -> str:

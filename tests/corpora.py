@@ -28,7 +28,13 @@ def everything(path: Path, **options) -> tuple[list[str], FileReport]:
     """Read all inputs of a file or folder; return the documents and one report."""
     report = FileReport(path.name)
     inputs, _ = find_inputs(str(path))
-    return [text for item in inputs for text in formats.read(item, ReadOptions(**options), report)], report
+    return [text for item in inputs for text in formats.read_documents(item, ReadOptions(**options), report)], report
+
+
+def read_text(folder: Path, name: str, text: str, **options) -> tuple[list[str], FileReport]:
+    """Write one file, and read it."""
+    (folder / name).write_text(text, "utf-8", newline="")
+    return everything(folder / name, **options)
 
 
 def names(source) -> list[str]:

@@ -1,6 +1,6 @@
 """A parser for the built-in corpus: the exact probability of a text under the grammar, from the text alone.
 
-The oracle for `built_in.documents`, which knows the probability of a document because it drew it.
+The oracle for `built_in.draw_documents`, which knows the probability of a document because it drew it.
 """
 
 import csv
@@ -15,10 +15,10 @@ from helpers.corpus.built_in import (
     Combination,
     _slot,
     _State,
-    facts,
     held_out,
     matters,
     plain_topics,
+    plant_facts,
     seen_situations,
     situations,
     strangers,
@@ -115,14 +115,14 @@ def asked(plant: str, topic: str, parse: Parse, end: int) -> tuple[int, float]:
 
 def _firsts(parse: Parse, plant: str) -> Iterator[tuple[Combination, set[str], dict[int, tuple[int, float]]]]:
     """Yield (what it is about, topics of no second question, {end: (derivations, probability)}) for first questions."""
-    for topic in topics() if plant in facts() else ():
+    for topic in topics() if plant in plant_facts() else ():
         for situation in situations(topic):
             slot = slot_of("first", _State(topic, value(plant, topic), situation))
             one = SHARES["story"] / len(topics()) / len(seen_situations(plant, topic))
             ends = {end: (count, p * one) for end, (count, p) in parse.ends(slot, 0).items()}
             yield Combination(plant, topic, situation), {topic}, ends
     line = parse.text.find("\n")
-    kinds = ("plain", "unknown matter") if plant in facts() else ("unknown plant",)
+    kinds = ("plain", "unknown matter") if plant in plant_facts() else ("unknown plant",)
     for kind in kinds if line > 0 else ():
         about = matters() if kind == "unknown matter" else plain_topics()
         for topic in about:
@@ -140,7 +140,7 @@ def _firsts(parse: Parse, plant: str) -> Iterator[tuple[Combination, set[str], d
 
 def _readings(parse: Parse, plant: str) -> Iterator[tuple[Combination, int, float]]:
     """Yield (combination, derivations, probability given the plant) for what the text can be about."""
-    second = SECOND if plant in facts() else 0
+    second = SECOND if plant in plant_facts() else 0
     for combination, told, ends in _firsts(parse, plant):
         others = [t for t in topics() if t not in told]
         for end, (count, p) in ends.items():
@@ -159,7 +159,7 @@ def derive(text: str) -> tuple[int, float]:
     Raises ValueError, with the reason and the place, for a text that `documents` can't yield, one about a
     held-out combination and a question of the examination included.
     """
-    plant = next((name for name in (*facts(), *strangers()) if name in text), None)
+    plant = next((name for name in (*plant_facts(), *strangers()) if name in text), None)
     if plant is None or "{" in text:
         raise ValueError("the text names no plant of data/" if plant is None else "no document has '{'")
     parse = Parse(text.replace(plant, "{plant}"))
@@ -173,7 +173,7 @@ def derive(text: str) -> tuple[int, float]:
     shown = [reading for reading in readings if reading[0] not in held_out()]
     if not shown:
         raise ValueError(f"{readings[0][0]} is held out of the corpus")
-    names = len(facts() if plant in facts() else strangers())
+    names = len(plant_facts() if plant in plant_facts() else strangers())
     return sum(count for _, count, _ in shown), sum(p for _, _, p in shown) / names
 
 

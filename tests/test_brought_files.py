@@ -23,7 +23,7 @@ CONFIG = '{"n_ctx": 64, "n_positions": 64, "n_embd": 48, "n_head": 3, "n_layer":
 @pytest.mark.outside
 def test_a_word_list_and_a_config_are_trained_on_as_they_are(tmp_path, monkeypatch):
     monkeypatch.setenv("RUNS_DIR", str(tmp_path / "runs"))
-    texts = [document.text for document in islice(built_in.documents(seed=2), 200)]
+    texts = [document.text for document in islice(built_in.draw_documents(seed=2), 200)]
     (tmp_path / "train.json").write_text(json.dumps(texts, ensure_ascii=False), "utf-8")
     (tmp_path / "vocab_user.txt").write_bytes("\r\n".join(WORDS).encode("gb18030"))
     (tmp_path / "model_config.json").write_text(CONFIG, "utf-8")

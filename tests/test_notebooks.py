@@ -61,9 +61,9 @@ def solved_course(root: Path) -> None:
 def own_corpus(folder: Path) -> None:
     """Write what somebody may have: texts in one file, and conversations in a table, in an old encoding each."""
     folder.mkdir()
-    text = "\n\n".join(document.text for document in islice(built_in.documents(seed=1), 220))
+    text = "\n\n".join(document.text for document in islice(built_in.draw_documents(seed=1), 220))
     (folder / "我的 文章.txt").write_bytes(text.encode("gb18030"))
-    first = [exchanges[0] for exchanges in islice(built_in.conversations(80, seed=1), 80)]
+    first = [exchanges[0] for exchanges in islice(built_in.draw_conversations(80, seed=1), 80)]
     lines = ["问题,回答", *(f"{exchange.question},{exchange.answer}" for exchange in first)]
     (folder / "对话.csv").write_bytes("\n".join(lines).encode("gb18030"))
 

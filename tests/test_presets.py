@@ -70,7 +70,7 @@ def test_the_poems_take_tokenizer_and_weights_from_one_model():
 
 def texts(document: str) -> list[str]:
     """Return lines of verse for the poems, else documents of some hundred characters."""
-    found = [item.text for item in islice(built_in.documents(seed=3), 300)]
+    found = [item.text for item in islice(built_in.draw_documents(seed=3), 300)]
     if document == "line":
         return [text.replace("\n", "")[:40] for text in found[:120]]
     return ["\n".join(found[at : at + 3]) for at in range(0, 120, 3)]

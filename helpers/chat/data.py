@@ -46,7 +46,7 @@ class Lessons:
         return sum(len(each["content"]) for talk in self.val for each in talk if each["role"] == ASSISTANT)
 
 
-def exchange_messages(exchanges: Sequence[built_in.Exchange]) -> list[Message]:
+def exchange_messages(exchanges: Sequence[built_in.AnsweredQuestion]) -> list[Message]:
     """Return a conversation of the built-in corpus as messages."""
     return [
         {"role": role, "content": content}
@@ -63,7 +63,7 @@ def load_lessons(run: str, most: int, seed: int) -> Lessons:
     facts = open_room(run, "corpus")["result"]
     if facts["source"] == BUILT_IN:
         # with another seed than the documents
-        drawn = list(built_in.conversations((most or BUILT_IN_COUNT) + VALIDATION, seed + 1))
+        drawn = list(built_in.draw_conversations((most or BUILT_IN_COUNT) + VALIDATION, seed + 1))
         bits = math.fsum(each.bits for exchanges in drawn[:VALIDATION] for each in exchanges)
         talks = list(map(exchange_messages, drawn))
         lessons = Lessons(talks[VALIDATION:], talks[:VALIDATION], None)

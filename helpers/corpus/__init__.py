@@ -2,18 +2,17 @@
 
 In the order in which a text passes through them:
 
-    download       download a public corpus, an address or a data set of the Hub; resume a broken download
-    inputs         which files and members of archives there are, and which kinds are read
-    archives       zip, tar, gz, zst as streams, with limits against zip bombs
+    settings       what can be set
+    download       download a public corpus, an address or a data set of the Hub
+    archives       files and members of archives, which kinds are read, and their bytes, unpacked
     find           the files that a corpus is made from
     encodings      charset detection and strict decoding
     mojibake       text that was decoded with the wrong charset: its signs, and its repair
-    conversations  questions and answers in turn, in all their forms; documents that know who said what
-    records        what a record of JSON or a table says: a text, fields of a template, a conversation
     plain_text     lines and documents of plain text
-    json_values    the values of JSON and JSON lines, one at a time
     tables         the rows of CSV, TSV and Parquet
-    formats        which of these reads a file
+    records        what a record of JSON or a table says: a text, fields of a template, a conversation
+    conversations  questions and answers in turn, in all their forms; documents that know who said what
+    formats        which of these reads a file; JSON
     cleaning       the cleaning rules, each with a name
     repeats        which advertisements and page numbers repeat across the corpus
     dedup          near duplicates by MinHash
@@ -22,6 +21,5 @@ In the order in which a text passes through them:
     report         what happened to each file and to the whole corpus
     build          all of it in one call
     shards         reading the finished corpus
-    export         the finished corpus as one JSON list, from the command line
     built_in       the course's own corpus, drawn from a grammar with a known entropy
 """

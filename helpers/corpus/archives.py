@@ -1,13 +1,14 @@
-"""Archives and packed files as streams of bytes: zip, tar, gz, zst.
+"""What a corpus is read from: files, slices of large ones, members of archives; and their bytes, unpacked.
 
-They are read in place, but for the members of a .tar.gz, which go through a temporary file. There are limits against
-"bombs": small files that unpack to very much.
+What is packed (.gz, .zst) or in a zip or tar is first unpacked to a temporary file, within a limit against "bombs":
+small files that unpack to very much. Knows nothing of characters.
 """
 
 import contextlib
 import functools
 import gzip
 import io
+import os
 import re
 import stat
 import tarfile
@@ -15,138 +16,181 @@ import tempfile
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, BinaryIO
 
 from helpers.corpus import encodings
-from helpers.corpus.encodings import BadFile, ByteSource
-from helpers.corpus.inputs import ARCHIVES, KINDS, Input, is_ignored, kind_of
+from helpers.corpus.encodings import BadFile, ByteSource, Encoding
 
+FILE_KINDS = (".txt", ".json", ".jsonl", ".csv", ".tsv", ".parquet")
+ALSO = {".ndjson": ".jsonl", ".jsonlines": ".jsonl"}  # other names of these kinds
+PACKED = (".gz", ".zst")
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
+EXTENSIONS = (*(kind + packed for kind in (*FILE_KINDS, *ALSO) for packed in ("", *PACKED)), *ARCHIVES)
+IN_WORDS = f"{', '.join([*FILE_KINDS, *ALSO])}, each also {' or '.join(PACKED)}, {', '.join(ARCHIVES)}"
 RATIO = 200  # bytes unpacked per packed byte; text has about 4
-SMALL = 2**26  # up to so many unpacked bytes any ratio is accepted
+SMALL_BYTES = 2**26  # up to so many unpacked bytes any ratio is accepted
+
+
+class NoDocuments(ValueError):
+    """There is nothing usable; the message says what was looked for and where."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """One file, one member of an archive, or one slice of a large file."""
+
+    path: Path
+    name: str  # its name in the corpus: a/b.txt, or for a member a.zip/b.txt
+    member: str = ""  # the archive's member ("": the file itself)
+    start: int = 0  # first byte of a slice; where a member begins in its archive
+    stop: int = 0  # byte after the last of a slice (0: to the end)
+    encoding: Encoding | None = None  # decided once for all slices of a file
+    mode: str = ""  # how a .txt is cut into documents; decided once for all slices
+    size: int = 0  # bytes on disk, to balance the work
+
+
+def kind_of(name: str) -> tuple[str, str]:
+    """Return a name's kind and packing, (".csv", ".gz"); (".zip", "") for archives; the bare suffix for other kinds."""
+    name = name.lower()
+    for archive in ARCHIVES:
+        if name.endswith(archive):
+            return archive, ""
+    packed = next((suffix for suffix in PACKED if name.endswith(suffix)), "")
+    suffix = os.path.splitext(name.removesuffix(packed))[1]
+    kind = ALSO.get(suffix, suffix)
+    return (kind, packed) if kind in FILE_KINDS else (suffix + packed, "")
+
+
+def is_ignored(name: str) -> bool:
+    """Return whether a file is hidden, or left behind by an office program or an operating system."""
+    return name.startswith((".", "~$")) or name in ("__MACOSX", "Thumbs.db", "desktop.ini")
+
+
+# ---- what is in an archive ----
 
 
 def list_archive(item: Input, left_out: Counter) -> list[Input]:
     """Return the members of an archive that can be read; count the others by reason. Raises BadFile if it is broken."""
+    archive, infos = _open_archive(item.path, item.path.stat().st_mtime_ns)
+    if isinstance(archive, zipfile.ZipFile):
+        total = sum(info.file_size for info in infos.values())
+        if total > max(SMALL_BYTES, RATIO * item.size):
+            raise BadFile(f"it would unpack to {total:,} bytes, more than {RATIO} times its size: a bomb?")
     inputs = []
-    members = _zip_members if kind_of(item.path.name)[0] == ".zip" else _tar_members
-    for name, start, stop, size, reason in members(item):
+    for start, info in infos.items():
+        is_folder = info.is_dir() if isinstance(info, zipfile.ZipInfo) else info.isdir()
+        name, size, reason = (_zip_member if isinstance(info, zipfile.ZipInfo) else _tar_member)(info)
         parts = name.replace("\\", "/").split("/")
         kind = kind_of(parts[-1])[0]
+        if is_folder:
+            continue
         if ".." in parts or not parts[0] or re.match("[A-Za-z]:", name):
             left_out["members with a path that leads out of their archive"] += 1
         elif any(is_ignored(part) for part in parts if part != "."):
             continue
         elif reason or kind in ARCHIVES:
             left_out[reason or "archives inside an archive"] += 1
-        elif kind not in KINDS:
+        elif kind not in FILE_KINDS:
             left_out[kind or "(none)"] += 1
         else:
-            inputs.append(replace(item, name=f"{item.name}/{name}", member=name, start=start, stop=stop, size=size))
+            inputs.append(replace(item, name=f"{item.name}/{name}", member=name, start=start, size=size))
     return inputs
+
+
+def _zip_member(info: zipfile.ZipInfo) -> tuple[str, int, str]:
+    """Return a member's name, its packed size, and why it cannot be read."""
+    mode = info.external_attr >> 16 if info.create_system == 3 else 0  # 3: written on Unix
+    reason = "links and devices in an archive" if stat.S_IFMT(mode) not in (0, stat.S_IFREG) else ""
+    reason = "encrypted members" if info.flag_bits & 0x1 else reason
+    name = info.filename
+    if not info.flag_bits & 0x800:  # it does not say that it is UTF-8, and `zipfile` takes it for cp437
+        with contextlib.suppress(UnicodeEncodeError):  # then the name is from the field that is always UTF-8
+            name = _decode_name(name.encode("cp437"), name)
+    return name, info.compress_size, reason
+
+
+def _tar_member(info: tarfile.TarInfo) -> tuple[str, int, str]:
+    """Return a member's name, its size, and why it cannot be read."""
+    reason = "" if info.isreg() and not info.issparse() else "links and devices in an archive"
+    return _decode_name(info.name.encode("utf-8", "surrogateescape"), ascii(info.name)), info.size, reason
 
 
 def _decode_name(raw: bytes, otherwise: str) -> str:
     """Return a member's name that does not say its encoding: UTF-8, or GBK as a Chinese Windows writes it."""
     for codec in ("utf-8", "gb18030"):
         with contextlib.suppress(UnicodeDecodeError):
-            return encodings.decode(raw, codec)
+            return encodings.decode_strictly(raw, codec)
     return otherwise
 
 
-def _zip_members(item: Input) -> Iterator[tuple[str, int, int, int, str]]:
-    """Yield (name, offset, 0, packed size, why it cannot be read) of each file in a .zip."""
-    infos = _open_zip(item.path, item.path.stat().st_mtime_ns)[1].values()
-    total = sum(info.file_size for info in infos)
-    if total > max(SMALL, RATIO * item.size):
-        raise BadFile(f"it would unpack to {total:,} bytes, more than {RATIO} times its size: a bomb?")
-    for info in infos:
-        if info.is_dir():
-            continue
-        mode = info.external_attr >> 16 if info.create_system == 3 else 0  # 3: written on Unix
-        reason = "links and devices in an archive" if stat.S_IFMT(mode) not in (0, stat.S_IFREG) else ""
-        reason = "encrypted members" if info.flag_bits & 0x1 else reason
-        name = info.filename
-        if not info.flag_bits & 0x800:  # it does not say that it is UTF-8, and `zipfile` takes it for cp437
-            with contextlib.suppress(UnicodeEncodeError):  # then the name is from the field that is always UTF-8
-                name = _decode_name(name.encode("cp437"), name)
-        yield name, info.header_offset, 0, info.compress_size, reason
-
-
-@contextlib.contextmanager
-def _or_bad(what: str) -> Iterator[None]:
-    """Turn what `zipfile` raises for damaged bytes into BadFile; a file that cannot be opened keeps its OSError."""
-    try:
-        yield
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, EOFError, OSError) as error:
-        if isinstance(error, OSError) and error.filename:
-            raise
-        raise BadFile(f"{what}: {error}") from None
-
-
 @functools.lru_cache(maxsize=1)
-def _open_zip(path: Path, changed: int) -> tuple[zipfile.ZipFile, dict[int, zipfile.ZipInfo]]:
-    """Return an open .zip and its members by offset; kept for the next member, as its directory may be long."""
-    with _or_bad("this .zip cannot be opened"):
-        archive = zipfile.ZipFile(path)
-    return archive, {info.header_offset: info for info in archive.infolist()}
+def _open_archive(path: Path, changed: int):
+    """Return an open archive and its members by offset; kept for the next member, as its directory may be long."""
+    try:
+        if kind_of(path.name)[0] == ".zip":
+            zipped = zipfile.ZipFile(path)
+            return zipped, {info.header_offset: info for info in zipped.infolist()}
+        if kind_of(path.name)[0] == ".tar":
+            tar = tarfile.open(path, "r:")
+        else:  # each member by itself would be looked for from the start
+            plain = tempfile.TemporaryFile(prefix="chinese-gpt-")
+            with open(path, "rb") as packed:
+                _unpack(packed, ".gz", path.stat().st_size, plain)
+            plain.seek(0)
+            tar = tarfile.open(fileobj=plain, mode="r:")
+        return tar, {info.offset: info for info in tar}
+    except (*_DAMAGE, tarfile.TarError, ValueError) as error:
+        raise error if isinstance(error, BadFile) else BadFile(f"this archive cannot be opened: {error}") from None
 
 
-def _tar_members(item: Input) -> Iterator[tuple[str, int, int, int, str]]:
-    """Yield (name, first byte, byte after the last, size, why it cannot be read) of each member of a .tar, .tar.gz."""
-    packed = kind_of(item.path.name)[0] != ".tar"
-    with _unpacked(open(item.path, "rb"), ".gz" if packed else "") as stream:
-        try:
-            with tarfile.open(fileobj=stream, mode="r|" if packed else "r:") as archive:
-                while info := archive.next():
-                    archive.members = []  # type: ignore[attr-defined]  # it would keep them all
-                    reason = "" if info.isreg() and not info.issparse() else "links and devices in an archive"
-                    if not info.isdir():
-                        name = _decode_name(info.name.encode("utf-8", "surrogateescape"), ascii(info.name))
-                        yield name, info.offset_data, info.offset_data + info.size, info.size, reason
-        except (tarfile.TarError, EOFError) as error:
-            raise BadFile(f"this archive is broken: {error}") from None
+# ---- bytes ----
 
 
-class _Stream(io.RawIOBase):
-    """The bytes that `blocks` gives from a file. Raises BadFile where this is damaged, cut off or a bomb."""
-
-    def __init__(self, blocks: Iterator[bytes], file: IO[bytes], size: int = 0):
-        self.blocks, self.file, self.size = blocks, file, size  # packed bytes (0: as many as were read until now)
-        self.ready, self.count = memoryview(b""), 0
-
-    def readable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self.count
-
-    def readinto(self, buffer) -> int:
-        try:
-            while not self.ready and (block := next(self.blocks, None)) is not None:
-                self.ready = memoryview(block)
-        except (EOFError, OSError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
-            raise BadFile(f"damaged or cut off: unpacking stops after {self.count:,} bytes of text ({error})") from None
-        data, self.ready = self.ready[: len(buffer)], self.ready[len(buffer) :]
-        self.count += len(data)
-        if self.count > max(SMALL, RATIO * (self.size or self.file.tell())):
-            raise BadFile(f"it unpacks to more than {RATIO} times its size, {self.count:,} bytes until now: a bomb?")
-        buffer[: len(data)] = data
-        return len(data)
-
-    def close(self) -> None:
-        self.ready = memoryview(b"")  # may be 32 MB
-        self.file.close()
-        super().close()
+_DAMAGE = (EOFError, gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
 
 
-def _buffered(blocks: Iterator[bytes], file: IO[bytes], size: int = 0) -> BinaryIO:
-    return io.BufferedReader(_Stream(blocks, file, size), encodings.BLOCK_BYTES)
+def open_bytes(item: Input, stack: contextlib.ExitStack) -> ByteSource:
+    """Return the file, unpacked if need be, or what opens its bytes any number of times, until `stack` closes."""
+    packing = kind_of(item.member or item.path.name)[1]
+    if not item.member and not packing:
+        if item.start + item.stop or item.size > encodings.SAMPLE_BYTES:
+            return item.path
+        data = item.path.read_bytes()  # it is opened several times: of many small files, opening is the work
+        return lambda: io.BytesIO(data)
+    path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chinese-gpt-"))) / "unpacked"
+    with _open_member(item) if item.member else open(item.path, "rb") as stream, open(path, "wb") as file:
+        _unpack(stream, packing, item.size, file)
+    return path
 
 
-def _zst_blocks(packed: BinaryIO) -> Iterator[bytes]:
+def _open_member(item: Input) -> IO[bytes]:
+    archive, infos = _open_archive(item.path, item.path.stat().st_mtime_ns)
+    try:
+        member = infos[item.start]
+        return archive.open(member) if isinstance(archive, zipfile.ZipFile) else archive.extractfile(member)
+    except (*_DAMAGE, KeyError) as error:
+        raise BadFile(f"this member cannot be read: {error}") from None
+
+
+def _unpack(stream: IO[bytes], packing: str, size: int, file: BinaryIO) -> None:
+    """Write what a stream of `size` bytes unpacks to. Raises BadFile if it is damaged, cut off or a bomb."""
+    plain = gzip.GzipFile(fileobj=stream) if packing == ".gz" else stream
+    blocks = _zst_blocks(stream) if packing == ".zst" else iter(lambda: plain.read(encodings.BLOCK_BYTES), b"")
+    try:
+        for block in blocks:
+            file.write(block)
+            if file.tell() > max(SMALL_BYTES, RATIO * size):
+                raise BadFile(
+                    f"it unpacks to more than {RATIO} times its size, {file.tell():,} bytes until now: a bomb?"
+                )
+    except _DAMAGE as error:
+        raise BadFile(f"damaged or cut off: unpacking stops after {file.tell():,} bytes ({error})") from None
+
+
+def _zst_blocks(packed: IO[bytes]) -> Iterator[bytes]:
     """Yield what a .zst unpacks to, taking 1 KB at a time: that may become 32 MB.
 
     Unlike the library's own reader, this one raises EOFError for a file that is cut off.
@@ -166,73 +210,3 @@ def _zst_blocks(packed: BinaryIO) -> Iterator[bytes]:
         data, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
     if frame:
         raise EOFError("the last frame has no end")
-
-
-def _unpacked(stream: BinaryIO, packing: str) -> BinaryIO:
-    if not packing:
-        return stream
-    blocks = _blocks(gzip.GzipFile(fileobj=stream).read) if packing == ".gz" else _zst_blocks(stream)
-    return _buffered(blocks, stream)
-
-
-def _blocks(read: Callable[[int], bytes]) -> Iterator[bytes]:
-    return iter(lambda: read(encodings.BLOCK_BYTES), b"")
-
-
-@functools.lru_cache(maxsize=1)
-def _open_tar_gz(path: Path, changed: int) -> BinaryIO:
-    """Return an open .tar.gz or .tgz; kept for the next member, so that not each is looked for from the start."""
-    return _unpacked(open(path, "rb"), ".gz")
-
-
-def _member_blocks(stream: BinaryIO, start: int, stop: int) -> Iterator[bytes]:
-    """Yield the bytes from `start` to before `stop` of a stream that is at `start` or before."""
-    while block := stream.read(min(encodings.BLOCK_BYTES, (start if stream.tell() < start else stop) - stream.tell())):
-        if stream.tell() > start:
-            yield block
-
-
-def open_bytes(item: Input, stack: contextlib.ExitStack) -> ByteSource:
-    """Return the file, or a function that opens its unpacked stream, any number of times until `stack` closes."""
-    packing = kind_of(item.member or item.path.name)[1]
-    if packing and not item.member:
-        return lambda: _unpacked(open(item.path, "rb"), packing)
-    if not item.member and not item.start + item.stop and item.size <= encodings.SAMPLE_BYTES:
-        data = item.path.read_bytes()  # it is opened several times: of many small files, opening is the work
-        return lambda: io.BytesIO(data)
-    if not item.member:
-        return item.path
-    archive = kind_of(item.path.name)[0]
-    changed = item.path.stat().st_mtime_ns
-    if archive == ".zip":
-        return lambda: _unpacked(_zip_stream(item, changed), packing)
-    if archive == ".tar":
-        return lambda: _unpacked(_tar_stream(item), packing)
-    stream = _open_tar_gz(item.path, changed)
-    if stream.tell() > item.start:
-        _open_tar_gz.cache_clear()
-        stream = _open_tar_gz(item.path, changed)
-    path = spool(_member_blocks(stream, item.start, item.stop), stack)
-    return lambda: _unpacked(open(path, "rb"), packing)
-
-
-def _tar_stream(item: Input) -> BinaryIO:
-    file = open(item.path, "rb")
-    file.seek(item.start)
-    return _buffered(_member_blocks(file, item.start, item.stop), file, item.size)
-
-
-def _zip_stream(item: Input, changed: int) -> BinaryIO:
-    archive, members = _open_zip(item.path, changed)
-    info = members[item.start]
-    with _or_bad("this member cannot be read"):
-        inner = archive.open(info)
-    return _buffered(_blocks(inner.read), inner, info.compress_size or 1)
-
-
-def spool(blocks: Iterable[bytes], stack: contextlib.ExitStack) -> Path:
-    """Write a stream that can be read only once to a temporary file; it goes when `stack` closes."""
-    path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chinese-gpt-"))) / "spool"
-    with open(path, "wb") as file:
-        file.writelines(blocks)
-    return path

@@ -22,7 +22,7 @@ import yaml
 
 from helpers import paths
 
-DEFAULT = 56_000  # documents in the default corpus
+DEFAULT_DOCUMENTS = 56_000  # documents in the default corpus
 # What the first question of a document is. Stories are the larger part: only they show how a verdict follows from a
 # fact, and that is what a model gets wrong. The other documents are half as long.
 SHARES = {"story": 0.70, "plain": 0.20, "unknown plant": 0.05, "unknown matter": 0.05}
@@ -53,7 +53,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class AnsweredQuestion:
     """A question and its answer, one of the exchanges of a conversation."""
 
     question: str
@@ -70,7 +70,7 @@ class Combination(NamedTuple):
     situation: str
 
 
-class Choice(NamedTuple):
+class GrammarChoice(NamedTuple):
     """One choice on the way to a document."""
 
     slot: str
@@ -97,7 +97,7 @@ class _Slot(tuple):
 
 
 @cache
-def facts() -> dict[str, dict[str, str]]:
+def plant_facts() -> dict[str, dict[str, str]]:
     """Return {plant: {column: value}}, the table of data/plants.csv."""
     with open(paths.repo_root() / "data" / "plants.csv", encoding="utf-8", newline="") as file:
         return {row.pop("name"): row for row in csv.DictReader(file)}
@@ -152,10 +152,10 @@ def situations(topic: str) -> list[str]:
 
 def value(plant: str, topic: str) -> str:
     """Return what the plant needs: its value in the column that the topic reads (values, with spaces, in several)."""
-    return " ".join(facts()[plant][column] for column in columns(topic))
+    return " ".join(plant_facts()[plant][column] for column in columns(topic))
 
 
-def verdict(plant: str, topic: str, situation: str) -> str:
+def right_verdict(plant: str, topic: str, situation: str) -> str:
     """Return what the answer concludes: the situation's rule applied to the plant's value."""
     return _grammar()["topics"][topic]["situations"][situation]["rule"][value(plant, topic)]
 
@@ -168,7 +168,7 @@ def wordings(topic: str, slot: str) -> dict[str, list[str]]:
 
 @cache
 def held_out() -> frozenset[Combination]:
-    """Return the combinations that `documents` never shows, about 8 % of all.
+    """Return the combinations that `draw_documents` never shows, about 8 % of all.
 
     Each can be answered by composing what is shown: the plant's value, seen in its other situations and in
     second questions (a (plant, topic) loses one situation at most), and the rule, seen on at least `WITNESSES`
@@ -176,25 +176,25 @@ def held_out() -> frozenset[Combination]:
     """
     chosen = set()
     for topic in topics():
-        for plant in facts():
+        for plant in plant_facts():
             digest = hashlib.sha256(f"{plant} {topic}".encode()).digest()
             if digest[0] >= HELD_OUT * 256:
                 continue
             situation = situations(topic)[digest[1] % len(situations(topic))]
-            alike = [other for other in facts() if other != plant and value(other, topic) == value(plant, topic)]
+            alike = [other for other in plant_facts() if other != plant and value(other, topic) == value(plant, topic)]
             if sum(Combination(other, topic, situation) not in chosen for other in alike) >= WITNESSES:
                 chosen.add(Combination(plant, topic, situation))
     return frozenset(chosen)
 
 
 def combinations() -> list[Combination]:
-    """Return all combinations, those that are held out among them."""
-    return [Combination(plant, topic, s) for plant in facts() for topic in topics() for s in situations(topic)]
+    """Return all combinations, also the held-out ones."""
+    return [Combination(plant, topic, s) for plant in plant_facts() for topic in topics() for s in situations(topic)]
 
 
 @cache
 def seen_situations(plant: str, topic: str) -> tuple[str, ...]:
-    """Return the situations in which `documents` shows a plant, for a topic."""
+    """Return the situations in which `draw_documents` shows a plant, for a topic."""
     return tuple(s for s in situations(topic) if Combination(plant, topic, s) not in held_out())
 
 
@@ -241,7 +241,7 @@ class _Drawing:
     def __init__(self, rng: random.Random, plant: str = ""):
         self.rng, self.plant = rng, plant
         self.parts: list[str] = []
-        self.choices: list[Choice] = []
+        self.choices: list[GrammarChoice] = []
         self.answer_at = 0  # how many choices had been made when the last answer began
 
     def weigh(self, slot: str, options: Sequence[tuple[float, str]]) -> int:
@@ -253,13 +253,13 @@ class _Drawing:
             if at < 0:
                 break
         probability, text = options[index]
-        self.choices.append(Choice(slot, text.replace("{plant}", self.plant), -math.log2(probability)))
+        self.choices.append(GrammarChoice(slot, text.replace("{plant}", self.plant), -math.log2(probability)))
         return index
 
     def choose(self, slot: str, names: Sequence[str]) -> str:
         """Choose one of several names, all equally likely."""
         name = names[int(self.rng.random() * len(names))]
-        self.choices.append(Choice(slot, name, math.log2(len(names))))
+        self.choices.append(GrammarChoice(slot, name, math.log2(len(names))))
         return name
 
     def write(self, slot: _Slot) -> None:
@@ -317,7 +317,7 @@ def _ask(drawing: _Drawing, topic: str) -> None:
     drawing.parts += question.parts
     drawing.choices += question.choices
     if share := _listed_share(drawing.plant, topic):
-        drawing.choices.append(Choice("not in the examination", "", math.log2(1 - share)))
+        drawing.choices.append(GrammarChoice("not in the examination", "", math.log2(1 - share)))
 
 
 # ---- documents ----
@@ -333,7 +333,7 @@ def _draw(rng: random.Random) -> _Drawing:
     """Draw a document: an exchange, and now and then a second question."""
     drawing = _Drawing(rng)
     first = _draw_first(drawing)
-    if first.plant in facts() and drawing.weigh("second question", [(1 - SECOND, "no"), (SECOND, "yes")]):
+    if first.plant in plant_facts() and drawing.weigh("second question", [(1 - SECOND, "no"), (SECOND, "yes")]):
         drawing.parts.append("\n")
         _draw_next(drawing, "second", second_topics(first.topic))
     return drawing
@@ -343,7 +343,7 @@ def _draw_first(drawing: _Drawing) -> Combination:
     """Draw a kind, a plant, a topic, for a story a situation, and the wording; return what it is about."""
     kind = list(SHARES)[drawing.weigh("kind", [(share, kind) for kind, share in SHARES.items()])]
     known = kind != "unknown plant"
-    drawing.plant = drawing.choose("plant", list(facts()) if known else strangers())
+    drawing.plant = drawing.choose("plant", list(plant_facts()) if known else strangers())
     about = {"story": topics, "unknown matter": matters}.get(kind, plain_topics)
     topic, situation = drawing.choose("topic", about()), ""
     if kind == "story":
@@ -375,7 +375,7 @@ def draw(rng: random.Random) -> Document:
     return Document(drawing.text(), math.fsum(choice.bits for choice in drawing.choices))
 
 
-def explain_draw(rng: random.Random) -> list[Choice]:
+def explain_draw(rng: random.Random) -> list[GrammarChoice]:
     """Return the choices that lead to the document which `draw` makes of the same random state, in their order.
 
     Their bits sum to the document's. Choices that have one option only are left out. A plain question that would be
@@ -384,7 +384,7 @@ def explain_draw(rng: random.Random) -> list[Choice]:
     return [choice for choice in _draw(rng).choices if choice.bits]
 
 
-def documents(n: int = DEFAULT, seed: int = 0) -> Iterator[Document]:
+def draw_documents(n: int = DEFAULT_DOCUMENTS, seed: int = 0) -> Iterator[Document]:
     """Yield `n` distinct documents, the same for the same seed on every machine.
 
     They are drawn independently, and a text that came before is skipped. The likeliest texts repeat, so skipping lifts
@@ -403,17 +403,17 @@ def documents(n: int = DEFAULT, seed: int = 0) -> Iterator[Document]:
 # ---- conversations ----
 
 
-def converse(rng: random.Random) -> list[Exchange]:
+def draw_conversation(rng: random.Random) -> list[AnsweredQuestion]:
     """Draw a conversation from the grammar: first a document's first exchange, then up to two more questions.
 
-    No combination is held out and no plain question listed that `documents` doesn't keep out as well.
+    No combination is held out and no plain question listed that `draw_documents` doesn't keep out as well.
     """
     drawing = _Drawing(rng)
     first = _draw_first(drawing)
     exchanges = [_exchange(drawing, first, 0)]
     wanted = list(EXCHANGES)[drawing.weigh("exchanges", [(share, str(n)) for n, share in EXCHANGES.items()])]
     asked = columns(first.topic)
-    while first.plant in facts() and len(exchanges) < wanted:
+    while first.plant in plant_facts() and len(exchanges) < wanted:
         begun, left = len(drawing.parts), [other for other in topics() if other not in asked]
         topic = _draw_next(drawing, "next", left)
         asked = [*asked, topic]
@@ -421,20 +421,20 @@ def converse(rng: random.Random) -> list[Exchange]:
     return exchanges
 
 
-def _exchange(drawing: _Drawing, about: Combination, begun: int) -> Exchange:
+def _exchange(drawing: _Drawing, about: Combination, begun: int) -> AnsweredQuestion:
     """Return the exchange that a drawing has just written, from part `begun` on."""
     question, answer = "".join(drawing.parts[begun:]).split("\n")
     bits = math.fsum(choice.bits for choice in drawing.choices[drawing.answer_at :])
     kind = "seen" if about.situation else "plain"
-    return Exchange(question, answer, bits, Question(f"{question}\n", *about, kind))
+    return AnsweredQuestion(question, answer, bits, Question(f"{question}\n", *about, kind))
 
 
-def conversations(n: int, seed: int = 0) -> Iterator[list[Exchange]]:
+def draw_conversations(n: int, seed: int = 0) -> Iterator[list[AnsweredQuestion]]:
     """Yield `n` distinct conversations, the same for the same seed on every machine."""
     rng = random.Random(seed)
     seen: set[tuple[str, ...]] = set()
     while len(seen) < n:
-        exchanges = converse(rng)
+        exchanges = draw_conversation(rng)
         said = tuple(text for each in exchanges for text in (each.question, each.answer))
         if said not in seen:
             seen.add(said)
@@ -450,8 +450,10 @@ def answer_bits(question: Question, answer: str) -> float:
     plant, topic, situation = question.plant, question.topic, question.situation
     kind = "story"
     if question.kind == "plain":
-        kind = "unknown plant" if plant not in facts() else "plain" if topic in plain_topics() else "unknown matter"
-    state = _State(topic, value(plant, topic) if plant in facts() else "", situation)
+        kind = (
+            "unknown plant" if plant not in plant_facts() else "plain" if topic in plain_topics() else "unknown matter"
+        )
+    state = _State(topic, value(plant, topic) if plant in plant_facts() else "", situation)
     probability = _ends(_slot(_ANSWERS[kind], state), answer, {0: 1.0}, plant).get(len(answer), 0.0)
     return -math.log2(probability) if probability else math.inf
 
@@ -487,11 +489,11 @@ def examination(seed: int, n: int) -> list[Question]:
     questions = []
     for is_held_out, wanted in ((False, n - n // 2), (True, n // 2)):
         pool = sorted((c for c in combinations() if (c in held_out()) == is_held_out), key=lambda _: rng.random())
-        questions += [ask(pool[i % len(pool)], rng) for i in range(wanted)]
+        questions += [ask_story(pool[i % len(pool)], rng) for i in range(wanted)]
     return questions
 
 
-def ask(combination: Combination, rng: random.Random) -> Question:
+def ask_story(combination: Combination, rng: random.Random) -> Question:
     """Return a question with a story on a combination, in words that are drawn from the grammar."""
     plant, topic, situation = combination
     drawing = _Drawing(rng, plant)
@@ -516,22 +518,19 @@ def mark(question: Question, answer: str) -> bool:
     plant, topic, situation = question.plant, question.topic, question.situation
     if question.kind != "plain":
         return said(topic, "fact") == {value(plant, topic)} and said(topic, "verdict") == {
-            verdict(plant, topic, situation)
+            right_verdict(plant, topic, situation)
         }
-    if any(name in line.replace(plant, "") for name in (*facts(), *strangers())):
+    if any(name in line.replace(plant, "") for name in (*plant_facts(), *strangers())):
         return False
     common = _grammar()["common"]
-    unknown = [text for slot in ("never", "sorry", "beyond", "elsewhere") for text in map(_text_of, common[slot])]
+    alternatives = [each for slot in ("never", "sorry", "beyond", "elsewhere") for each in common[slot]]
+    unknown = [next(iter(each)) if isinstance(each, dict) else each for each in alternatives]
     admits = any(text in line for text in unknown)
-    if plant not in facts() or topic not in plain_topics():
+    if plant not in plant_facts() or topic not in plain_topics():
         return admits and not any(said(every, "fact") for every in topics())
     for column in columns(topic):
-        follows = {verdict(plant, column, s) for s in situations(column)}
+        follows = {right_verdict(plant, column, s) for s in situations(column)}
         concluded = said(column, "verdict")
         if said(column, "fact") != {value(plant, column)} or len(concluded) > 1 or not concluded <= follows:
             return False
     return not admits
-
-
-def _text_of(alternative: str | dict[str, int]) -> str:
-    return next(iter(alternative)) if isinstance(alternative, dict) else alternative

@@ -145,7 +145,7 @@ OPTIONAL_RULES = tuple(dict.fromkeys([*(name for name, *_ in OPTIONAL), *_SCRIPT
 
 
 @functools.cache
-def choose(rules: str = "") -> frozenset[str]:
+def choose_rules(rules: str = "") -> frozenset[str]:
     """Return the names of the rules that are on: the default ones, changed by `rules` ("+personal data, -HTML tags").
 
     Raises ValueError for a name that no rule has, RuntimeError for one that needs OpenCC where that is not installed.
@@ -212,18 +212,21 @@ def clean(
 
     Conservative: what might be meant stays (`a < b`, `A & B`, `<think>`, emoji). Cleaning twice changes nothing more,
     and decent text comes back as it was. Blank lines at the start and the end go too. `on` names the rules that are on
-    (see `choose`); `examples` gets a few pairs (before, after) per rule.
+    (see `choose_rules`); `examples` gets a few pairs (before, after) per rule.
     """
-    on = choose() if on is None else on
+    on = choose_rules() if on is None else on
     counts = Counter() if counts is None else counts
     plan = _plan(on)
-    wrapped = "hard wraps" in on
-    composed = False
+    wrapped, composed = "hard wraps" in on, False
     while True:  # one rule may uncover work for another: &amp;lt;p&gt; is a tag inside an entity inside an entity
         before = text
         text = _apply_needed(plan, text, counts, examples)
         if wrapped:  # before the indentation goes, which shows where a paragraph starts
-            text, wrapped = _unwrap(text, counts, examples), False
+            joined, places = unwrap(text)
+            if places:
+                counts["hard wraps"] += places
+                _show_difference(examples, "hard wraps", text, joined, 10, 9)
+            text, wrapped = joined, False
         if " " in text or "\u3000" in text or "\t" in text or "\n\n\n" in text:
             for rule in plan.spacing:
                 text = _apply(rule, text, counts, examples)
@@ -231,18 +234,15 @@ def clean(
             break
         if "NFC" in on and not unicodedata.is_normalized("NFC", text):
             normal, places = _compose(text)
-            at = next((i for i, pair in enumerate(zip(text, normal, strict=False)) if pair[0] != pair[1]), 0)
-            _show(examples, "NFC", text[max(0, at - 8) : at + 8], normal[max(0, at - 8) : at + 7])
+            _show_difference(examples, "NFC", text, normal, 8, 7)
             text, counts["NFC"] = normal, counts["NFC"] + places
         text, composed = text.strip("\n"), True
         if text == before:
             break
     for name, config in _SCRIPTS.items():
         if name in on and (converted := _converter(config).convert(text)) != text:
-            differ = [at for at, pair in enumerate(zip(text, converted, strict=False)) if pair[0] != pair[1]]
-            counts[name] += len(differ) or 1
-            around = slice(max(0, differ[0] - 8 if differ else 0), differ[0] + 8 if differ else 16)
-            _show(examples, name, text[around], converted[around])
+            counts[name] += sum(a != b for a, b in zip(text, converted, strict=False)) or 1
+            _show_difference(examples, name, text, converted, 8, 8)
             text = converted
     return text
 
@@ -265,31 +265,33 @@ def _apply(rule: tuple, text: str, counts: Counter, examples: dict | None) -> st
         matches = [match for match in pattern.finditer(text) if new(match) != match[0]]
         if not matches:
             return text
-        match, places = matches[0], sum(max(1, match[0].count("<")) for match in matches)  # one may be several tags
+        match = matches[0]
+        places = sum(max(1, match[0].count("<")) for match in matches)  # one match may span several tags
         result = pattern.sub(new, text)
     else:
         result, places = pattern.subn(new, text)
     counts[name] += places
     if examples is not None and len(examples.get(name, ())) < EXAMPLES:
-        _show_match(examples, name, text, match, new(match) if callable(new) else match.expand(new))
+        left, right = text[max(0, match.start() - 8) : match.start()], text[match.end() : match.end() + 8]
+        old = match[0] if len(match[0]) <= 40 else match[0][:30] + "…" + match[0][-9:]
+        replaced = new(match) if callable(new) else match.expand(new)
+        _show(examples, name, left + old + right, left + replaced[:40] + right)
     return result
 
 
 def _show(examples: dict | None, name: str, before: str, after: str) -> None:
     """Keep an example, unless there are enough; what is invisible is written out."""
     if examples is not None and len(shown := examples.setdefault(name, [])) < EXAMPLES:
-        shown.append((visible(before), visible(after)))
+        shown.append((show_invisible(before), show_invisible(after)))
 
 
-def _show_match(examples: dict | None, name: str, text: str, match: re.Match, new: str) -> None:
-    """Keep a match with a few characters around it as an example, before and after."""
-    if examples is not None and len(examples.get(name, ())) < EXAMPLES:
-        left, right = text[max(0, match.start() - 8) : match.start()], text[match.end() : match.end() + 8]
-        old = match[0] if len(match[0]) <= 40 else match[0][:30] + "…" + match[0][-9:]
-        _show(examples, name, left + old + right, left + new[:40] + right)
+def _show_difference(examples: dict | None, name: str, before: str, after: str, old: int, new: int) -> None:
+    """Keep the first place where two texts differ as an example: 8 characters before it, `old` and `new` from it on."""
+    at = next((i for i, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]), 0)
+    _show(examples, name, before[max(0, at - 8) : at + old], after[max(0, at - 8) : at + new])
 
 
-def visible(text: str) -> str:
+def show_invisible(text: str) -> str:
     """Return a text with invisible characters written out: a zero-width space as \\u200b, a newline as \\n."""
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
@@ -304,8 +306,7 @@ def _is_composed(character: str) -> bool:
 def _compose(text: str) -> tuple[str, int]:
     """Return the text in Unicode's composed form NFC, and how many characters that touched (at least 1)."""
     composed = unicodedata.normalize("NFC", text)
-    characters = set(text)
-    single = len(characters) - sum(map(_is_composed, characters))
+    single = sum(not _is_composed(character) for character in set(text))
     return composed, max(1, single, len(text) - len(composed))
 
 
@@ -386,15 +387,6 @@ def unwrap(text: str) -> tuple[str, int]:
             joined[-1] += " " + line if words else line
             places += 1
     return ("\n".join(joined), places) if places else (text, 0)
-
-
-def _unwrap(text: str, counts: Counter, examples: dict | None) -> str:
-    joined, places = unwrap(text)
-    if places:
-        counts["hard wraps"] += places
-        at = next((i for i, pair in enumerate(zip(text, joined, strict=False)) if pair[0] != pair[1]), 0)
-        _show(examples, "hard wraps", text[max(0, at - 8) : at + 10], joined[max(0, at - 8) : at + 9])
-    return joined
 
 
 # ---- lines that repeat from text to text ----

@@ -1,9 +1,10 @@
-"""Conversations: from the forms in which they lie around to documents that know who said what.
+"""Conversations: read from the forms in common use, as documents that know who said what.
 
 A conversation is a document like any other, the plain text of its turns, but remembers where they begin. Its roles are
 those of OpenAI's API. Knows records and texts: no file, no rule of cleaning, no chat template.
 """
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TypedDict
 
@@ -74,14 +75,11 @@ class Conversation(str):
 
         It ends before the first exchange of which one side is blank; a blank system line goes alone.
         """
-        said: list[Message] = [
-            {"role": message["role"], "content": content}
-            for message, content in zip(self.messages, contents, strict=True)
-        ]
+        pairs = zip(self.messages, contents, strict=True)
+        said: list[Message] = [{"role": message["role"], "content": content} for message, content in pairs]
         first = _first_turn(said)
-        blank = (i for i in range(first, len(said)) if not said[i]["content"].strip())
-        end = next(blank, len(said))
-        return _whole_exchanges([turn for turn in said[:first] if turn["content"].strip()], said[first:end])
+        turns = list(itertools.takewhile(lambda turn: turn["content"].strip(), said[first:]))
+        return _whole_exchanges([turn for turn in said[:first] if turn["content"].strip()], turns)
 
     def with_lines(self, text: str) -> "Conversation":
         """Return the conversation with the lines of another text, which has as many."""
@@ -97,12 +95,8 @@ class Conversation(str):
 
         The length is in characters, the line ends between the turns included.
         """
-        first, length, end = _first_turn(self.messages), -1, 0
-        for i, message in enumerate(self.messages):
-            length += 1 + len(message["content"])
-            if length > max_length:
-                break
-            end = i + 1
+        lengths = itertools.accumulate(len(message["content"]) + 1 for message in self.messages)
+        first, end = _first_turn(self.messages), sum(length - 1 <= max_length for length in lengths)
         return _whole_exchanges(self.messages[:first], self.messages[first:end])
 
 
@@ -123,7 +117,7 @@ def contents_of(document: str) -> list[str]:
 
 
 def changed(document: str, change: Callable[[str], str]) -> str:
-    """Return a document whose text was changed by a function; of a conversation each turn, for itself."""
+    """Apply a function to a document's text, or to each turn of a conversation."""
     if isinstance(document, Conversation):
         return document.with_contents([change(content) for content in contents_of(document)])
     return change(document)
@@ -142,7 +136,7 @@ def has_form(names: Collection[str]) -> bool:
     return any(key in names for key in LISTS) or has_pair(names)
 
 
-def messages_of(record: dict) -> list[Message] | None:
+def read_messages(record: dict) -> list[Message] | None:
     """Return the messages of a record in one of the forms, or None where it has none of them.
 
     A last question without an answer is left out, a blank system line too. Raises NotAConversation.

@@ -90,31 +90,26 @@ def find_encoding(source: ByteSource) -> Encoding:
     line ends into sections that fit one each; a line of it is then held whole, up to LINE_BYTES. A last character cut
     in the middle is allowed. Raises BadFile for bytes that fit none.
     """
+    # 1. the one that it says it has, or else seems to have
     with _open(source) as stream:
         head = stream.read(SAMPLE_BYTES)
-    for mark, name in _BOMS:
-        if head.startswith(mark):
-            return _find(source, Encoding(name, bom=len(mark)))
-    for name in ("utf-16-le", "utf-16-be"):
-        if _evidently(head, name):
-            return _find(source, Encoding(name))
-    if len(head) - len(head.translate(None, _CONTROL)) > max(4, len(head) // 50):
+    marks = (Encoding(name, bom=len(mark)) for mark, name in _BOMS if head.startswith(mark))
+    wide = (Encoding(name) for name in ("utf-16-le", "utf-16-be") if _evidently(head, name))
+    first = next(marks, None) or next(wide, None)
+    if first is None and len(head) - len(head.translate(None, _CONTROL)) > max(4, len(head) // 50):
         at = next(i for i, byte in enumerate(head) if byte in _CONTROL)
         raise BadFile(f"byte {at:,} is 0x{head[at]:02x}, and many more like it follow: this is binary data, not text")
-    return _find(source, Encoding("utf-8"))
-
-
-def _find(source: ByteSource, first: Encoding) -> Encoding:
-    """Return the encoding that fits: the first, or if that is UTF-8 another, or both by turns."""
+    first = first or Encoding("utf-8")
     fault, found = _decode(source, first)
     if fault is None:
         return found
     if first.name != "utf-8":
         raise BadFile(f"{_where(source, fault, first.name)}. {_ADVICE}")
+    # 2. another, or both by turns
     sample = _sample(source)
     for guess in [] if first.bom else _guesses(sample):
-        at, found = _decode(source, guess)
-        if at is None and not _has_utf8(source):
+        fault, found = _decode(source, guess)
+        if fault is None and not _has_utf8(source):
             return found
     return _several(source, first, _second(sample))
 
@@ -153,7 +148,7 @@ class _Utf8Decoder(codecs.BufferedIncrementalDecoder):
         return codecs.utf_8_decode(data[: half.start()] if half else data, errors, final)
 
 
-def decode(data: bytes, name: str) -> str:
+def decode_strictly(data: bytes, name: str) -> str:
     """Decode a whole text strictly, as files are decoded here. Raises UnicodeDecodeError."""
     return data.decode(name, _EXCEPTIONS)
 
@@ -166,9 +161,9 @@ def _finish(decoder: codecs.IncrementalDecoder, name: str) -> tuple[str, int]:
     """Return the characters that a decoder still holds at the end, and how many bytes of one that is not whole."""
     waiting = decoder.getstate()[0]
     try:
-        return decode(waiting, name), 0
+        return decode_strictly(waiting, name), 0
     except UnicodeDecodeError as error:
-        return decode(waiting[: error.start], name), len(waiting) - error.start
+        return decode_strictly(waiting[: error.start], name), len(waiting) - error.start
 
 
 def _decode(source: ByteSource, encoding: Encoding) -> tuple[int | None, Encoding]:
@@ -319,17 +314,14 @@ def _change(line: bytes, now: str, other: str) -> tuple[int, str]:
         return 0, now if now == other and not _surely_utf8(line) and fits(line, other) else "utf-8"
     if fits(line, other) and _everyday(line, other) >= _everyday(line, "utf-8"):
         return 0, other
-    if now == "utf-8":  # two files joined in the middle of a line
+    # two files joined in the middle of a line
+    if now == "utf-8":
         at = _fits_to(line, "utf-8")
         rest = line[at:]
-        if fits(rest, other) and _everyday(rest, other) > _everyday(rest, "utf-8"):
-            return at, other
-    else:
-        for match in re.finditer(rb"[\xe3-\xe9\xef](?=[\x80-\xbf]{2})", line):
-            at = match.start()
-            if fits(line[at:], "utf-8") and fits(line[:at] + b"\n", other):
-                return at, "utf-8"
-    return -1, ""
+        return (at, other) if fits(rest, other) and _everyday(rest, other) > _everyday(rest, "utf-8") else (-1, "")
+    starts = (match.start() for match in re.finditer(rb"[\xe3-\xe9\xef](?=[\x80-\xbf]{2})", line))
+    both = (at for at in starts if fits(line[at:], "utf-8") and fits(line[:at] + b"\n", other))
+    return next(((at, "utf-8") for at in both), (-1, ""))
 
 
 def _by_likelihood(line: bytes, *names: str) -> list[str]:
@@ -341,20 +333,20 @@ def _by_likelihood(line: bytes, *names: str) -> list[str]:
 def _fits_to(data: bytes, name: str) -> int:
     """Return the first byte that does not fit."""
     try:
-        decode(data, name)
+        decode_strictly(data, name)
     except UnicodeDecodeError as error:
         return error.start
     return len(data)
 
 
 def _second(sample: bytes) -> str:
-    """Return the encoding that most lines of a sample, those that are not UTF-8, are in."""
+    """Return the likeliest encoding of a sample of lines that are not UTF-8."""
     lines = sample.split(b"\n")
     names = ("gb18030", "cp950", "big5hkscs")
     return max(names, key=lambda name: sum(_everyday(line, name) for line in lines if fits(line, name)))
 
 
-def blocks(source: ByteSource, encoding: Encoding, start: int = 0, stop: int = 0) -> Iterator[str]:
+def read_blocks(source: ByteSource, encoding: Encoding, start: int = 0, stop: int = 0) -> Iterator[str]:
     """Yield a text in pieces as they come from the disk, from byte `start` to before `stop` (0: the end).
 
     Both must be ends of lines. A truncated last character is left out.

@@ -10,17 +10,16 @@ from collections.abc import Container, Iterator
 from pathlib import Path
 
 from helpers import paths
-from helpers.corpus import download
-from helpers.corpus.archives import list_archive
+from helpers.corpus import archives, download
+from helpers.corpus.archives import ARCHIVES, FILE_KINDS, Input, NoDocuments, is_ignored, kind_of
 from helpers.corpus.encodings import BadFile
-from helpers.corpus.inputs import ALSO, ARCHIVES, KINDS, PACKED, Input, NoDocuments, is_ignored, kind_of
 from helpers.wording import did_you_mean
 
 BUILT_IN = "sample"  # the source that is no file: the course's own corpus
 
 
 def resolve_source(source: str) -> str:
-    """Return a corpus path as an absolute path, because a kernel may work in another folder.
+    """Return the source of a corpus, a path as an absolute one, because a kernel may work in another folder.
 
     What names no file here stays: "sample", an address, "hf:owner/name", a corpus known by its name. Raises
     NoDocuments for a path that does not exist.
@@ -66,17 +65,16 @@ def find_inputs(source: str, root: Path | None = None) -> tuple[list[Input], Cou
 
     `source` is a file, a folder (with its folders), a glob ("books/*.txt", "**/*.jsonl.gz") or an archive; a relative
     one starts at `root` (default: the working folder). An archive's members follow each other in its own order; a
-    broken archive is one Input, and `formats.read` then raises. Raises NoDocuments where there is nothing to read.
+    broken archive is one Input, and reading that raises. Raises NoDocuments where there is nothing to read.
     """
     _require_name(source)
     path = (root or Path()) / os.path.expanduser(source)
     left_out: Counter = Counter()
-    kinds = f"{', '.join([*KINDS, *ALSO])}, each also {' or '.join(PACKED)}, {', '.join(ARCHIVES)}"
     # 1. the files, by name
     if path.is_file():
         base, files = path.parent, [(path.name, path.stat().st_size)]
-        if kind_of(path.name)[0] not in KINDS + ARCHIVES:
-            raise NoDocuments(f"{path} is not one of {kinds}: save it as one of these")
+        if kind_of(path.name)[0] not in FILE_KINDS + ARCHIVES:
+            raise NoDocuments(f"{path} is not one of {archives.IN_WORDS}: save it as one of these")
     elif path.is_dir():
         base, files = path, sorted(_walk(path, left_out))
     elif re.search(r"[*?\[]", source):
@@ -91,25 +89,25 @@ def find_inputs(source: str, root: Path | None = None) -> tuple[list[Input], Cou
         if not files:
             raise NoDocuments(f"no file is named like {path}: '*' stands for any part of a name, '**' for any folders")
     else:
-        raise NoDocuments(f"{path} does not exist: give '{BUILT_IN}', a file or a folder ({kinds})")
+        raise NoDocuments(f"{path} does not exist: give '{BUILT_IN}', a file or a folder ({archives.IN_WORDS})")
     # 2. those of a kind that is read, and the members of archives
     inputs: list[Input] = []
     for name, size in files:
         kind = kind_of(name)[0]
         # a name that is not UTF-8 on disk becomes readable text
         item = Input(base / name, os.fsencode(name).decode("utf-8", "replace"), size=size)
-        if kind in KINDS:
+        if kind in FILE_KINDS:
             inputs.append(item)
         elif kind in ARCHIVES:
             try:
-                inputs += list_archive(item, left_out)
+                inputs += archives.list_archive(item, left_out)
             except (BadFile, OSError):  # reading it will say why
                 inputs.append(item)
         else:
             left_out[kind or "(none)"] += 1
     if not inputs:
         others = ", ".join(f"{n} {kind}" for kind, n in left_out.most_common(5)) or "no file at all"
-        raise NoDocuments(f"no file of the kinds {kinds} in {path} or its folders; there: {others}")
+        raise NoDocuments(f"no file of the kinds {archives.IN_WORDS} in {path} or its folders; there: {others}")
     return inputs, left_out
 
 

@@ -1,28 +1,28 @@
 """File formats become raw documents, a piece at a time: txt, JSON, JSON lines, CSV, TSV, Parquet.
 
-Knows which module reads which format. Where bytes come from is known to `archives`, how they become characters to
-`encodings`; what is kept of a document, and how it is cleaned, is not decided here.
+Where bytes come from is known to `archives`, how they become characters to `encodings`, what a record becomes to
+`records`; how a document is cleaned is not decided here.
 """
 
 import contextlib
 import functools
+import json
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from helpers.corpus import encodings, mojibake
-from helpers.corpus.archives import list_archive, open_bytes
+from helpers.corpus.archives import ARCHIVES, Input, kind_of, list_archive, open_bytes
 from helpers.corpus.conversations import Conversation
 from helpers.corpus.encodings import BadFile, ByteSource, Encoding
-from helpers.corpus.inputs import ARCHIVES, Input, kind_of
-from helpers.corpus.json_values import json_items, json_lines
-from helpers.corpus.plain_text import ENDS, even, has_blocks, split_documents
-from helpers.corpus.records import ReadOptions, texts_of
+from helpers.corpus.plain_text import ENDS, LONGEST_LINE, MARK, has_blocks, lines_of, split_documents, with_line_ends
+from helpers.corpus.records import Problems, ReadOptions, read_texts_of, type_name
 from helpers.corpus.report import FileReport
 from helpers.corpus.tables import parquet_rows, table_rows
 
 
-def slices(item: Input, options: ReadOptions, max_bytes: int) -> list[Input]:
+def slice_file(item: Input, options: ReadOptions, max_bytes: int) -> list[Input]:
     """Cut one large file into inputs of about `max_bytes` that give the same documents, in order; or [item].
 
     Only a .txt or .jsonl is cut, if it is neither packed nor in an archive and has one encoding, with line ends of one
@@ -45,13 +45,13 @@ def slices(item: Input, options: ReadOptions, max_bytes: int) -> list[Input]:
     ]
 
 
-def read(item: Input, options: ReadOptions, report: FileReport) -> Iterator[str]:
+def read_documents(item: Input, options: ReadOptions, report: FileReport) -> Iterator[str]:
     """Yield the raw documents of an input; fill in the report's encoding, mode, notes and what was unreadable.
 
     A document is a text, or a `Conversation`. Memory is bounded by a block of the file and a document. Raises BadFile,
     OSError.
     """
-    for text in _read(item, options, report):
+    for text in _read_as_they_are(item, options, report):
         if options.repair and (mended := mojibake.repair(text)) is not None:
             report.rules["mojibake repaired"] += 1
             # the whole conversation is the evidence, a short turn is none; mending leaves line ends where they are
@@ -59,7 +59,7 @@ def read(item: Input, options: ReadOptions, report: FileReport) -> Iterator[str]
         yield text
 
 
-def _read(item: Input, options: ReadOptions, report: FileReport) -> Iterator[str]:
+def _read_as_they_are(item: Input, options: ReadOptions, report: FileReport) -> Iterator[str]:
     kind = kind_of(item.member or item.path.name)[0]
     if kind in ARCHIVES:
         list_archive(item, Counter())
@@ -69,25 +69,27 @@ def _read(item: Input, options: ReadOptions, report: FileReport) -> Iterator[str
         source = open_bytes(item, stack)
         if kind == ".parquet":
             report.encoding = "-"
-            yield from texts_of(parquet_rows(source, stack, options), "row", options, report)
+            yield from read_texts_of(parquet_rows(source, options), options, Problems("row", report))
             return
         encoding = item.encoding or encodings.find_encoding(source)
         report.encoding = str(encoding)
         begin, end = (0, 0) if item.member else (item.start, item.stop)
         if not begin:
             report.notes += encoding.notes()
-        pieces = functools.partial(encodings.blocks, source, encoding, begin, end)
+        pieces = functools.partial(encodings.read_blocks, source, encoding, begin, end)
         if kind == ".txt":
             report.mode = item.mode or _mode(source, encoding, options)
-            yield from split_documents(even(pieces(), report.rules, _line_ends(options)), report.mode)
-        elif kind == ".json":
-            yield from texts_of(json_items(pieces, encoding, report), "item", options, report)
+            yield from split_documents(with_line_ends(pieces(), report.rules, _line_ends(options)), report.mode)
+            return
+        unit = {".json": "item", ".jsonl": f"line (from byte {begin:,})" if begin else "line"}.get(kind, "row")
+        problems = Problems(unit, report)
+        if kind == ".json":
+            records = json_items(pieces, problems)
         elif kind == ".jsonl":
-            where = f"line (from byte {begin:,})" if begin else "line"
-            yield from texts_of(json_lines(pieces()), where, options, report)
+            records = json_records(pieces(), problems)
         else:
-            rows = table_rows(pieces, kind, options, report)
-            yield from texts_of(rows, "row", options, report)
+            records = table_rows(pieces, kind, options, problems)
+        yield from read_texts_of(records, options, problems)
 
 
 def _line_ends(options: ReadOptions) -> str:
@@ -98,4 +100,130 @@ def _line_ends(options: ReadOptions) -> str:
 def _mode(source: ByteSource, encoding: Encoding, options: ReadOptions) -> str:
     if options.document != "auto":
         return options.document
-    return "block" if has_blocks(even(encodings.blocks(source, encoding), Counter(), _line_ends(options))) else "file"
+    pieces = encodings.read_blocks(source, encoding)
+    return "block" if has_blocks(with_line_ends(pieces, Counter(), _line_ends(options))) else "file"
+
+
+# ---- JSON ----
+
+
+def json_records(pieces: Iterator[str], problems: Problems) -> Iterator[tuple]:
+    """Yield (number, value) of each line that is not blank; a line that is no JSON is a problem."""
+    for number, row in enumerate(lines_of(pieces), 1):
+        row = row.lstrip(MARK)
+        if not row or row.isspace():
+            continue
+        try:
+            value = json.loads(row)
+        except (ValueError, RecursionError) as error:
+            problems.add(number, f"not JSON, {error}")
+            continue
+        yield number, value
+
+
+def json_items(pieces: Callable[[], Iterator[str]], problems: Problems) -> Iterator[tuple]:
+    """Yield (number, value) of a .json: the items of its list, its lines if it is JSON lines, or its values."""
+    text = _JsonReader(pieces())
+    if text.next() == "[":
+        yield from enumerate(text.items(), 1)
+        if text.next():
+            text.fail("Extra data")
+        return
+    value = text.value()
+    if not text.next():
+        raise BadFile(f"a JSON list is expected, of strings or of objects; this is one {type_name(value)}")
+    first_line = next(row for row in lines_of(pieces()) if row.strip(MARK + " \t\r\n"))
+    try:
+        json.loads(first_line.lstrip(MARK))
+    except (ValueError, RecursionError):  # a value has several lines, or a line several values
+        problems.report.notes.append("not one JSON value but several, one after another: all were read")
+        yield 1, value
+        number = 1
+        while text.next():
+            number += 1
+            yield number, text.value()
+    else:
+        problems.report.notes.append("not one JSON value but several: read as JSON lines")
+        yield from json_records(pieces(), problems)
+
+
+_SOLID = re.compile(f"[^ \t\n\r{MARK}]")
+
+
+class _JsonReader:
+    """A streaming parser of JSON values, which holds one value at a time, and can name the line of a fault.
+
+    ijson can't name it, refuses NaN, and takes half a character for a question mark.
+    """
+
+    def __init__(self, pieces: Iterator[str]):
+        self.pieces = pieces
+        self.text, self.at = "", 0
+        self.line = self.column = 1  # of the text's first character
+        self.decode = json.JSONDecoder().raw_decode
+
+    def more(self, characters: int = 1) -> bool:
+        """Read so many characters more; return whether there were any."""
+        taken = []
+        while characters > 0 and (piece := next(self.pieces, None)) is not None:
+            taken.append(piece)
+            characters -= len(piece)
+        if taken:
+            self.line, self.column = self.place(self.at)
+            self.text, self.at = self.text[self.at :] + "".join(taken), 0
+        return bool(taken)
+
+    def place(self, at: int) -> tuple[int, int]:
+        """Return the line and the column of a character of the text."""
+        last = self.text.rfind("\n", 0, at)
+        return self.line + self.text.count("\n", 0, at), at - last if last >= 0 else self.column + at
+
+    def next(self) -> str:
+        """Skip white space; return the character that follows, "" at the end."""
+        while True:
+            solid = _SOLID.search(self.text, self.at)
+            self.at = solid.start() if solid else len(self.text)
+            if self.at < len(self.text) or not self.more():
+                return self.text[self.at : self.at + 1]
+
+    def value(self):
+        """Return the value that starts here. Raises BadFile."""
+        while True:
+            self.next()
+            left = len(self.text) - self.at
+            try:
+                value, end = self.decode(self.text, self.at)
+            except json.JSONDecodeError as error:
+                # perhaps only its end is not there yet
+                cut = error.msg.startswith("Unterminated string") or error.pos > len(self.text) - 16
+                if cut and left > LONGEST_LINE:
+                    self.fail(f"one value of more than {LONGEST_LINE:,} characters, where a list or lines are expected")
+                before = self.at
+                if not cut or not self.more(left + 1):
+                    self.fail(error.msg, error.pos - before + self.at)
+            except RecursionError:
+                raise BadFile("this JSON is nested too deep") from None
+            except ValueError as error:
+                raise BadFile(f"this JSON: {error}") from None
+            else:
+                if len(self.text) - end < 3 and not isinstance(value, str | list | dict) and self.more(3):
+                    continue  # a number may go on: 1, 1.5, 1e+5
+                self.at = end
+                return value
+
+    def items(self) -> Iterator:
+        """Yield the items of the list that starts here, one at a time."""
+        self.at += 1
+        mark = "," if self.next() != "]" else "]"
+        self.at += mark == "]"
+        while mark != "]":
+            yield self.value()
+            mark = self.next()
+            if mark not in (",", "]"):
+                self.fail("Expecting ',' delimiter")
+            self.at += 1
+
+    def fail(self, why: str, at: int | None = None) -> None:
+        """Raise BadFile for a place in the text (default: here)."""
+        line, column = self.place(self.at if at is None else at)
+        raise BadFile(f"line {line:,}, column {column:,} is not JSON: {why}")

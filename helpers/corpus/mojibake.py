@@ -1,7 +1,7 @@
 """Mojibake (乱码): text that an earlier program decoded with the wrong charset; its signs, and its repair.
 
 Four kinds are seen: UTF-8 that was read as GBK, Chinese bytes that were read as Latin-1, GBK that lost bytes on its
-way, and characters that an earlier conversion replaced (by ?, U+FFFD, or private-use characters).
+way, and characters that an earlier conversion replaced (by ?, U+FFFD, or private-use characters). Knows texts only.
 """
 
 import codecs
@@ -39,7 +39,7 @@ class Signs:
         self.wide_question_marks += text.count("？")
         self.misread += misread
         self.latin += latin
-        self.repairable += _is_suspicious(text, misread, latin) and repair(text) is not None
+        self.repairable += repair(text) is not None
         if not text.isascii() and _LOST.search(text):
             self.shifted += sum(_shifted(row) for row in text.split("\n") if _LOST.search(row))
 
@@ -87,25 +87,24 @@ def _shifted(row: str) -> int:
 
 
 def _odd_characters(text: str) -> tuple[int, int]:
-    """Count the characters that speak for UTF-8 read as GBK, and those that speak for anything read as Latin-1."""
+    """Count the signs of UTF-8 read as GBK, and of anything read as Latin-1."""
     odd = _ODD.findall(text)
     latin = sum(character <= "\xff" for character in odd)
     return len(odd) - latin, latin
 
 
-def _is_suspicious(text: str, misread: int, latin: int) -> bool:
+def _is_suspicious(text: str) -> bool:
+    misread, latin = _odd_characters(text)
     return misread > _MUCH_MISREAD * len(text) or latin > _MUCH_LATIN * len(text) or _starts_misread(text)
 
 
 def _starts_misread(text: str) -> bool:
     """Return whether the GBK bytes of a text's start are UTF-8: those of a text that was read rightly never are."""
-    if text.isascii():
-        return False
     try:
         start = codecs.utf_8_decode(text[:100].encode("gb18030"), "strict", False)[0]
     except UnicodeError:
         return False
-    return len(start) > 6 and _is_cjk(start)
+    return not text.isascii() and len(start) > 6 and _is_cjk(start)
 
 
 def _is_cjk(text: str) -> bool:
@@ -120,12 +119,12 @@ def repair(text: str) -> str | None:
     Only where no byte was lost: UTF-8 that was read as GBK or GB18030; UTF-8, GBK or Big5 that was read as Latin-1 or
     cp1252. The text is mended as a whole, or else line by line where a line can be mended.
     """
-    if not _is_suspicious(text, *_odd_characters(text)):
+    if not _is_suspicious(text):
         return None
     if (mended := _mend(text)) is not None:
         return mended
     rows = text.split("\n")
-    better = [_mend(row) if _is_suspicious(row, *_odd_characters(row)) else None for row in rows]
+    better = [_mend(row) if _is_suspicious(row) else None for row in rows]
     if not any(better):
         return None
     return "\n".join(row if new is None else new for row, new in zip(rows, better, strict=True))
@@ -136,7 +135,8 @@ def _mend(text: str) -> str | None:
         if _odd_characters(text)[1] <= _MUCH_LATIN * len(text):  # Windows reads the byte 0x80 as €
             mended = b"\x80".join(piece.encode("gb18030") for piece in text.split("€")).decode("utf-8")
             return mended if _is_cjk(mended) else None
-        raw = b"".join(map(_western_byte, text))
+        # what a Western program shows as this character: Latin-1, or cp1252 (Windows) for “ ” € …
+        raw = b"".join(each.encode("latin-1" if each <= "\xff" else "cp1252") for each in text)
     except UnicodeError:
         return None
     for name in ("utf-8", "gb18030", "cp950"):
@@ -147,8 +147,3 @@ def _mend(text: str) -> str | None:
         if len(EVERYDAY.findall(mended)) > 0.1 * len(mended):  # good text has 33 to 49 % of them
             return mended
     return None
-
-
-def _western_byte(character: str) -> bytes:
-    """Return the byte that a Western program showed as this character: Latin-1, or cp1252 (Windows) for “ ” € …"""
-    return character.encode("latin-1" if character <= "\xff" else "cp1252")

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator
 
 from helpers.corpus.encodings import BadFile
 
-HOLD = 1_000_000  # characters of one document held at a time; a longer one is cut, at the next line end
-LINE = 2**26  # characters of a line or a JSON value; a longer one is no text
+LONGEST_DOCUMENT = 1_000_000  # characters of one document held at a time; a longer one is cut, at the next line end
+LONGEST_LINE = 2**26  # characters of a line or a JSON value; a longer one is no text
 MARK = "\ufeff"  # a byte order mark; `cat a.jsonl b.jsonl` puts one inside the text
 ENDS = "\r\v\f\x85\u2028\u2029"  # of lines, beside \n
 
 
-def even(pieces: Iterable[str], counts: Counter, ends: str = ENDS) -> Iterator[str]:
+def with_line_ends(pieces: Iterable[str], counts: Counter, ends: str = ENDS) -> Iterator[str]:
     """Yield pieces of text in which each line ends in \\n; those that ended otherwise are counted."""
     cr = ""
     for piece in pieces:
@@ -38,25 +38,25 @@ _GAP = re.compile(r"\n(?:[^\S\n]*\n)+")
 def split_documents(pieces: Iterable[str], mode: str) -> Iterator[str]:
     """Yield the documents of a text: each "line", each "block" between blank lines, or the whole "file".
 
-    The text comes in pieces, whose borders do not matter, with \\n as line end. A document longer than HOLD characters
-    is cut at the next line end; a line of twice as many, in its middle.
+    The text comes in pieces, whose borders do not matter, with \\n as line end. A document longer than LONGEST_DOCUMENT
+    is cut at the next line end; a line of twice as many characters, in its middle.
     """
     rest = ""
     for piece in pieces:
         text = rest + piece
         *whole, rest = text.split("\n") if mode == "line" else _GAP.split(text) if mode == "block" else [text]
         for document in whole:
-            yield from _held(document)
-        while len(rest := _without_blank_start(rest)) > 2 * HOLD:
-            document, rest = _hold(rest)
+            yield from _of_bounded_length(document)
+        while len(rest := _without_blank_start(rest)) > 2 * LONGEST_DOCUMENT:
+            document, rest = _cut(rest)
             yield document
-    yield from _held(rest)
+    yield from _of_bounded_length(rest)
 
 
-def _held(text: str) -> Iterator[str]:
+def _of_bounded_length(text: str) -> Iterator[str]:
     """Yield a document whole, or in pieces if it is too long; nothing if it is blank."""
-    while len(text := _without_blank_start(text)) > HOLD:
-        document, text = _hold(text)
+    while len(text := _without_blank_start(text)) > LONGEST_DOCUMENT:
+        document, text = _cut(text)
         yield document
     if text and not text.isspace():
         # without blank lines at its end
@@ -64,12 +64,10 @@ def _held(text: str) -> Iterator[str]:
         yield text if end < 0 else text[:end]
 
 
-def _hold(text: str) -> tuple[str, str]:
-    """Cut a text after HOLD characters, at a line end if there is one within as many again."""
-    at = text.find("\n", HOLD, 2 * HOLD)
-    if at >= 0:
-        return text[:at], text[at + 1 :]
-    return text[: 2 * HOLD], text[2 * HOLD :]
+def _cut(text: str) -> tuple[str, str]:
+    """Cut a text after LONGEST_DOCUMENT characters, at a line end if there is one within as many again."""
+    at = text.find("\n", LONGEST_DOCUMENT, 2 * LONGEST_DOCUMENT)
+    return (text[:at], text[at + 1 :]) if at >= 0 else (text[: 2 * LONGEST_DOCUMENT], text[2 * LONGEST_DOCUMENT :])
 
 
 def _without_blank_start(text: str) -> str:
@@ -92,12 +90,12 @@ def has_blocks(pieces: Iterable[str]) -> bool:
 
 
 def lines_of(pieces: Iterable[str]) -> Iterator[str]:
-    """Yield lines without their ends. Raises BadFile for one of more than LINE characters."""
+    """Yield lines without their ends. Raises BadFile for one of more than LONGEST_LINE characters."""
     rest = ""
-    for piece in even(pieces, Counter(), "\r"):
+    for piece in with_line_ends(pieces, Counter(), "\r"):
         *rows, rest = (rest + piece).split("\n")
         yield from rows
-        if len(rest) > LINE:
-            raise BadFile(f"a line of more than {LINE:,} characters: is it one record per line?")
+        if len(rest) > LONGEST_LINE:
+            raise BadFile(f"a line of more than {LONGEST_LINE:,} characters: is it one record per line?")
     if rest:
         yield rest

@@ -1,7 +1,7 @@
 """A record becomes a document: the text under its key, what a template makes of its fields, or a conversation.
 
-Knows no file format: a record is a string, a dict of fields, or the error that stands in its place. Records without a
-text are counted, and the first few described.
+Knows no file format: a record is a string or a dict of fields. Those without a text are counted, and the first few
+described.
 """
 
 import functools
@@ -35,7 +35,7 @@ class ReadOptions:
         parse_template(self.text_key)
 
     def may_converse(self, names: Collection[str]) -> bool:
-        """Return whether a record or table with these keys may be a conversation: no text is asked for that it has."""
+        """Return whether to read a record with these keys as a conversation: it lacks the text that is asked for."""
         return self.text_key not in names if self.text_key == "text" else self.text_key in conversations.LISTS
 
 
@@ -60,41 +60,35 @@ def parse_template(text_key: str) -> tuple[list[str], tuple[tuple[str, str], ...
     return list(dict.fromkeys(name for _, name in pieces if name)), pieces
 
 
-_TYPES = {dict: "object", list: "list", str: "string", bytes: "string of bytes", bool: "boolean", type(None): "null"}
-
-
 def type_name(value) -> str:
     """Return what JSON calls a value: object, list, string, boolean, null, number."""
-    return _TYPES.get(type(value), "number")
+    names = {dict: "object", list: "list", str: "string", bytes: "string of bytes", bool: "boolean", type(None): "null"}
+    return names.get(type(value), "number")
 
 
-class Unreadable(Exception):
-    """A value has no text; the message says why."""
-
-    def __init__(self, why: str, characters: int = 0):
-        super().__init__(why)
-        self.characters = characters  # that are lost with it, where this is known
+class _Unreadable(Exception):
+    """A record has no text; the message says why."""
 
 
-class _Problems:
-    """What was unreadable of a file: how much, the first few in words, and what may help."""
+class Problems:
+    """The records of a file that have no document: how many, the first few in words, and what may help."""
 
-    def __init__(self, unit: str):
-        self.unit, self.count, self.refused = unit, 0, 0
+    def __init__(self, unit: str, report: FileReport):
+        self.unit, self.report = unit, report  # what a record is called: "line", "row"
+        self.count = self.refused = 0
         self.described: list[str] = []
         self.keys: set[str] = set()
 
-    def add(self, number: int, item, error: Unreadable | NotAConversation) -> None:
+    def add(self, number: int, why: object, characters: int = 0) -> None:
+        """Count a record that is left out, with so many characters of text if that is known."""
+        self.report.drop("unreadable", characters)
         self.count += 1
-        if isinstance(error, NotAConversation):
-            self.refused += 1
-        elif isinstance(item, dict):
-            self.keys.update(map(str, item))
         if self.count <= FIRST_FEW:
-            self.described.append(f"{self.unit} {number:,}: {error}")
+            self.described.append(f"{self.unit} {number:,}: {why}")
 
-    def notes(self) -> list[str]:
-        notes = []
+    def note(self) -> None:
+        """Write to the file's report what was found."""
+        notes = self.report.notes
         if self.count:
             more = f", and {self.count - FIRST_FEW:,} more" if self.count > FIRST_FEW else ""
             notes.append("; ".join(self.described) + more)
@@ -105,52 +99,52 @@ class _Problems:
             )
         if self.keys:
             notes.append(f"keys there: {', '.join(sorted(self.keys)[:8])} (choose one with text_key)")
-        return notes
 
 
-def texts_of(items: Iterable[tuple], unit: str, options: ReadOptions, report: FileReport) -> Iterator[str]:
-    """Yield the document of each value that has one; count the others, and describe the first few in a note."""
-    problems, talks = _Problems(unit), 0
-    for number, item in items:
+def read_texts_of(records: Iterable[tuple], options: ReadOptions, problems: Problems) -> Iterator[str]:
+    """Yield the document of each (number, record) that has one; count and describe the others."""
+    talks = 0
+    for number, record in records:
         try:
-            text = _document_of(item, options)
-        except (Unreadable, NotAConversation) as error:
-            report.drop("unreadable", error.characters if isinstance(error, Unreadable) else 0)
-            problems.add(number, item, error)
+            text = _document_of(record, options)
+        except (_Unreadable, NotAConversation) as error:
+            problems.add(number, error)
+            if isinstance(error, NotAConversation):
+                problems.refused += 1
+            elif isinstance(record, dict):
+                problems.keys.update(map(str, record))
             continue
         if text is None:
-            report.drop("empty", 0)
+            problems.report.drop("empty", 0)
         else:
             talks += isinstance(text, Conversation)
             yield text
     if talks:
-        report.notes.append("read as conversations")
-    report.notes += problems.notes()
+        problems.report.notes.append("read as conversations")
+    problems.note()
 
 
-def _document_of(item, options: ReadOptions) -> str | None:
+def _document_of(record, options: ReadOptions) -> str | None:
     """Return a string as it is, a conversation, what an object has under the key, or what a template makes of it.
 
-    None stands for a template whose fields are all empty. Raises Unreadable, NotAConversation.
+    None stands for a template whose fields are all empty. Raises _Unreadable, NotAConversation.
     """
     wanted, pieces = parse_template(options.text_key)
-    if isinstance(item, str):
-        return item
-    if isinstance(item, Exception):
-        raise item if isinstance(item, Unreadable) else Unreadable(f"not JSON, {item}")
-    if not isinstance(item, dict):
-        raise Unreadable(f"a {type_name(item)}, not a text")
+    if isinstance(record, str):
+        return record
+    if not isinstance(record, dict):
+        raise _Unreadable(f"a {type_name(record)}, not a text")
     if not pieces:
-        value = item.get(wanted[0])
-        if not _is_text(value) and options.may_converse([key for key in item if not _is_missing(item[key])]):
-            if (messages := conversations.messages_of(item)) is not None:
+        value = record.get(wanted[0])
+        if not _is_text(value) and options.may_converse([key for key in record if not _is_missing(record[key])]):
+            if (messages := conversations.read_messages(record)) is not None:
                 return Conversation(messages)
         return _field(value, f"{'bytes, not a' if isinstance(value, bytes) else 'no'} string under '{wanted[0]}'")
-    if not any(name in item for name in wanted):
-        raise Unreadable(f"nothing under '{', '.join(wanted)}'")
+    if not any(name in record for name in wanted):
+        raise _Unreadable(f"nothing under '{', '.join(wanted)}'")
     fields = []
     for _, name in pieces:
-        value = item.get(name) if name else None
+        value = record.get(name) if name else None
         value = "" if _is_missing(value) or value == [] else str(value) if isinstance(value, int | float) else value
         fields.append(_field(value, f"a {type_name(value)} under '{name}', not a text"))
     if not any(map(str.strip, fields)):
@@ -168,7 +162,7 @@ def _is_text(value) -> bool:
 
 
 def _field(value, problem: str) -> str:
-    """Return a string, or a list of strings as lines; raise Unreadable with the problem for anything else."""
+    """Return a string, or a list of strings as lines. Raises _Unreadable with the problem for anything else."""
     if not _is_text(value):
-        raise Unreadable(problem)
+        raise _Unreadable(problem)
     return value if isinstance(value, str) else "\n".join(value)

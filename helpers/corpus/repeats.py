@@ -13,47 +13,36 @@ from pathlib import Path
 import numpy as np
 
 from helpers.corpus import cleaning
+from helpers.files import atomic_write
 
 REPEATS = 3  # places from which such a line is dirt
 SPARSE = 30_000_000  # characters of a corpus for each place: in a large one, what stands in few places stays
-BUCKET = 2**21  # rows that are compared at a time
-ROW = np.dtype([("line", "<u8"), ("rest", "<u8"), ("places", "<u4")])
+_ROW = np.dtype([("line", "<u8"), ("rest", "<u8"), ("places", "<u4")])
 
 
-class Places:
-    """Counts the places of such lines in the documents of one part: a row for each document and line in it."""
-
-    def __init__(self) -> None:
-        self.rows: list[np.ndarray] = [np.empty(0, ROW)]
-        self.characters = 0  # of all documents
-
-    def count(self, texts: Sequence[str]) -> set[int]:
-        """Count the lines of some documents; return the numbers of those documents that have any."""
-        joined = "\n".join(texts)
-        self.characters += len(joined)
-        if not (found := cleaning.candidates(joined)):
-            return set()
-        begins = list(accumulate((len(text) + 1 for text in texts), initial=0))
-        numbers, rows = set(), []
-        for number, lines in groupby(found, lambda line: bisect_right(begins, line[0]) - 1):
-            starts, ends, keys = zip(*lines, strict=True)
-            # what stands between them
-            rests = zip((begins[number], *(end + 1 for end in ends)), (*starts, begins[number + 1]), strict=True)
-            rest = "".join(joined[start:stop] for start, stop in rests).strip()
-            identity = int.from_bytes(hashlib.blake2b(rest.encode(), digest_size=8).digest()) if rest else 0
-            rows += [(key, identity, places) for key, places in Counter(keys).items()]
-            numbers.add(number)
-        self.rows.append(np.array(rows, ROW))
-        return numbers
-
-    def save(self, file) -> None:
-        """Write the rows and the number of characters to an open file."""
-        np.savez(file, rows=np.concatenate(self.rows), characters=self.characters)
+def count_places(texts: Sequence[str]) -> list[tuple[int, int, int]]:
+    """Return a row for each document and such line in it: the line's key, what else the document says, places."""
+    joined, rows = "\n".join(texts), []
+    begins = list(accumulate((len(text) + 1 for text in texts), initial=0))
+    for number, lines in groupby(cleaning.candidates(joined), lambda line: bisect_right(begins, line[0]) - 1):
+        starts, ends, keys = zip(*lines, strict=True)
+        # what stands between them
+        rests = zip((begins[number], *(end + 1 for end in ends)), (*starts, begins[number + 1]), strict=True)
+        rest = "".join(joined[start:stop] for start, stop in rests).strip()
+        identity = int.from_bytes(hashlib.blake2b(rest.encode(), digest_size=8).digest()) if rest else 0
+        rows += [(key, identity, places) for key, places in Counter(keys).items()]
+    return rows
 
 
-def read_rows(file: Path) -> np.ndarray:
-    """Return the rows of one part: key of the line, identity of the rest of its document, places."""
-    with np.load(file) as arrays:
+def write_places(rows: list[tuple[int, int, int]], characters: int, path: Path) -> None:
+    """Write the rows of one part, and how many characters its documents have."""
+    with atomic_write(path) as file:
+        np.savez(file, rows=np.array(rows, _ROW), characters=characters)
+
+
+def read_places(path: Path) -> np.ndarray:
+    """Return the rows of one part."""
+    with np.load(path) as arrays:
         return arrays["rows"]
 
 
@@ -63,24 +52,20 @@ def find_repeated(files: Sequence[Path]) -> np.ndarray:
     A line repeats that stands in at least REPEATS places, and in a corpus beyond 90 million characters in one for each
     SPARSE of them. Of documents that differ in nothing but such lines, one counts: a web address in a text that was
     copied is no advertisement; but where nothing else is in a document, each counts. What is counted does not depend on
-    the order of the parts, nor on how documents are spread over them. Memory holds a bucket of rows and the result.
+    the order of the parts, nor on how documents are spread over them.
     """
-    characters = total = 0
+    characters, parts = 0, [np.empty(0, _ROW)]
     for file in files:
         with np.load(file) as arrays:
-            characters, total = characters + int(arrays["characters"]), total + len(arrays["rows"])
-    enough = max(REPEATS, characters // SPARSE)
-    buckets = 1 << max(0, (total // BUCKET).bit_length())
-    found = [np.empty(0, np.uint64)]
-    for bucket in range(buckets if total else 0):
-        chosen = [rows[rows["line"] % buckets == bucket] for rows in map(read_rows, files)]
-        rows = np.sort(np.concatenate(chosen), order=("line", "rest", "places"))
-        # 1. the copies of a document are neighbours; the last has the most places
-        same = (rows["line"][1:] == rows["line"][:-1]) & (rows["rest"][1:] == rows["rest"][:-1])
-        rows = rows[np.r_[~same | (rows["rest"][1:] == 0), True][: len(rows)]]
-        # 2. the places of each line
-        begins = np.flatnonzero(np.r_[True, rows["line"][1:] != rows["line"][:-1]][: len(rows)])
-        if len(rows):
-            places = np.add.reduceat(rows["places"], begins, dtype=np.int64)
-            found.append(rows["line"][begins][places >= enough])
-    return np.sort(np.concatenate(found))
+            characters += int(arrays["characters"])
+            parts.append(arrays["rows"])
+    rows = np.sort(np.concatenate(parts), order=("line", "rest", "places"))
+    if not len(rows):
+        return rows["line"]
+    # 1. the copies of a document are neighbours; the last has the most places
+    same = (rows["line"][1:] == rows["line"][:-1]) & (rows["rest"][1:] == rows["rest"][:-1])
+    rows = rows[np.r_[~same | (rows["rest"][1:] == 0), True]]
+    # 2. the places of each line
+    begins = np.flatnonzero(np.r_[True, rows["line"][1:] != rows["line"][:-1]])
+    places = np.add.reduceat(rows["places"], begins, dtype=np.int64)
+    return rows["line"][begins][places >= max(REPEATS, characters // SPARSE)]

@@ -53,13 +53,11 @@ class FileReport:
             self.encoding, self.mode = other.encoding, other.mode
         self.bad = self.bad or other.bad
         self.notes += [note for note in other.notes if note not in self.notes]
-        self.dropped.update(other.dropped)
-        self.lost.update(other.lost)
-        self.rules.update(other.rules)
         self.signs.add(other.signs)
-        self.long += other.long
-        self.pieces += other.pieces
-        self.shortened += other.shortened
+        for name in ("dropped", "lost", "rules"):
+            getattr(self, name).update(getattr(other, name))
+        for name in ("long", "pieces", "shortened"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def finish(self, max_length: int) -> None:
         """Put the counts of the whole file in words, as notes."""
@@ -154,19 +152,13 @@ class Report:
 
     def rows(self) -> list[tuple]:
         """Return a row per file: name, encoding, documents, characters, dropped, what to know about it."""
-        return [
-            (
-                file.name,
-                file.encoding,
-                file.documents,
-                file.characters,
-                ", ".join(f"{n} {reason}" for reason, n in sorted(file.dropped.items())),
-                "; ".join([*(["NOT USED: " + file.bad] if file.bad else []), *file.notes]),
-            )
-            for file in self.files
-        ]
+        rows = []
+        for file in self.files:
+            dropped = ", ".join(f"{n} {reason}" for reason, n in sorted(file.dropped.items()))
+            notes = [*(["NOT USED: " + file.bad] if file.bad else []), *file.notes]
+            rows.append((file.name, file.encoding, file.documents, file.characters, dropped, "; ".join(notes)))
+        return rows
 
     def rule_rows(self) -> list[tuple]:
         """Return a row for each cleaning rule that had work: name, places, an example before and after."""
-        empty = [("", "")]
-        return [(name, n, *(self.examples.get(name) or empty)[0]) for name, n in self.rules.most_common()]
+        return [(name, n, *(self.examples.get(name) or [("", "")])[0]) for name, n in self.rules.most_common()]

@@ -1,7 +1,7 @@
 """Read the corpus shards of a run: its documents, its texts.
 
-A shard is a file of JSON lines, {"text", "source"}: corpus/train-00000.jsonl, corpus/val-00000.jsonl and so on. That of
-a conversation has its "messages" as well, [{"role", "content"}, …], whose contents with line ends between them are its
+A shard is a file of JSON lines, {"text", "source"}: corpus/train-00000.jsonl, corpus/val-00000.jsonl and so on. The
+line of a conversation also has its "messages", [{"role", "content"}, …]; their contents, joined by line ends, are its
 text. This module is their only reader, and loads nothing heavy.
 """
 

@@ -1,40 +1,28 @@
 """The reduce step of room 01: deduplication, the train/validation split, and the shards.
 
 Works on the indices of all parts, a row of numbers per document; the texts themselves pass through once, from the parts
-to the shards. Memory holds some 30 bytes per document and one block of text.
+to the shards. Memory holds some 200 bytes per document and one block of text.
 """
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from helpers.corpus import dedup
-from helpers.corpus.inputs import NoDocuments
+from helpers.corpus.archives import NoDocuments
 from helpers.corpus.partition import read_index
 from helpers.corpus.report import Report
+from helpers.corpus.settings import CorpusSettings
 from helpers.files import atomic_write
 
-KEEP = ("first", "all")
 SHARD_DOCUMENTS, SHARD_BYTES = 50_000, 64 * 2**20
 REDUCE_BYTES = 8 * 2**20  # of a part, copied into the shards at a time
-BUCKET = 2**21  # documents whose hashes are compared at a time
 
 _FATES = range(5)
 _KEPT, _DUPLICATE, _NEAR, _OVER, _BAD = _FATES
 _REASON = {_DUPLICATE: "duplicate", _NEAR: "near duplicate", _OVER: "over max_documents"}
-
-
-@dataclass(frozen=True)
-class Split:
-    """Which documents are kept, and on which side of the split."""
-
-    max_documents: int  # 0: all
-    val_fraction: float
-    near_duplicates: float = 0.0  # similarity from which two documents are the same text; 0: only exact copies are
-    near_keep: str = "first"  # or "all": keep a cluster of near duplicates whole, on one side
 
 
 def threshold(positions: np.ndarray, val_fraction: float) -> float:
@@ -53,66 +41,56 @@ def threshold(positions: np.ndarray, val_fraction: float) -> float:
     return float(min(max(val_fraction, low + 2**-48), high))
 
 
-def _first_of_each(parts: list[Path], usable: np.ndarray) -> np.ndarray:
-    """Return for each document the number of the first one with the same hash; memory holds a bucket of hashes."""
-    first = np.arange(len(usable))
-    buckets = 1 << max(0, (len(usable) // BUCKET).bit_length())
-    for bucket in range(buckets):
-        # 1. the hashes of this bucket, and whose they are
-        chosen, start = [], 0
-        for part in parts:
-            keys = read_index(part)["hash"]
-            rows = np.flatnonzero((keys[:, 0] % buckets == bucket) & usable[start : start + len(keys)])
-            chosen.append((keys[rows], rows + start))
-            start += len(keys)
-        keys, documents = (np.concatenate(arrays) for arrays in zip(*chosen, strict=True))
-        # 2. sorted, equal hashes are neighbours; the sort is stable, so the first document stays first of them
-        order = np.lexsort((keys[:, 1], keys[:, 0]))
-        keys, documents = keys[order], documents[order]
-        if len(keys):
-            begins = np.flatnonzero(np.r_[True, (keys[1:] != keys[:-1]).any(axis=1)])
-            first[documents] = np.repeat(documents[begins], np.diff(begins, append=len(keys)))
+def _first_of_each(keys: np.ndarray) -> np.ndarray:
+    """Return for each document the number of the first one with the same hash, (documents, 2) uint64."""
+    order = np.lexsort((keys[:, 1], keys[:, 0]))  # stable: of equal hashes, the first document stays first
+    ordered = keys[order]
+    begins = np.flatnonzero(np.r_[True, (ordered[1:] != ordered[:-1]).any(axis=1)][: len(keys)])
+    first = np.empty(len(keys), np.int64)
+    first[order] = np.repeat(order[begins], np.diff(begins, append=len(keys)))
     return first
 
 
-def _decide(parts: list[Path], usable: np.ndarray, split: Split) -> tuple[np.ndarray, np.ndarray]:
+def _decide(
+    parts: list[Path], hashes: np.ndarray, usable: np.ndarray, settings: CorpusSettings
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the fate of each document, and the number of the document that decides on its side of the split."""
-    # 1. exact copies
-    leader = _first_of_each(parts, usable)
+    # 1. exact copies, of documents that are usable
     every = np.arange(len(usable))
+    leader, chosen = every.copy(), np.flatnonzero(usable)
+    leader[chosen] = chosen[_first_of_each(hashes[chosen])]
     fate = np.where(usable, np.where(leader == every, _KEPT, _DUPLICATE), _BAD).astype(np.uint8)
     # 2. near duplicates
-    if split.near_duplicates:
+    if settings.near_duplicates:
         files = [part.with_suffix(".minhash") for part in parts]
-        cluster = dedup.clusters(files, split.near_duplicates, fate == _KEPT)
-        if split.near_keep == "first":
+        cluster = dedup.clusters(files, settings.near_duplicates, fate == _KEPT)
+        if settings.near_keep == "first":
             fate[(fate == _KEPT) & (cluster != every)] = _NEAR
         leader = cluster[leader]
     # 3. the limit; a copy of a document that is over it is over it too
     kept = np.flatnonzero(fate == _KEPT)
-    if split.max_documents and len(kept) > split.max_documents:
-        last = kept[split.max_documents - 1]
+    if settings.max_documents and len(kept) > settings.max_documents:
+        last = kept[settings.max_documents - 1]
         fate[(leader > last) & (fate != _BAD) | (fate == _KEPT) & (every > last)] = _OVER
     return fate, leader
 
 
-class _ShardWriter(contextlib.ExitStack):
-    """Numbered files of one side of the split, a new one when the last is full."""
+class _ShardWriter:
+    """Numbered files of one side of the split, a new one when the last is full; `shard` closes the last."""
 
     def __init__(self, folder: Path, side: str):
-        super().__init__()  # it holds the file that is being written
-        self.folder, self.side = folder, side
+        self.folder, self.side, self.shard = folder, side, contextlib.ExitStack()
         self.outputs: list[Path] = []
-        self.documents = self.characters = self.size = 0
+        self.documents = self.size = 0
 
     def write(self, data: memoryview, starts: np.ndarray, sizes: np.ndarray) -> None:
         """Add lines, in order: those of `sizes` bytes that begin at `starts` in `data`."""
         while len(sizes):
             # 1. a new shard, if there is none yet or the last is full
             if not self.outputs or self.documents % SHARD_DOCUMENTS == 0 or self.size > SHARD_BYTES:
-                self.close()
+                self.shard.close()
                 self.outputs.append(self.folder / f"{self.side}-{len(self.outputs):05d}.jsonl")
-                self.file = self.enter_context(atomic_write(self.outputs[-1]))
+                self.file = self.shard.enter_context(atomic_write(self.outputs[-1]))
                 self.size = 0
             # 2. how many of the lines go into it; the one that fills it is the last
             until_full = int(np.searchsorted(np.cumsum(sizes), SHARD_BYTES - self.size, side="right")) + 1
@@ -126,76 +104,69 @@ class _ShardWriter(contextlib.ExitStack):
             starts, sizes = starts[count:], sizes[count:]
 
 
-def _blocks(part: Path, index: np.ndarray) -> Iterator[tuple[slice, memoryview, np.ndarray]]:
+def _blocks(part: Path, sizes: np.ndarray) -> Iterator[tuple[slice, memoryview, np.ndarray]]:
     """Yield a part's lines, REDUCE_BYTES at a time: which rows, their bytes, where each line starts in these."""
-    ends = np.cumsum(index["bytes"], dtype=np.int64)
-    at = 0
+    ends = np.cumsum(sizes, dtype=np.int64)
+    at = begin = 0
     with open(part.with_suffix(".lines"), "rb") as file:
-        while at < len(index):
-            begin = int(ends[at - 1]) if at else 0
+        while at < len(sizes):
             stop = max(at + 1, int(np.searchsorted(ends, begin + REDUCE_BYTES, side="right")))
             data = memoryview(file.read(int(ends[stop - 1]) - begin))
-            yield slice(at, stop), data, ends[at:stop] - index["bytes"][at:stop] - begin
-            at = stop
+            yield slice(at, stop), data, ends[at:stop] - sizes[at:stop] - begin
+            at, begin = stop, int(ends[stop - 1])
 
 
-def reduce(parts: list[Path], files: list[list[int]], folder: Path, report: Report, split: Split) -> None:
+def reduce_parts(
+    parts: list[Path], files: list[list[int]], folder: Path, report: Report, settings: CorpusSettings
+) -> None:
     """Drop duplicates, split, write the shards; complete the report.
 
     `files` says for each part which of the report's files its files are. Raises NoDocuments.
     """
     # 1. the fate of each document
+    indices = [read_index(part) for part in parts]
+    owners = np.concatenate([np.asarray(numbers)[index["file"]] for numbers, index in zip(files, indices, strict=True)])
+    index = np.concatenate(indices)
     bad = np.array([bool(file.bad) for file in report.files], bool)
-    lengths, usable = [], []
-    for part, numbers in zip(parts, files, strict=True):
-        index = read_index(part)
-        lengths.append(len(index))
-        usable.append(~bad[np.asarray(numbers)[index["file"]]])
-    fate, leader = _decide(parts, np.concatenate(usable), split)
-    if not (fate == _KEPT).any():
+    fate, leader = _decide(parts, index["hash"], ~bad[owners], settings)
+    kept = fate == _KEPT
+    if not kept.any():
         raise NoDocuments(nothing_found(report))
+    _count(report, index["characters"], fate, owners)
 
     # 2. its side
-    positions = np.concatenate([read_index(part)["position"] for part in parts])
-    if split.near_duplicates:
-        positions = positions[leader]
-    validation = positions < threshold(positions[fate == _KEPT], split.val_fraction)
+    positions = index["position"][leader] if settings.near_duplicates else index["position"]
+    validation = positions < threshold(positions[kept], settings.val_fraction)
 
     # 3. the shards
-    start = 0
-    with _ShardWriter(folder, "train") as train, _ShardWriter(folder, "val") as val:
-        for part, numbers, length in zip(parts, files, lengths, strict=True):
-            index, rows = read_index(part), slice(start, start + length)
-            _count(report, index, fate[rows], np.asarray(numbers))
-            sides = [
-                (train, (fate[rows] == _KEPT) & ~validation[rows]),
-                (val, (fate[rows] == _KEPT) & validation[rows]),
-            ]
-            for shards, chosen in sides:
-                shards.characters += int(index["characters"][chosen].sum())
-            for block, data, starts in _blocks(part, index):
+    train, val = _ShardWriter(folder, "train"), _ShardWriter(folder, "val")
+    sides, start = ((train, kept & ~validation), (val, kept & validation)), 0
+    with train.shard, val.shard:
+        for part, rows in zip(parts, indices, strict=True):
+            for block, data, starts in _blocks(part, rows["bytes"]):
                 for shards, chosen in sides:
-                    lines = chosen[block]
-                    shards.write(data, starts[lines], index["bytes"][block][lines].astype(np.int64))
-            start += length
+                    lines = chosen[start + block.start : start + block.stop]
+                    shards.write(data, starts[lines], rows["bytes"][block][lines].astype(np.int64))
+            start += len(rows)
 
     # 4. the figures
     report.outputs += train.outputs + val.outputs
-    report.val_documents, report.val_characters = val.documents, val.characters
-    report.documents = train.documents + val.documents
-    report.characters = train.characters + val.characters
+    report.documents, report.val_documents = train.documents + val.documents, val.documents
+    report.characters, report.val_characters = (
+        int(index["characters"][chosen].sum()) for chosen in (kept, kept & validation)
+    )
     for file in report.files:
         report.dropped += file.dropped
         report.lost += file.lost
         report.rules += file.rules
 
 
-def _count(report: Report, index: np.ndarray, fate: np.ndarray, numbers: np.ndarray) -> None:
-    """Add the documents of one part to the reports of its files."""
-    owners, at = np.unique(numbers[index["file"]] * len(_FATES) + fate, return_inverse=True)
-    characters = np.bincount(at, weights=index["characters"]).astype(np.int64)
-    for owner, n, length in zip(owners.tolist(), np.bincount(at).tolist(), characters.tolist(), strict=True):
-        file, kind = report.files[owner // len(_FATES)], owner % len(_FATES)
+def _count(report: Report, characters: np.ndarray, fate: np.ndarray, owners: np.ndarray) -> None:
+    """Add the documents to the reports of their files."""
+    kinds, at = np.unique(owners * len(_FATES) + fate, return_inverse=True)
+    lengths = np.bincount(at, weights=characters).astype(np.int64)
+    for kind, n, length in zip(kinds.tolist(), np.bincount(at).tolist(), lengths.tolist(), strict=True):
+        file, kind = report.files[kind // len(_FATES)], kind % len(_FATES)
         if kind == _KEPT:
             file.documents += n
             file.characters += length

@@ -1,7 +1,7 @@
 """Tables: the rows of CSV, TSV and Parquet, each as {column: value}, a few at a time.
 
 Rows that a separator or a quotation mark in the text has broken are mended where only one reading is possible, and
-else said. What a row becomes is decided in `records`.
+else reported. What a row becomes is decided in `records`.
 """
 
 import contextlib
@@ -10,15 +10,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-from helpers.corpus import conversations, encodings
-from helpers.corpus.archives import spool
+from helpers.corpus import conversations
 from helpers.corpus.encodings import BadFile, ByteSource
 from helpers.corpus.plain_text import MARK, lines_of
-from helpers.corpus.records import ReadOptions, Unreadable, parse_template
+from helpers.corpus.records import Problems, ReadOptions, parse_template
 from helpers.corpus.report import FileReport
 
-FIELD = 2**24  # characters of a field of a .csv: a quotation mark that is never closed takes all that follows
-ROWS = 256  # read at a time of a .parquet
+LONGEST_FIELD = 2**24  # characters of a field of a .csv: a quotation mark that is never closed takes all that follows
+PARQUET_ROWS = 256  # read at a time of a .parquet
 
 
 class _Rows:
@@ -32,13 +31,13 @@ class _Rows:
 
 
 def table_rows(
-    pieces: Callable[[], Iterator[str]], kind: str, options: ReadOptions, report: FileReport
+    pieces: Callable[[], Iterator[str]], kind: str, options: ReadOptions, problems: Problems
 ) -> Iterator[tuple]:
     """Yield (number, {column: field}) of a .csv or .tsv, whose first row names the columns.
 
-    A row with more fields than there are columns is read where its text can only be one, else it is unreadable.
+    A row with more fields than there are columns is read where its text can only be one, else it is a problem.
     """
-    csv.field_size_limit(FIELD)
+    csv.field_size_limit(LONGEST_FIELD)
     wanted, template = parse_template(options.text_key)
     # 1. the columns
     lines = lines_of(pieces())
@@ -46,7 +45,7 @@ def table_rows(
     if not first:
         return
     mark = _separator(first, "\t" if kind == ".tsv" else ",;\t", wanted, options)
-    plain = mark == "\t" and _has_plain_quotes(pieces, report)
+    plain = mark == "\t" and _has_plain_quotes(pieces, problems.report)
     rows = _fields(chain([first], lines), mark, plain)
     header = [name.strip().strip('"' if plain else "") for name in next(rows)[1]]
     missing = [name for name in wanted if name not in header]
@@ -65,17 +64,16 @@ def table_rows(
         elif len(row) > columns and any(map(str.strip, row[columns:])):
             if not is_last:
                 why = f"{len(row):,} fields for {columns:,} columns: does one hold {mark!r}, but is not in quotes?"
-                yield number, Unreadable(why, len(mark.join(row)))
+                problems.add(number, why, len(mark.join(row)))
                 continue
             joined.add(number)
             row[columns - 1 :] = [mark.join(row[columns - 1 :])]
         yield number, empty | dict(zip(header, row, strict=False))
+    notes = problems.report.notes
     if short.count:
-        report.notes.append(
-            f"{short.count:,} row(s) have fewer than {columns:,} columns; the first is row {short.first:,}"
-        )
+        notes.append(f"{short.count:,} row(s) have fewer than {columns:,} columns; the first is row {short.first:,}")
     if joined.count:
-        report.notes.append(
+        notes.append(
             f"{joined.count:,} row(s) have more than {columns:,} columns: all that follows was joined to "
             f"'{wanted[0]}', with {mark!r}; the first is row {joined.first:,}"
         )
@@ -141,10 +139,7 @@ def _has_plain_quotes(pieces: Callable[[], Iterator[str]], report: FileReport) -
 
 
 def _separator(line: str, marks: str, wanted: Sequence[str], options: ReadOptions) -> str:
-    """Return which of the marks separates the columns: with it a table's first line names those that are wanted.
-
-    If that says nothing, the one that makes most columns.
-    """
+    """Return the mark under which the header has the wanted columns, or else the most."""
     try:
         headers = {mark: [name.strip() for name in next(csv.reader([line], delimiter=mark))] for mark in marks}
     except csv.Error as error:
@@ -161,19 +156,16 @@ def _separator(line: str, marks: str, wanted: Sequence[str], options: ReadOption
 _END = "\0end\0"  # a row of its own, or swallowed by a quotation mark that is never closed
 
 
-def parquet_rows(source: ByteSource, stack: contextlib.ExitStack, options: ReadOptions) -> Iterator[tuple]:
+def parquet_rows(source: ByteSource, options: ReadOptions) -> Iterator[tuple]:
     """Yield (number, {column: value}) of a .parquet, some rows at a time."""
     try:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
         raise BadFile('reading .parquet needs a library: pip install -e ".[text]"') from None
-    if not isinstance(source, Path):  # its directory is at its end
-        with source() as stream:
-            source = spool(iter(lambda: stream.read(encodings.BLOCK_BYTES), b""), stack)
     wanted, number = parse_template(options.text_key)[0], 0
     try:
-        with parquet.ParquetFile(source, memory_map=False) as file:
+        with parquet.ParquetFile(source if isinstance(source, Path) else source()) as file:
             names = file.schema_arrow.names
             missing = [name for name in wanted if name not in names]
             # a conversation, where there is no text, or beside it for the rows that have none
@@ -185,7 +177,7 @@ def parquet_rows(source: ByteSource, stack: contextlib.ExitStack, options: ReadO
             wanted = [name for name in wanted if name in names]
             bytes_types = (pyarrow.binary(), pyarrow.large_binary())
             binary = [field.name for field in file.schema_arrow if field.type in bytes_types]
-            for batch in file.iter_batches(batch_size=ROWS, columns=[*wanted, *beside], use_threads=False):
+            for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=[*wanted, *beside], use_threads=False):
                 if wanted and not batch.column(wanted[0]).null_count:
                     batch = batch.select(wanted)  # what stands beside is not needed, and may be much
                 for row in batch.to_pylist():

@@ -20,7 +20,7 @@ _LEAST = 0.02  # weight of a case that never goes wrong
 def other_plants(question: Question, answer: str) -> list[str]:
     """Return the plants that an answer names and its question doesn't."""
     rest = answer.replace(question.plant, "")
-    return [name for name in (*built_in.facts(), *built_in.strangers()) if name in rest]
+    return [name for name in (*built_in.plant_facts(), *built_in.strangers()) if name in rest]
 
 
 def reward(question: Question, answer: str) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from helpers.corpus.encodings import BadFile, blocks, find_encoding
+from helpers.corpus.encodings import BadFile, find_encoding, read_blocks
 
 # special tokens of other projects: [CLS], [unused7], <s>, <eod>, <|endoftext|>
 _SPECIAL = re.compile(r"\[(?:[A-Z]+|unused)\d*\]|<[/|]?[a-z_]+\|?>")
@@ -56,7 +56,7 @@ def read_word_file(path: str, special_tokens: Mapping[str, str]) -> WordFile:
     file = Path(os.path.abspath(Path(path).expanduser()))
     try:
         encoding = find_encoding(file)
-        lines = re.split("\r\n|\r|\n", "".join(blocks(file, encoding)).rstrip())
+        lines = re.split("\r\n|\r|\n", "".join(read_blocks(file, encoding)).rstrip())
     except (OSError, BadFile) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ValueError(

@@ -34,7 +34,7 @@ def test_the_grammar_gives_any_number_and_the_floor_of_their_answers(tmp_path, m
     assert len(lessons.train) == 300 and len(lessons.val) == VALIDATION
     learnt = set(map(text_of, lessons.train))
     assert len(learnt) == 300 and not learnt & set(map(text_of, lessons.val))
-    drawn = {text_of(exchange_messages(each)): each for each in built_in.conversations(VALIDATION, 1)}
+    drawn = {text_of(exchange_messages(each)): each for each in built_in.draw_conversations(VALIDATION, 1)}
     bits = [exchange.bits for talk in lessons.val for exchange in drawn[text_of(talk)]]
     assert lessons.floor_bits_per_char == pytest.approx(math.fsum(bits) / lessons.val_characters, rel=1e-12)
     assert 0.2 < lessons.floor_bits_per_char < 0.6

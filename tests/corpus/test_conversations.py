@@ -7,13 +7,13 @@ import pickle
 import zipfile
 
 import pytest
-from corpora import SENTENCE, all_conversations, all_texts, build, bytes_of, everything, write_conversations
+from corpora import all_conversations, build, bytes_of, everything, write_conversations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.corpus import built_in, cleaning, conversations, mojibake, partition
 from helpers.corpus.build import build_corpus
-from helpers.corpus.conversations import ASSISTANT, SYSTEM, USER, Conversation, NotAConversation, changed, messages_of
+from helpers.corpus.conversations import ASSISTANT, SYSTEM, USER, Conversation, NotAConversation, changed, read_messages
 from helpers.corpus.encodings import BadFile
 
 
@@ -24,7 +24,9 @@ def talk(*contents, system=None):
 
 def drawn(n, exchanges=None):
     """Return conversations of the built-in grammar, of any length or cut to so many exchanges."""
-    every = [[t for e in said[:exchanges] for t in (e.question, e.answer)] for said in built_in.conversations(n, 0)]
+    every = [
+        [t for e in said[:exchanges] for t in (e.question, e.answer)] for said in built_in.draw_conversations(n, 0)
+    ]
     return [talk(*contents) for contents in dict.fromkeys(map(tuple, every))]
 
 
@@ -71,7 +73,7 @@ def drawn(n, exchanges=None):
 )
 def test_forms(record, expected):
     before = copy.deepcopy(record)
-    assert messages_of(record) == expected
+    assert read_messages(record) == expected
     assert str(record) == str(before)  # nothing is taken out of it
 
 
@@ -99,7 +101,7 @@ def test_forms(record, expected):
 )
 def test_what_looks_like_a_conversation_and_is_none(record, why):
     with pytest.raises(NotAConversation, match=why):
-        messages_of(record)
+        read_messages(record)
 
 
 ANYTHING = st.recursive(
@@ -116,7 +118,7 @@ ANYTHING = st.recursive(
 @settings(max_examples=300)
 def test_any_record_is_a_conversation_or_none_or_refused(record):
     try:
-        messages = messages_of(record)
+        messages = read_messages(record)
     except NotAConversation as error:
         assert str(error)
         return
@@ -229,25 +231,6 @@ def test_all_forms_give_the_same_corpus(raw, codec):
         assert all(text == "\n".join(turn["content"] for turn in messages) for text, messages in every)
 
 
-SAID = st.text(st.sampled_from("绿萝，。\",;\t\n|' A1[]{}"), min_size=1, max_size=12).filter(str.strip)
-
-
-@given(st.lists(st.tuples(SAID, SAID), min_size=1, max_size=3), st.sampled_from(["utf-8", "gb18030"]))
-def test_any_turns_come_back_from_every_form(tmp_path_factory, exchanges, codec):
-    several = talk(*(text for pair in exchanges for text in pair))
-    plenty = talk(SENTENCE * 9, SENTENCE * 9)  # enough to tell the encoding by
-    for name, form, messages in [
-        ("a.jsonl", "openai", several),
-        ("a.json", "sharegpt", several),
-        ("b.jsonl", "alpaca", several),
-        ("a.csv", "question,answer", talk(*exchanges[0])),
-        ("a.tsv", "问,答", talk(*exchanges[0])),
-    ]:
-        path = tmp_path_factory.getbasetemp() / name
-        write_conversations(path, form, [messages, plenty], codec)
-        assert [list(each.messages) for each in everything(path)[0]] == [messages, plenty]
-
-
 def test_packed_sliced_and_parallel_the_bytes_are_the_same(raw, monkeypatch):
     write_conversations(raw / "a.jsonl", "sharegpt", drawn(300))
     expected = bytes_of(build(raw / "a.jsonl"))
@@ -349,13 +332,6 @@ def test_each_turn_is_cleaned_for_itself(raw):
     assert report.dropped == {"empty": 1}
 
 
-def test_a_turn_whose_only_dirt_is_at_its_border_is_cleaned(raw):
-    write(raw, talk("没有别的\n", "脏东西"), talk("一段", "\n好的"))
-    report = build(raw)
-    assert messages_found() == [talk("一段", "好的"), talk("没有别的", "脏东西")]
-    assert all_texts() == ["一段\n好的", "没有别的\n脏东西"] and not report.dropped
-
-
 def test_lengths_and_filters_judge_the_whole_text(raw):
     long = talk("问" * 9, "答" * 9, "再" * 30, "回" * 60, system="系统")
     write(raw, long, talk("长" * 50, "长" * 60), talk("短", "短"), talk("english", "only"), talk("好吗？", "好的。"))
@@ -365,15 +341,6 @@ def test_lengths_and_filters_judge_the_whole_text(raw):
     assert report.lost["with a first exchange too long"] == 111
     assert report.lost["end of a conversation"] == 90
     assert "1 conversation lost its last exchanges: too long, or a blank turn" in report.files[0].notes
-
-
-def test_copies_and_near_copies_are_found_by_the_whole_text(raw):
-    first = talk(SENTENCE * 3, "好的" * 9)
-    near = talk(SENTENCE * 3, "好的" * 9 + "。")
-    write(raw, first, first, near, talk(SENTENCE * 3, "不"), talk("别的", "一段"))
-    report = build(raw, near_duplicates=0.9)
-    assert report.dropped == {"duplicate": 1, "near duplicate": 1}
-    assert messages_found() == sorted([first, talk(SENTENCE * 3, "不"), talk("别的", "一段")], key=str)
 
 
 def test_repeated_lines_go_from_each_turn(raw, monkeypatch):
@@ -402,19 +369,6 @@ def test_mojibake_is_mended_in_short_turns_too(raw):
     report = build(raw, repair=True)
     assert messages_found() == sorted([said, talk("别的", "一段")], key=str)
     assert report.rules == {"mojibake repaired": 1}
-
-
-def test_converted_characters_keep_their_turns(raw):
-    pytest.importorskip("opencc")
-    write(raw, talk("綠蘿怎麼澆水", "土乾了再澆"), talk("別的", "一段"))
-    build(raw, rules="+traditional to simplified")
-    assert messages_found() == sorted([talk("绿萝怎么浇水", "土干了再浇"), talk("别的", "一段")], key=str)
-
-
-def test_half_characters_in_one_turn_drop_the_conversation(raw):
-    write(raw, talk("问", "坏\ud800"), talk("问二", "答二"), talk("问三", "答三"))
-    report = build(raw)
-    assert all_texts() == ["问三\n答三", "问二\n答二"] and report.dropped == {"with half characters": 1}
 
 
 def test_the_documents_of_the_built_in_corpus_are_conversations():

@@ -7,7 +7,7 @@ from corpora import SENTENCE, build
 
 from helpers import paths
 from helpers.corpus import partition
-from helpers.corpus.inputs import NoDocuments
+from helpers.corpus.archives import NoDocuments
 from helpers.corpus.mojibake import Signs
 from helpers.corpus.report import NOTES, FileReport, PartReport, Report
 

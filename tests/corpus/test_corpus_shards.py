@@ -1,14 +1,28 @@
-"""Reading the finished corpus: in order, one document at a time; and as one JSON list."""
+"""Reading the finished corpus: in order, one document at a time; and as one JSON list, by one command."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from corpora import PROSE, build
 
+from helpers import paths
 from helpers.corpus import split
+from helpers.corpus.__main__ import export_json
 from helpers.corpus.build import build_corpus
-from helpers.corpus.shards import read_texts, shard_documents, shard_paths, write_json_list
-from helpers.manifest import RoomError
+from helpers.corpus.shards import read_texts, shard_documents, shard_paths
+from helpers.manifest import RoomError, write_manifest
+
+
+@pytest.fixture
+def corpus(raw, monkeypatch):
+    monkeypatch.setattr(split, "SHARD_DOCUMENTS", 25)
+    (raw / "a.txt").write_text(PROSE + "龙行龘龘，𠮷。\n", "utf-8")
+    (raw / "b.txt").write_text("别的", "utf-8")
+    report = build(raw, document="line", val_fraction=0.2)
+    write_manifest("test", "corpus", parameters={}, inputs=[], outputs=report.outputs, result={})
 
 
 def test_a_room_that_is_not_there_names_the_notebook():
@@ -16,26 +30,37 @@ def test_a_room_that_is_not_there_names_the_notebook():
         shard_paths("nobody", "train")
 
 
-def test_the_json_list_can_be_read_again(raw):
-    (raw / "a.txt").write_text(PROSE, "utf-8")
-    build(raw, document="line")
-    texts = list(read_texts("test", "train"))
-    path = raw.parent / "out" / "train.json"
-    assert write_json_list("test", "train", path) == len(texts) > 40
-    assert json.loads(path.read_text("utf-8")) == texts
-    again = build_corpus("again", str(path), workers=1)
-    assert again.documents == len(texts)
-
-
-def test_documents_come_in_order_with_their_source(raw, monkeypatch):
-    monkeypatch.setattr(split, "SHARD_DOCUMENTS", 25)
-    (raw / "a.txt").write_text(PROSE, "utf-8")
-    (raw / "b.txt").write_text("别的", "utf-8")
-    build(raw, document="line")
-    assert len(shard_paths("test", "train")) == 3
+def test_documents_come_in_order_with_their_source(corpus):
+    assert len(shard_paths("test", "train")) == 2
     documents = [document for shard in shard_paths("test", "train") for document in shard_documents(shard)]
     assert [document["text"] for document in documents] == list(read_texts("test", "train"))
-    assert {(document["source"], document["text"] == "别的") for document in documents} <= {
-        ("a.txt", False),
-        ("b.txt", True),
-    }
+    for document in documents:
+        assert document["source"] == ("b.txt" if document["text"] == "别的" else "a.txt")
+
+
+@pytest.mark.parametrize("side", ["train", "val"])
+def test_the_json_list_is_the_documents_and_can_be_read_again(corpus, side, tmp_path, capsys):
+    file = tmp_path / "new folder" / "list.json"
+    assert export_json(["--run", "test", "--json", str(file), "--split", side]) == 0
+    texts = list(read_texts("test", side))
+    assert json.loads(file.read_text("utf-8")) == texts and texts
+    assert f"{len(texts):,} documents in" in capsys.readouterr().out
+    assert build_corpus("again", str(file), workers=1).documents == len(texts)
+
+
+def test_the_command_writes_training_documents_where_it_is_called(corpus, tmp_path):
+    command = [sys.executable, "-m", "helpers.corpus", "--run", "test", "--json", "train.json"]
+    environment = os.environ | {"PYTHONPATH": str(paths.repo_root())}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, encoding="utf-8")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads((tmp_path / "train.json").read_text("utf-8")) == list(read_texts("test", "train"))
+
+
+def test_a_run_without_a_corpus_and_a_changed_one_are_refused(corpus, tmp_path, capsys):
+    assert export_json(["--run", "nobody", "--json", str(tmp_path / "a.json")]) == 2
+    assert "01_corpus" in capsys.readouterr().err
+    shard = shard_paths("test", "train")[0]
+    shard.write_text(shard.read_text("utf-8") + "\n", "utf-8")
+    assert export_json(["--run", "test", "--json", str(tmp_path / "a.json")]) == 2
+    assert "is not the file that 01_corpus wrote" in capsys.readouterr().err
+    assert not (tmp_path / "a.json").exists()

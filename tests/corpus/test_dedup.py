@@ -92,11 +92,3 @@ def test_the_pieces_change_nothing(tmp_path):
     texts = [edited(text, 3, choice) for text in ["".join(choice.choices(LETTERS, k=90)) for _ in range(40)] * 3]
     found = [dedup.clusters(write(tmp_path, texts, n), 0.6, np.ones(len(texts), bool)) for n in (1, 4, 120)]
     assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])
-
-
-def test_bands_are_as_long_as_certainty_allows():
-    for threshold in (0.3, 0.5, 0.8, 0.95):
-        rows = dedup.rows_per_band(threshold)
-        missed = (1 - threshold**rows) ** (128 // rows)
-        longer = (1 - threshold ** (rows + 1)) ** (128 // (rows + 1))
-        assert missed <= 0.0101 < longer or rows == 1

@@ -10,16 +10,15 @@ import time
 import types
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 
-from helpers.corpus import archives, download, encodings, formats, records
+from helpers.corpus import download
 from helpers.corpus.download import Corpus, FetchError
-from helpers.corpus.find import find_inputs
-from helpers.corpus.report import FileReport
 
 TEXT = "".join(f"第{n}句，绿萝喜欢散射光。\n\n" for n in range(3000)).encode()  # 130 KB
+NEW = TEXT.replace("绿萝".encode(), "吊兰".encode())
+HALF = 50_000
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -31,11 +30,10 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self):
-        behaviour = self.path.split("/")[1]
         log = self.server.log
         log.append((self.path, dict(self.headers)))
         self.attempt = sum(path == self.path for path, _ in log)
-        getattr(self, behaviour)()
+        getattr(self, self.path.split("/")[1])()
 
     def head(self, status=200, **headers):
         self.send_response(status)
@@ -43,75 +41,56 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name.replace("_", "-"), str(value))
         self.end_headers()
 
-    def range(self):
-        asked = self.headers.get("Range", "")
-        return int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0
-
     def good(self, data=TEXT, etag='"1"', stop=None, **headers):
         """Send the data, from the byte asked for if the version is the one asked for; break off at `stop`."""
-        start = self.range() if self.headers.get("If-Range") == etag else 0
-        rest = data[start:]
-        headers |= {"Content_Length": len(rest), "ETag": etag}
+        asked = self.headers.get("Range") if self.headers.get("If-Range") == etag else None
+        start = int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0
+        headers |= {"Content_Length": len(data) - start, "ETag": etag}
         if start:
             headers["Content_Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
         self.head(206 if start else 200, **headers)
-        self.wfile.write(rest[:stop])
-        if stop:
-            self.close_connection = True
+        self.wfile.write(data[start:][:stop])
+        self.close_connection = bool(stop)
+
+    def first_half(self, **headers):
+        self.good(stop=HALF if self.attempt == 1 else None, **headers)
 
     def breaks(self):
-        self.good(stop=50_000)
+        self.good(stop=HALF)
 
-    def breaks_once(self):
-        self.good(stop=50_000 if self.attempt == 1 else None)
-
-    def no_version(self):
-        """Break off once; no ETag, so what came cannot be trusted to be of the same file."""
-        assert "Range" not in self.headers
-        self.head(Content_Length=len(TEXT))
-        self.wfile.write(TEXT[:50_000] if self.attempt == 1 else TEXT)
-        self.close_connection = True
+    breaks_once = first_half
 
     def weak(self):
-        """Break off once; the version is a date, for the ETag is weak."""
-        date, start = "Wed, 01 Jan 2025 00:00:00 GMT", self.range()
-        assert self.headers.get("If-Range", date) == date
-        more = {"Content_Range": f"bytes {start}-{len(TEXT) - 1}/{len(TEXT)}"} if start else {}
-        self.head(206 if start else 200, Content_Length=len(TEXT) - start, ETag='W/"1"', Last_Modified=date, **more)
-        self.wfile.write(TEXT[start : None if start else 50_000])
-        self.close_connection = True
+        """Break off once; of a weak version there may be two."""
+        assert "Range" not in self.headers
+        self.first_half(etag='W/"1"')
 
     def slow(self):
         self.server.wait.wait(0.5)
         self.good()
 
     def changes(self):
-        new = TEXT.replace("绿萝".encode(), "吊兰".encode())
-        self.good(
-            TEXT if self.attempt == 1 else new, f'"{min(self.attempt, 2)}"', 50_000 if self.attempt == 1 else None
-        )
+        self.good(*((TEXT, '"1"', HALF) if self.attempt == 1 else (NEW, '"2"')))
 
     def changes_and_lies(self):
-        """A server that ignores If-Range and sends the rest of another file."""
+        """Ignore If-Range once, and send the rest of another file."""
         if self.attempt != 2:
-            return self.good(stop=50_000 if self.attempt == 1 else None)
-        rest = TEXT[self.range() :]
-        place = f"bytes {self.range()}-{len(TEXT) - 1}/{len(TEXT)}"
-        self.head(206, Content_Length=len(rest), Content_Range=place, ETag='"2"')
-        self.wfile.write(rest)
+            return self.first_half()
+        place = f"bytes {HALF}-{len(TEXT) - 1}/{len(TEXT)}"
+        self.head(206, Content_Length=len(TEXT) - HALF, Content_Range=place, ETag='"2"')
+        self.wfile.write(NEW[HALF:])
 
     def wrong_part(self):
-        if self.attempt == 2:
-            self.head(206, Content_Length=len(TEXT), Content_Range=f"bytes 0-{len(TEXT) - 1}/{len(TEXT)}", ETag='"1"')
-            self.wfile.write(TEXT)
-        else:
-            self.breaks_once()
+        if self.attempt != 2:
+            return self.first_half()
+        self.head(206, Content_Length=len(TEXT), Content_Range=f"bytes 0-{len(TEXT) - 1}/{len(TEXT)}", ETag='"1"')
+        self.wfile.write(TEXT)
 
     def stalls(self):
         if self.attempt > 1:
             return self.good()
         self.head(Content_Length=len(TEXT), ETag='"1"')
-        self.wfile.write(TEXT[:50_000])
+        self.wfile.write(TEXT[:HALF])
         self.server.wait.wait(5)
         self.close_connection = True
 
@@ -141,17 +120,11 @@ class Handler(BaseHTTPRequestHandler):
     def to_file(self):
         self.head(302, Location="file:///etc/hostname", Content_Length=0)
 
-    def to_ftp(self):
-        self.head(302, Location="ftp://127.0.0.1/a.txt", Content_Length=0)
-
     def missing(self):
         self.head(404, Content_Length=0)
 
     def busy(self):
-        if self.attempt < 3:
-            self.head(503, Content_Length=0)
-        else:
-            self.good()
+        self.head(503, Content_Length=0) if self.attempt < 3 else self.good()
 
     def never(self):
         self.head(503, Content_Length=0)
@@ -165,14 +138,10 @@ class Handler(BaseHTTPRequestHandler):
     def encoded(self):
         self.good(gzip.compress(TEXT), Content_Encoding="gzip")
 
-    def bomb(self):
-        self.good(gzip.compress(b"\n" * 2**27))
-
 
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setattr(download, "WAIT", 0.001)
-    monkeypatch.setenv("HEADLESS", "1")
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads, server.log, server.wait = True, [], threading.Event()
     server.url = f"http://127.0.0.1:{server.server_address[1]}"
@@ -185,41 +154,34 @@ def server(monkeypatch):
     server.server_close()
 
 
-def parts(folder: Path) -> list[str]:
-    return sorted(path.suffix for path in folder.rglob(".*") if path.suffix != ".lock")
+def left_over(folder):
+    return [path for path in folder.rglob(".*") if path.suffix != ".lock" and path.stat().st_size]
 
 
 def test_a_file_is_fetched_once_and_recorded(server, tmp_path):
     url = f"{server.url}/good/%E4%B9%A6.txt?x=1"
     path = download.fetch(url, tmp_path)
-    assert path.name == "书.txt"
-    assert path.read_bytes() == TEXT
-    assert download.fetch(url, tmp_path) == path
-    assert len(server.log) == 1
+    assert path.name == "书.txt" and path.read_bytes() == TEXT
+    assert download.fetch(url, tmp_path) == path and len(server.log) == 1
     entry = json.loads((tmp_path / "fetched.json").read_text("utf-8"))[url]
     assert "not known" in entry["licence"]
     (file,) = entry["files"].values()
     assert (file["url"], file["bytes"], file["sha256"]) == (url, len(TEXT), hashlib.sha256(TEXT).hexdigest())
-    assert parts(tmp_path) == []
+    assert not left_over(tmp_path)
     path.write_bytes(TEXT[:10])  # no longer what was fetched
     assert download.fetch(url, tmp_path).read_bytes() == TEXT
-    (item,), _ = find_inputs(str(path))
-    assert len(list(formats.read(item, records.ReadOptions(), FileReport("")))) == 3000
 
 
 @pytest.mark.parametrize(
-    "behaviour", ["breaks_once", "stalls", "changes_and_lies", "wrong_part", "no_version", "weak", "busy", "moved"]
+    "behaviour", ["breaks_once", "stalls", "changes_and_lies", "wrong_part", "weak", "busy", "moved", "changes"]
 )
 def test_what_another_attempt_mends(server, tmp_path, monkeypatch, behaviour):
     monkeypatch.setattr(download, "STALL", 0.3)
-    assert download.fetch(f"{server.url}/{behaviour}/a.txt", tmp_path).read_bytes() == TEXT
-    assert parts(tmp_path) == []
-    if behaviour == "weak":
-        assert [headers.get("Range") for _, headers in server.log] == [None, "bytes=50000-"]
+    found = download.fetch(f"{server.url}/{behaviour}/a.txt", tmp_path).read_bytes()
+    assert found == (NEW if behaviour == "changes" else TEXT) and not left_over(tmp_path)
     if behaviour in ("breaks_once", "stalls"):
         (_, first), (_, second) = server.log
-        assert "Range" not in first
-        assert (second["Range"], second["If-Range"]) == ("bytes=50000-", '"1"')
+        assert "Range" not in first and (second["Range"], second["If-Range"]) == (f"bytes={HALF}-", '"1"')
 
 
 def test_two_runs_that_want_the_same_file_fetch_it_once(server, tmp_path):
@@ -230,41 +192,43 @@ def test_two_runs_that_want_the_same_file_fetch_it_once(server, tmp_path):
     assert list(download.read_fetched(tmp_path)) == [url]
 
 
-def test_a_file_that_changes_between_attempts_is_fetched_anew(server, tmp_path):
-    new = download.fetch(f"{server.url}/changes/a.txt", tmp_path).read_bytes()
-    assert new == TEXT.replace("绿萝".encode(), "吊兰".encode())
-
-
 def test_a_broken_download_goes_on_in_a_later_call(server, tmp_path, monkeypatch):
     monkeypatch.setattr(download, "ATTEMPTS", 2)
     url = f"{server.url}/breaks/a.txt"
-    with pytest.raises(FetchError, match=r"2 times in a row\. 100,000 bytes are kept: run this again"):
+    with pytest.raises(FetchError, match=r"2 times in a row\. 100,000 bytes are kept"):
         download.fetch(url, tmp_path)
     assert download.fetch(url, tmp_path).read_bytes() == TEXT
     assert [headers.get("Range") for _, headers in server.log] == [None, "bytes=50000-", "bytes=100000-"]
 
 
+def test_resuming_at_any_byte_gives_the_same_file(server, tmp_path, monkeypatch):
+    """Break off at random places, many times: nothing doubled, nothing left out."""
+    monkeypatch.setattr(download, "ATTEMPTS", 99)
+    random.seed(0)
+    monkeypatch.setattr(Handler, "breaks", lambda self: self.good(stop=random.randint(1, 20_000)))
+    assert download.fetch(f"{server.url}/breaks/a.txt", tmp_path).read_bytes() == TEXT
+    assert len(server.log) > 8
+
+
 @pytest.mark.parametrize(
     ("behaviour", "why"),
     [
-        ("missing", "answers 404.*Is the address right"),
+        ("missing", "answers 404"),
         ("never", "answers 503.*6 times in a row"),
-        ("circle", "redirects more than 5 times"),
-        ("to_file", "redirects to file:///etc/hostname.*not a safe address"),
-        ("to_ftp", "redirects to ftp:"),
-        ("promises_more", r"[\d,]+ bytes are kept"),
-        ("endless", "more bytes than the limit of 1,000,000: nothing was kept"),
+        ("circle", "no address of a file.*redirects"),
+        ("to_file", "no address of a file"),
+        ("promises_more", "bytes are kept"),
+        ("endless", "more bytes than the limit of 1,000,000"),
         ("huge", "more bytes than the limit of 1,000,000"),
+        ("page", "is a web page"),
     ],
 )
 def test_what_cannot_be_mended_is_said(server, tmp_path, monkeypatch, behaviour, why):
     monkeypatch.setattr(download, "MAX_BYTES", 1_000_000)
     with pytest.raises(FetchError, match=why):
-        download.fetch(f"{server.url}/{behaviour}/a.txt", tmp_path)
-    assert not list(tmp_path.rglob("*.txt"))
-    assert len(server.log) <= 7
-    if behaviour != "promises_more":
-        assert parts(tmp_path) == []
+        download.fetch(f"{server.url}/{behaviour}/a", tmp_path)
+    assert not [path for path in tmp_path.rglob("[!.]*") if path.is_file()]
+    assert len(server.log) < 30
 
 
 def test_a_corpus_by_name(server, tmp_path, monkeypatch):
@@ -280,21 +244,10 @@ def test_a_corpus_by_name(server, tmp_path, monkeypatch):
 
 
 def test_names_of_files(server, tmp_path):
-    with pytest.raises(FetchError, match="is a web page"):
-        download.fetch(f"{server.url}/page/", tmp_path)
     assert download.fetch(f"{server.url}/json/export", tmp_path).name == "export.json"
     packed = download.fetch(f"{server.url}/encoded/a.txt", tmp_path)
-    assert packed.name == "a.txt.gz"
-    assert gzip.decompress(packed.read_bytes()) == TEXT
+    assert packed.name == "a.txt.gz" and gzip.decompress(packed.read_bytes()) == TEXT
     assert download.fetch(f"{server.url}/good/..%2F..%2Fetc%2Fa.txt", tmp_path).parent.parent == tmp_path
-
-
-def test_a_bomb_is_fetched_but_not_unpacked(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(archives, "SMALL", 2**22)
-    path = download.fetch(f"{server.url}/bomb/a.txt.gz", tmp_path)
-    (item,), _ = find_inputs(str(path))
-    with pytest.raises(encodings.BadFile, match="bomb"):
-        list(formats.read(item, records.ReadOptions(), FileReport("")))
 
 
 def test_nobody_there(tmp_path, monkeypatch):
@@ -317,7 +270,7 @@ def test_the_corpora_by_name_are_described():
         assert len({url.rpartition("/")[2] for url in corpus.files}) == len(corpus.files)
 
 
-# ---------------------------------------------------------------- the Hub, by a stand-in
+# ---- the Hub, by a stand-in ----
 
 
 @pytest.fixture
@@ -343,32 +296,25 @@ def hub(monkeypatch):
 
     stand_in.load_dataset = load_dataset
     monkeypatch.setitem(sys.modules, "datasets", stand_in)
-    monkeypatch.setenv("HEADLESS", "1")
     return stand_in
 
 
 def test_a_data_set_of_the_hub_becomes_json_lines(hub, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(download, "MAX_ROWS", 5)
-    path = download.fetch("hf:owner/name:test", tmp_path)
-    assert hub.asked == [("owner/name", None, {"split": "test", "streaming": True})]  # and no trust_remote_code
-    assert "has more rows: the first 5 are taken" in capsys.readouterr().out
-    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    assert rows == [{"text": f"第{n}句\ud83d", "n": n, "tags": ["一"]} for n in range(5)]
-    assert download.fetch("hf:owner/name:test", tmp_path) == path
-    assert len(hub.asked) == 1
-    entry = download.read_fetched(tmp_path)["hf:owner/name:test"]
-    assert entry["licence"] == "cc-by-4.0"
-    (file,) = entry["files"].values()
-    assert (file["rows"], file["columns_left_out"]) == (5, ["photo", "when"])
-    monkeypatch.setattr(download, "MAX_ROWS", 9)
-    download.fetch("hf:owner/name:test", tmp_path)
-    assert len(path.read_bytes().splitlines()) == 9 and not capsys.readouterr().out
-
-
-def test_a_data_set_may_have_configurations(hub, tmp_path):
+    monkeypatch.setattr(download, "MOST_ROWS", 5)
     path = download.fetch("hf:owner/name/20231101.zh:test", tmp_path)
+    # and no trust_remote_code
     assert hub.asked == [("owner/name", "20231101.zh", {"split": "test", "streaming": True})]
     assert path.name == "owner--name--20231101.zh.test.jsonl"
+    assert "has more rows: the first 5 are taken" in capsys.readouterr().out
+    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    assert rows == [{"text": f"第{n}句\ud83d", "n": n, "tags": ["一"], "photo": None, "when": None} for n in range(5)]
+    assert download.fetch("hf:owner/name/20231101.zh:test", tmp_path) == path and len(hub.asked) == 1
+    entry = download.read_fetched(tmp_path)["hf:owner/name/20231101.zh:test"]
+    (file,) = entry["files"].values()
+    assert (entry["licence"], file["rows"]) == ("cc-by-4.0", 5)
+    monkeypatch.setattr(download, "MOST_ROWS", 9)
+    download.fetch("hf:owner/name/20231101.zh:test", tmp_path)
+    assert len(path.read_bytes().splitlines()) == 9 and not capsys.readouterr().out
 
 
 @pytest.mark.parametrize("source", ["hf:", "hf:json", "hf:a/b/c/d", "hf:../x", "hf:a/b:c:d", "hf:owner/name:nowhere"])
@@ -398,14 +344,5 @@ def test_a_stream_that_breaks_leaves_nothing_half(hub, tmp_path):
 
 def test_without_the_library_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(FetchError, match=r'pip install -e "\.\[text\]"'):
+    with pytest.raises(FetchError, match="pip install"):
         download.fetch("hf:owner/name", tmp_path)
-
-
-def test_resuming_at_any_byte_gives_the_same_file(server, tmp_path, monkeypatch):
-    """Break off at random places, many times: nothing doubled, nothing left out."""
-    monkeypatch.setattr(download, "ATTEMPTS", 99)
-    random.seed(0)
-    monkeypatch.setattr(Handler, "breaks", lambda self: self.good(stop=random.randint(1, 20_000)))
-    assert download.fetch(f"{server.url}/breaks/a.txt", tmp_path).read_bytes() == TEXT
-    assert len(server.log) > 8

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from corpora import names
 
+from helpers.corpus.archives import NoDocuments
 from helpers.corpus.find import find_inputs, resolve_source, same_files
-from helpers.corpus.inputs import NoDocuments
 
 
 @pytest.fixture
@@ -74,12 +74,6 @@ def test_a_name_with_brackets_is_a_name(tmp_path):
     assert names(tmp_path / "[完结]书.txt") == ["[完结]书.txt"]
 
 
-def test_a_pattern_in_a_folder_with_brackets(tmp_path):
-    (tmp_path / "书[1]").mkdir()
-    (tmp_path / "书[1]" / "甲.txt").write_text("一", "utf-8")
-    assert names(tmp_path / "书[1]" / "*.txt") == ["甲.txt"]
-
-
 @pytest.mark.parametrize("nothing", ["", "  "])
 def test_an_empty_name_is_not_the_folder_one_is_in(library, monkeypatch, nothing):
     """As `--corpus "$TEXT"` gives it where TEXT is not set."""
@@ -92,14 +86,6 @@ def test_an_empty_name_is_not_the_folder_one_is_in(library, monkeypatch, nothing
 def test_the_home_of_somebody_unknown_is_a_file_that_does_not_exist():
     with pytest.raises(NoDocuments, match="~nobody-of-that-name/a.txt does not exist"):
         resolve_source("~nobody-of-that-name/a.txt")
-
-
-def test_many_small_files_are_found_fast(tmp_path):
-    for n in range(1000):
-        (tmp_path / f"{n}.txt").write_bytes(b"")
-    inputs, _ = find_inputs(str(tmp_path))
-    assert len(inputs) == 1000
-    assert [item.name for item in inputs] == sorted(f"{n}.txt" for n in range(1000))
 
 
 def test_a_folder_that_may_not_be_opened_is_said(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Files of every kind to raw documents, whole and in slices. Makes its own files."""
+"""Files of every kind to raw documents, whole and in slices; plain text, JSON, records. Makes its own files."""
 
 import gzip
 import json
@@ -7,15 +7,17 @@ import random
 import tracemalloc
 
 import pytest
-from corpora import LINE_ENDS, LINES, SENTENCE, everything, make_tar
+from corpora import LINE_ENDS, LINES, SENTENCE, everything, make_tar, read_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.corpus import archives, encodings, formats, plain_text, records
+from helpers.corpus import encodings, formats, plain_text, records
 from helpers.corpus.encodings import BadFile
 from helpers.corpus.find import find_inputs
 from helpers.corpus.records import ReadOptions
 from helpers.corpus.report import FileReport
+
+# ---- slices ----
 
 
 @given(
@@ -37,13 +39,13 @@ def test_slices_give_the_same_documents_in_order(tmp_path_factory, rows, end, mo
         data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows + rows).encode()
     path.write_bytes(data)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plain_text, "HOLD", 30)
+        patch.setattr(plain_text, "LONGEST_DOCUMENT", 30)
         patch.setattr(encodings, "BLOCK_BYTES", 48)
         (item,), options = find_inputs(str(path))[0], ReadOptions(mode)
         whole, parts = FileReport("whole"), FileReport("parts")
-        expected = list(formats.read(item, options, whole))
-        pieces = formats.slices(item, options, size)
-        found = [text for piece in pieces for text in formats.read(piece, options, parts)]
+        expected = list(formats.read_documents(item, options, whole))
+        pieces = formats.slice_file(item, options, size)
+        found = [text for piece in pieces for text in formats.read_documents(piece, options, parts)]
     if whole.mode == "file":
         found, expected = ("".join("".join(texts).split()) for texts in (found, expected))
     assert found == expected
@@ -53,16 +55,15 @@ def test_slices_give_the_same_documents_in_order(tmp_path_factory, rows, end, mo
 
 
 @pytest.mark.parametrize("mode", ["block", "line", "file"])
-@pytest.mark.parametrize("codec", ["utf-8", "gb18030"])
-def test_a_large_file_is_really_cut(tmp_path, mode, codec):
+def test_a_large_file_is_really_cut(tmp_path, mode):
     text = "".join(f"第{n}句，{SENTENCE}\n" + "\n" * (n % 3 == 0) for n in range(1000))
-    (tmp_path / "a.txt").write_bytes(text.encode(codec))
+    (tmp_path / "a.txt").write_bytes(text.encode("gb18030"))
     (item,), _ = find_inputs(str(tmp_path))
-    pieces = formats.slices(item, ReadOptions(mode), 5000)
+    pieces = formats.slice_file(item, ReadOptions(mode), 5000)
     assert item.size / 7000 < len(pieces) <= item.size / 5000 + 1
     assert pieces == pickle.loads(pickle.dumps(pieces))
     assert all(piece.encoding and piece.mode == mode for piece in pieces)
-    assert formats.slices(item, ReadOptions(mode), item.size) == [item]
+    assert formats.slice_file(item, ReadOptions(mode), item.size) == [item]
 
 
 def test_what_cannot_be_cut_stays_whole(tmp_path):
@@ -71,40 +72,7 @@ def test_what_cannot_be_cut_stays_whole(tmp_path):
     (tmp_path / "c.txt").write_bytes((SENTENCE + "\n").encode() * 9 + (SENTENCE + "\n").encode("gb18030") * 9)
     (tmp_path / "e.txt").write_bytes((SENTENCE + "\n").encode("utf-16") * 9)
     for item in find_inputs(str(tmp_path))[0]:
-        assert [piece.name for piece in formats.slices(item, ReadOptions("line"), 10)] == [item.name]
-    (tmp_path / "d.txt").write_bytes(b"\x00\x01" * 100)
-    with pytest.raises(BadFile, match="binary"):
-        formats.slices(find_inputs(str(tmp_path / "d.txt"))[0][0], ReadOptions(), 10)
-
-
-def test_byte_order_marks_inside_a_file(tmp_path):
-    """As `cat a.jsonl b.jsonl` leaves them, and programs that write one before the one that is there."""
-    (tmp_path / "a.jsonl").write_text('\ufeff{"text": "一"}\n\ufeff{"text": "二"}\n\ufeff\n', "utf-8")
-    (tmp_path / "b.json").write_text('\ufeff\ufeff["三"]', "utf-8")
-    (tmp_path / "c.csv").write_text('\ufeff\ufeff"text",n\n四,1\n', "utf-8")
-    documents, report = everything(tmp_path)
-    assert documents == ["一", "二", "三", "四"]
-    assert not report.dropped
-
-
-def test_mojibake_is_mended_on_request(tmp_path):
-    text = (SENTENCE + "\n") * 9
-    (tmp_path / "a.txt").write_text(text.encode("gb18030").decode("latin-1"), "utf-8", newline="")
-    (tmp_path / "b.txt").write_text(SENTENCE, "utf-8")
-    documents, report = everything(tmp_path, repair=True)
-    assert documents == [text.rstrip(), SENTENCE]
-    assert report.rules["mojibake repaired"] == 1
-    documents, report = everything(tmp_path)
-    assert "Ö" not in documents[1] and SENTENCE not in documents[0]
-    assert "mojibake repaired" not in report.rules
-
-
-def test_the_report_says_what_was_found(tmp_path):
-    (tmp_path / "a.txt").write_bytes((SENTENCE + "\n").encode() * 3 + (SENTENCE + "\n").encode("gb18030") * 3)
-    documents, report = everything(tmp_path, document="line")
-    assert documents == [SENTENCE] * 6
-    assert report.encoding == "utf-8 + gb18030"
-    assert "from byte 138 (line 4)" in report.notes[0]
+        assert [piece.name for piece in formats.slice_file(item, ReadOptions("line"), 10)] == [item.name]
 
 
 @pytest.mark.parametrize("name", ["big.txt", "big.json", "big.jsonl", "big.csv", "big.tsv", "big.jsonl.gz", "big.tgz"])
@@ -124,11 +92,127 @@ def test_memory_is_bounded_by_a_block_not_by_the_file(tmp_path, monkeypatch, nam
         path.write_bytes(gzip.compress(data, 1) if name.endswith(".gz") else data)
     size, expected = len(data), len(rows)
     del rows, dump, text, data
-    archives._open_tar_gz.cache_clear()
     (item,), _ = find_inputs(str(path))
     tracemalloc.start()
-    count = sum(1 for _ in formats.read(item, ReadOptions("line"), FileReport("")))
+    count = sum(1 for _ in formats.read_documents(item, ReadOptions("line"), FileReport("")))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert count == expected
     assert peak < size / 3
+
+
+# ---- what stands in any file ----
+
+
+def test_byte_order_marks_inside_a_file(tmp_path):
+    """As `cat a.jsonl b.jsonl` leaves them, and programs that write one before the one that is there."""
+    (tmp_path / "a.jsonl").write_text('\ufeff{"text": "一"}\n\ufeff{"text": "二"}\n\ufeff\n', "utf-8")
+    (tmp_path / "b.json").write_text('\ufeff\ufeff["三"]', "utf-8")
+    (tmp_path / "c.csv").write_text('\ufeff\ufeff"text",n\n四,1\n', "utf-8")
+    documents, report = everything(tmp_path)
+    assert documents == ["一", "二", "三", "四"] and not report.dropped
+
+
+def test_mojibake_is_mended_on_request(tmp_path):
+    text = (SENTENCE + "\n") * 9
+    broken = text.encode("gb18030").decode("latin-1")
+    documents, report = read_text(tmp_path, "a.txt", broken, repair=True)
+    assert documents == [text.rstrip()] and report.rules["mojibake repaired"] == 1
+    documents, report = read_text(tmp_path, "a.txt", broken)
+    assert SENTENCE not in documents[0] and "mojibake repaired" not in report.rules
+
+
+def test_the_report_says_what_was_found(tmp_path):
+    (tmp_path / "a.txt").write_bytes((SENTENCE + "\n").encode() * 3 + (SENTENCE + "\n").encode("gb18030") * 3)
+    documents, report = everything(tmp_path, document="line")
+    assert documents == [SENTENCE] * 6
+    assert report.encoding == "utf-8 + gb18030"
+    assert "from byte 138 (line 4)" in report.notes[0]
+
+
+# ---- JSON ----
+
+
+def test_json_lists_of_strings_and_objects(tmp_path):
+    items = ["一", {"text": "二"}, {"text": ["三", "四"]}, "", None, 5, ["六"], {"title": "七"}]
+    documents, report = read_text(tmp_path, "a.json", "\ufeff" + json.dumps(items))
+    assert documents == ["一", "二", "三\n四", ""]
+    assert report.dropped == {"unreadable": 4}
+    assert "item 5: a null, not a text" in report.notes[0] and "title" in report.notes[1]
+
+
+def test_bad_jsonl_lines_are_counted_and_the_rest_is_used(tmp_path):
+    rows = [
+        '{"ask": "一"}',
+        "",
+        '{"ask": "截断',
+        '"二"',
+        '{"text": "三"}',
+        "[" * 100_000,
+        '{"ask": "四\u2028"}',
+        "{",
+        "NaN",
+    ]
+    documents, report = read_text(tmp_path, "a.jsonl", "\r\n".join(rows), text_key="ask")
+    assert documents == ["一", "二", "四\u2028"]  # which is no end of a line of JSON
+    assert report.dropped["unreadable"] == 5
+    assert "line 3: not JSON" in report.notes[0] and "and 2 more" in report.notes[0]
+
+
+@pytest.mark.parametrize("block", [5, 2**20])
+@pytest.mark.parametrize("between", ["\n", "", None])
+def test_json_that_is_several_values(tmp_path, monkeypatch, block, between):
+    monkeypatch.setattr(encodings, "BLOCK_BYTES", block)
+    rows = [{"text": "一"}, {"text": "二", "n": [1, 2]}, {"title": "无"}]
+    text = (
+        "\n".join(json.dumps(row, indent=1) for row in rows) if between is None else between.join(map(json.dumps, rows))
+    )
+    documents, report = read_text(tmp_path, "a.json", text)
+    assert documents == ["一", "二"]
+    assert ("JSON lines" if between else "one after another") in report.notes[0]
+    assert "3: no string" in report.notes[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('["绿萝", 坏]', "line 1, column 8 is not JSON"),
+        ('["一",\n "二"\n "三"]', "line 3, column 2 is not JSON: Expecting ',' delimiter"),
+        ('["一", "二', "line 1, column 7 is not JSON: Unterminated string"),
+        ('{"text":\n"一"}\n{"text" 坏}', "line 3, column 9 is not JSON"),
+        ('["一"] x', "line 1, column 7 is not JSON: Extra data"),
+        ('{"text": "一"}', "list is expected.*one object"),
+        ("", "line 1, column 1"),
+        ("[" * 100_000, "too deep"),
+        ("[" + "1" * 5000 + "]", "digits"),
+    ],
+)
+@pytest.mark.parametrize("block", [5, 2**20])
+def test_json_that_cannot_be_used(tmp_path, monkeypatch, text, why, block):
+    monkeypatch.setattr(encodings, "BLOCK_BYTES", block)
+    with pytest.raises(BadFile, match=why):
+        read_text(tmp_path, "a.json", text)
+
+
+def test_a_json_value_that_is_too_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(encodings, "BLOCK_BYTES", 16)
+    monkeypatch.setattr(formats, "LONGEST_LINE", 100)
+    for value in ("字" * 300, {"data": ["字"] * 100}):
+        with pytest.raises(BadFile, match="line 1, column 1.*one value of more than 100 characters"):
+            read_text(tmp_path, "a.json", json.dumps(value))
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.lists(VALUES, max_size=6), st.integers(1, 30), st.sampled_from([None, 1]), st.booleans())
+@settings(max_examples=300)
+def test_json_in_pieces_is_the_same_json(values, size, indent, ascii_):
+    text = json.dumps(values, indent=indent, ensure_ascii=ascii_)
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    found = formats.json_items(lambda: iter(pieces), records.Problems("item", FileReport("")))
+    assert list(found) == list(enumerate(values, 1))

@@ -49,12 +49,6 @@ def test_utf8_read_as_gb18030_is_mended_where_no_byte_was_lost(text):
     assert mojibake.repair(broken * 2) == text * 2
 
 
-def test_lines_of_mojibake_in_a_good_text_are_mended():
-    good, line = "第一章\n", "他水，欢的光"
-    broken = line.encode().decode("gb18030")
-    assert mojibake.repair(good + f"{broken}\n" * 3) == good + f"{line}\n" * 3
-
-
 def test_mojibake_that_lost_bytes_is_said_and_left_alone():
     broken = (PROSE.encode()).decode("gbk", "replace")
     assert "UTF-8 read as GBK" in suspicions(broken)

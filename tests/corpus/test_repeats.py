@@ -2,10 +2,8 @@
 
 import json
 import random
-import tracemalloc
 from collections import Counter
 
-import numpy as np
 import pytest
 from corpora import SENTENCE, all_texts, build, bytes_of
 from hypothesis import given
@@ -14,32 +12,16 @@ from hypothesis import strategies as st
 from helpers.corpus import cleaning, partition, repeats
 
 AD = "更多好书请访问 www.example.com"
-LINES = [
-    "归去来兮！",
-    "谢谢",
-    "好的",
-    "第一章",
-    "",
-    "2",
-    "……",
-    SENTENCE,
-    AD,
-    "第 7 页",
-    "第 8 页",
-    "------",
-    "见 http://a.cn",
-]
+# lines, and what those that may be dirt are counted as
+MARKED = {AD: AD, "第 7 页": "第 0 页", "第 8 页": "第 0 页", "------": "-", "见 http://a.cn": "见 http://a.cn"}
+LINES = ["归去来兮！", "谢谢", "好的", "第一章", "", "2", "……", SENTENCE, *MARKED]
 
 
 def find(tmp_path, *parts):
     """Return the keys of the lines that repeat in parts, each a list of documents."""
-    files = []
-    for number, texts in enumerate(parts):
-        places = repeats.Places()
-        places.count(texts)
-        files.append(tmp_path / f"{number}.places")
-        with open(files[-1], "wb") as file:
-            places.save(file)
+    files = [tmp_path / f"{number}.places" for number in range(len(parts))]
+    for file, texts in zip(files, parts, strict=True):
+        repeats.write_places(repeats.count_places(texts), sum(map(len, texts)), file)
     return frozenset(repeats.find_repeated(files).tolist())
 
 
@@ -61,23 +43,7 @@ def test_advertisements_and_page_rulers_go_when_they_repeat(tmp_path):
 
 @pytest.mark.parametrize(
     "line",
-    [
-        "归去来兮！",
-        "好的",
-        "谢谢！",
-        "旁白：",
-        "第一章",
-        "第三回",
-        "第3章",
-        "……",
-        "***",
-        "2",
-        "（一）",
-        "|-----|-----|",
-        "---",
-        "翻到第3页，看叶子。",
-        "1/2",
-    ],
+    "归去来兮！ 好的 谢谢！ 旁白： 第一章 第3章 …… *** 2 （一） |-----|-----| --- 翻到第3页，看叶子。 1/2".split(),
 )
 def test_refrains_formulas_headings_and_separators_may_repeat(tmp_path, line):
     texts = [f"{SENTENCE}{n}\n{line}\n{SENTENCE}" for n in range(30)]
@@ -99,12 +65,10 @@ def test_a_web_address_in_a_text_that_was_copied_is_no_advertisement(tmp_path):
 
 
 def test_in_a_large_corpus_more_places_are_needed(tmp_path, monkeypatch):
-    texts = [f"{SENTENCE * 8}{n}\n{AD if n % 25 == 0 else ''}" for n in range(100)]
-    assert len(find(tmp_path, texts)) == 1  # 4 places in 12,000 characters
-    monkeypatch.setattr(repeats, "SPARSE", 2500)
-    assert len(find(tmp_path, texts)) == 1
-    monkeypatch.setattr(repeats, "SPARSE", 2000)
-    assert not find(tmp_path, texts)
+    texts = [f"{SENTENCE * 8}{n}\n{AD if n % 25 == 0 else ''}" for n in range(100)]  # 4 places in 12,000 characters
+    for sparse, found in ((30_000_000, 1), (2500, 1), (2000, 0)):
+        monkeypatch.setattr(repeats, "SPARSE", sparse)
+        assert len(find(tmp_path, texts)) == found
 
 
 documents = st.lists(st.lists(st.sampled_from(LINES), max_size=6).map("\n".join), max_size=8)
@@ -113,30 +77,21 @@ documents = st.lists(st.lists(st.sampled_from(LINES), max_size=6).map("\n".join)
 @given(documents)
 def test_no_other_line_is_changed(tmp_path_factory, texts):
     """An independent count, line by line; all that is no candidate, and all that is rare, stays as it was."""
-    folder = tmp_path_factory.mktemp("places")
-    marked = {AD: AD, "第 7 页": "第 0 页", "第 8 页": "第 0 页", "------": "-", "见 http://a.cn": "见 http://a.cn"}
-    places = Counter()
-    seen = set()
-    for text in sorted(texts):
+    places: dict = {}  # (line, the rest of its document) -> places; of several documents with this rest, the most
+    alone = Counter()
+    for text in texts:
         lines = text.split("\n")
-        rest = "\n".join(line for line in lines if line not in marked).strip()
-        for shape, count in Counter(marked[line] for line in lines if line in marked).items():
-            # of two documents with the same rest, the one with more places counts
-            others = [
-                Counter(marked[line] for line in other.split("\n") if line in marked)[shape]
-                for other in texts
-                if "\n".join(line for line in other.split("\n") if line not in marked).strip() == rest
-            ]
-            if not rest:
-                places[shape] += count
-            elif (shape, rest) not in seen:
-                seen.add((shape, rest))
-                places[shape] += max(others)
-    dirt = {shape for shape, count in places.items() if count >= repeats.REPEATS}
-    cleaned, counts, _ = strip_repeats(folder, texts)
-    kept = [[line for line in text.split("\n") if marked.get(line) not in dirt] for text in texts]
+        rest = "\n".join(line for line in lines if line not in MARKED).strip()
+        for shape, count in Counter(MARKED[line] for line in lines if line in MARKED).items():
+            alone[shape] += 0 if rest else count
+            places[shape, rest] = max(places.get((shape, rest), 0), count if rest else 0)
+    for (shape, _), count in places.items():
+        alone[shape] += count
+    dirt = {shape for shape, count in alone.items() if count >= repeats.REPEATS}
+    cleaned, counts, _ = strip_repeats(tmp_path_factory.mktemp("places"), texts)
+    kept = [[line for line in text.split("\n") if MARKED.get(line) not in dirt] for text in texts]
     assert [text.strip("\n") for text in cleaned] == ["\n".join(lines).strip("\n") for lines in kept]
-    assert counts["repeated lines"] == sum(marked.get(line) in dirt for text in texts for line in text.split("\n"))
+    assert counts["repeated lines"] == sum(MARKED.get(line) in dirt for text in texts for line in text.split("\n"))
 
 
 @given(documents, st.randoms(use_true_random=False), st.integers(1, 4))
@@ -146,37 +101,7 @@ def test_order_and_parts_change_nothing(tmp_path_factory, texts, chance, parts):
     assert find(folder, texts) == find(folder, *(shuffled[start::parts] for start in range(parts)))
 
 
-def test_buckets_change_nothing_and_bound_the_memory(tmp_path, monkeypatch):
-    file = tmp_path / "many.places"
-    keys = np.random.default_rng(0).integers(0, 2**63, 60_000, dtype=np.uint64)
-    places = repeats.Places()
-    places.rows = [
-        np.array([(int(key), n, 1) for n, key in enumerate(np.r_[keys, keys[:1000], keys[:1000]])], repeats.ROW)
-    ]
-    with open(file, "wb") as out:
-        places.save(out)
-    expected = repeats.find_repeated([file])
-    assert 900 < len(expected) <= 1000
-    peaks = []
-    for bucket in (2**17, 2**12):
-        monkeypatch.setattr(repeats, "BUCKET", bucket)
-        tracemalloc.start()
-        np.testing.assert_array_equal(repeats.find_repeated([file]), expected)
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert peaks[1] < 0.6 * peaks[0]
-
-
-# ---------------------------------------------------------------- in a corpus
-
-
-def test_advertisements_are_found_by_repetition_across_files(raw):
-    for n in range(4):
-        (raw / f"{n}.txt").write_text(f"第{n}篇\n{SENTENCE}\n更多请访问 www.example.com\n归去来兮！\n", "utf-8")
-    report = build(raw)
-    assert all_texts() == sorted(f"第{n}篇\n{SENTENCE}\n归去来兮！" for n in range(4))
-    assert report.rules["repeated lines"] == 4
-    assert build(raw, rules="-repeated lines").rules["repeated lines"] == 0
+# ---- in a corpus ----
 
 
 def advertised(n):
@@ -185,53 +110,50 @@ def advertised(n):
     kept = "\n".join(lines)
     if n % 100 == 0:
         lines.insert(n // 100 % 6, AD)
-    if n % 5000 == 0:
-        lines.append(f"我的主页 http://home.example.cn/{'abcd'[n // 5000]}")  # each stands there once
+    if n % 1000 == 0:
+        lines.append(f"我的主页 http://home.example.cn/{'abcd'[n // 1000]}")  # each stands there once
         kept += "\n" + lines[-1]
     return "\n".join(lines), kept
 
 
 def spread(raw, order, files):
-    """Write 20,000 documents in some order, half to .jsonl and half to .txt, over some files."""
+    """Write documents in some order, half to .jsonl and half to .txt, over some files."""
     for number in range(files):
-        chosen = order[number::files]
+        texts = [advertised(n)[0] for n in order[number::files]]
         if number % 2:
-            rows = [json.dumps({"text": advertised(n)[0]}, ensure_ascii=False) + "\n" for n in chosen]
+            rows = [json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts]
             (raw / f"{number}.jsonl").write_text("".join(rows), "utf-8")
         else:
-            (raw / f"{number}.txt").write_text("\n\n".join(advertised(n)[0] for n in chosen) + "\n", "utf-8")
+            (raw / f"{number}.txt").write_text("\n\n".join(texts) + "\n", "utf-8")
 
 
-def test_an_advertisement_in_every_hundredth_of_20_000_documents_is_found(raw, monkeypatch):
+def test_an_advertisement_in_every_hundredth_document_is_found(raw, monkeypatch):
     """A count that starts anew with each batch sees it once or twice."""
     monkeypatch.setattr(partition, "BATCH", 5000)  # 100 documents
-    monkeypatch.setattr(partition, "TASK_BYTES", 300_000)
-    spread(raw, range(20_000), 7)
+    monkeypatch.setattr(partition, "TASK_BYTES", 60_000)
+    spread(raw, range(4000), 7)
     report = build(raw, document="block")
-    assert all_texts() == sorted(advertised(n)[1] for n in range(20_000))
-    assert report.rules["repeated lines"] == 200
+    assert all_texts() == sorted(advertised(n)[1] for n in range(4000))
+    assert report.rules["repeated lines"] == 40
     assert report.examples["repeated lines"] == [[AD, ""]] * cleaning.EXAMPLES
-    assert report.documents == 20_000 == sum(file.documents for file in report.files)
+    assert report.documents == 4000 == sum(file.documents for file in report.files)
+    assert build(raw, document="block", rules="-repeated lines").rules["repeated lines"] == 0
 
 
 @pytest.mark.slow
 def test_workers_batches_and_order_change_nothing(raw, monkeypatch):
-    spread(raw, range(20_000), 4)
-    written = []
-    for workers in (1, 2):
-        written.append(bytes_of(build(raw, document="block", workers=workers)))
+    spread(raw, range(4000), 4)
+    written = [bytes_of(build(raw, document="block", workers=workers)) for workers in (1, 2)]
     monkeypatch.setattr(partition, "BATCH", 5000)
-    written.append(bytes_of(build(raw, document="block")))
-    assert written[0] == written[1] == written[2]
+    assert written[0] == written[1] == bytes_of(build(raw, document="block"))
     texts = all_texts()
-    spread(raw, random.Random(0).sample(range(20_000), 20_000), 4)
+    spread(raw, random.Random(0).sample(range(4000), 4000), 4)
     report = build(raw, document="block")
-    assert all_texts() == texts and report.rules["repeated lines"] == 200
+    assert all_texts() == texts and report.rules["repeated lines"] == 40
 
 
 @pytest.mark.parametrize("near_duplicates", [0, 0.9])
-def test_documents_that_were_held_back_stand_where_they_stood(raw, near_duplicates):
-    """A text without advertisements gives the same bytes as without the rule, also its lines with an address."""
+def test_a_text_without_advertisements_gives_the_same_bytes_as_without_the_rule(raw, near_duplicates):
     rows = [
         f"第{n}篇，<b>{SENTENCE[n % 9 :]}</b>{n * n}"
         + (f"\n见 http://{chr(97 + n)}.example.cn\n字&amp;" if n % 3 else "")
@@ -243,13 +165,13 @@ def test_documents_that_were_held_back_stand_where_they_stood(raw, near_duplicat
     assert bytes_of(build(raw, **settings)) == expected
 
 
-def test_a_build_that_stopped_uses_what_it_held_back(raw, monkeypatch):
+def test_a_build_that_stopped_uses_what_it_read(raw, monkeypatch):
     for n in range(4):
         (raw / f"{n}.txt").write_text(f"第{n}篇\n{SENTENCE}\n{AD}\n", "utf-8")
     expected = bytes_of(build(raw))
     with monkeypatch.context() as patch:
-        patch.setattr(partition, "read_held", lambda *_: 1 / 0)
+        patch.setattr(partition, "clean_task", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             build(raw)
-    monkeypatch.setattr(partition, "_clean_batch", lambda *_: 1 / 0)  # all parts are there
+    monkeypatch.setattr(partition, "_batches", lambda *_: 1 / 0)  # all is read
     assert bytes_of(build(raw)) == expected

@@ -1,16 +1,14 @@
 """The reduce step: duplicates and near duplicates, the split, shards of bounded size."""
 
-import json
-
 import numpy as np
 import pytest
-from corpora import PROSE, all_texts, build, bytes_of, jsonl
+from corpora import PROSE, all_texts, build
 from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import paths
 from helpers.corpus import split
-from helpers.corpus.inputs import NoDocuments
+from helpers.corpus.archives import NoDocuments
 from helpers.corpus.partition import split_position
 from helpers.corpus.shards import read_texts, shard_paths
 from helpers.manifest import MANIFEST
@@ -69,21 +67,6 @@ def test_shards_are_bounded_and_old_ones_go_away(raw, monkeypatch):
     assert report.dropped == {"over max_documents": 40}
     assert [path.name for path in shard_paths("test", "train")] == ["train-00000.jsonl"]
     assert not (paths.room("test", "corpus") / MANIFEST).exists()
-
-
-def test_documents_are_told_apart_in_buckets_too(raw, monkeypatch):
-    jsonl(raw / "a.jsonl", 500)
-    jsonl(raw / "b.jsonl", 700)
-    expected = bytes_of(build(raw, max_documents=450))
-    monkeypatch.setattr(split, "BUCKET", 60)
-    monkeypatch.setattr(split, "REDUCE_BYTES", 3000)
-    report = build(raw, max_documents=450)
-    assert bytes_of(report) == expected
-    # what the first 450 distinct documents hold a second time, and the rest, told by the plain way
-    rows = [json.loads(line)["text"] for name in "ab" for line in open(raw / f"{name}.jsonl", encoding="utf-8")]
-    first = set(list(dict.fromkeys(rows))[:450])
-    copies = sum(text in first for text in rows) - 450
-    assert report.dropped == {"duplicate": copies, "over max_documents": len(rows) - 450 - copies}
 
 
 def near(number, changes=0):

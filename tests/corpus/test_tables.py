@@ -103,17 +103,9 @@ def test_rows_of_a_tsv_that_may_be_several_are_said(tmp_path):
 
 
 def test_a_field_that_takes_all_that_follows_is_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "FIELD", 1000)
+    monkeypatch.setattr(tables, "LONGEST_FIELD", 1000)
     (tmp_path / "a.csv").write_text('text\n一\n"二\n' + f"{SENTENCE}\n" * 200, "utf-8")
     with pytest.raises(BadFile, match="row 3, which starts in line 3.*does a quotation mark open"):
-        everything(tmp_path / "a.csv")
-
-
-def test_a_table_that_is_none(tmp_path, monkeypatch):
-    """A whole book in one line, saved as .csv: its file is left out, and the others are read."""
-    monkeypatch.setattr(tables, "FIELD", 1000)
-    (tmp_path / "a.csv").write_text(SENTENCE * 200, "utf-8")
-    with pytest.raises(BadFile, match="row 1, which starts in line 1: field larger than field limit"):
         everything(tmp_path / "a.csv")
 
 
@@ -128,11 +120,6 @@ def test_a_header_in_quotation_marks_may_have_several_lines(tmp_path):
     (tmp_path / "a.csv").write_text('text,"备\n一\n', "utf-8")
     with pytest.raises(BadFile, match="opens in the first row, and none closes it"):
         everything(tmp_path / "a.csv")
-
-
-def test_a_very_large_field(tmp_path):
-    (tmp_path / "a.csv").write_text(f"text\n{'字' * 200_000}\n", "utf-8")
-    assert everything(tmp_path / "a.csv")[0] == ["字" * 200_000]
 
 
 FIELDS = st.text(st.sampled_from("绿萝，。\",;\t\n|' A1"), max_size=12)

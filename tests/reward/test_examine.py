@@ -54,7 +54,7 @@ def test_questions_on_one_combination_count_as_fewer():
 
 
 def test_marks_are_the_judges(monkeypatch):
-    talks = [talk[0] for talk in built_in.conversations(30, seed=1)]
+    talks = [talk[0] for talk in built_in.draw_conversations(30, seed=1)]
     answers = [each.answer if i % 3 else "我不知道。" for i, each in enumerate(talks)]
 
     def answer_batch(model, tokenizer, conversations, settings):

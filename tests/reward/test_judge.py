@@ -15,11 +15,11 @@ SUN = Combination("茉莉", "light", "north")  # a plant that wants the sun, by 
 
 @pytest.fixture(scope="module")
 def exchanges():
-    return [talk[0] for talk in built_in.conversations(600, seed=4)]
+    return [talk[0] for talk in built_in.draw_conversations(600, seed=4)]
 
 
 def question(combination=SUN):
-    return built_in.ask(combination, random.Random(1))
+    return built_in.ask_story(combination, random.Random(1))
 
 
 def test_an_answer_of_the_grammar_earns_its_reward_with_its_own_question_only(exchanges):
@@ -67,7 +67,7 @@ def test_openings_of_the_grammar_end_before_the_verdict(exchanges):
         if opening:
             assert each.answer.startswith(opening) and opening.endswith("，")
             verdicts = built_in.wordings(each.about.topic, "verdict")[
-                built_in.verdict(each.about.plant, each.about.topic, each.about.situation)
+                built_in.right_verdict(each.about.plant, each.about.topic, each.about.situation)
             ]
             assert any(verdict in each.answer[len(opening) :] for verdict in verdicts)
     assert sum(bool(opening) for opening in openings) > 0.8 * len(openings)

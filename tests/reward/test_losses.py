@@ -12,7 +12,7 @@ from helpers.reward import losses
 from helpers.reward.policy import EndingScores
 from helpers.reward.rollout import AnswerOpening, Group
 
-QUESTION = built_in.ask(built_in.combinations()[0], random.Random(0))
+QUESTION = built_in.ask_story(built_in.combinations()[0], random.Random(0))
 
 
 def group(endings, rewards):

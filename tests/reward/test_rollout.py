@@ -18,7 +18,7 @@ SUN = built_in.Combination("茉莉", "light", "north")
 
 
 def question(seed=0):
-    return built_in.ask(SUN, random.Random(seed))
+    return built_in.ask_story(SUN, random.Random(seed))
 
 
 def prompt(asked):

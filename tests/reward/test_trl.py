@@ -13,7 +13,7 @@ from helpers.reward import losses, policy
 from helpers.reward.rollout import AnswerOpening, Group
 
 TOK = characters_tokenizer()
-QUESTIONS = [built_in.ask(combination, random.Random(0)) for combination in built_in.combinations()[:3]]
+QUESTIONS = [built_in.ask_story(combination, random.Random(0)) for combination in built_in.combinations()[:3]]
 # cut to one number of tokens: trl pads on the left and gives a model with learnt positions the wrong ones there
 ASKED = [TOK(question.prompt).input_ids for question in QUESTIONS]
 PROMPTS = [TOK.decode(ids[1 : min(map(len, ASKED))]) for ids in ASKED]  # after <bos>, which the tokenizer puts first
