@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import tomllib
+from collections import defaultdict
 from importlib import metadata
 from pathlib import Path
 
@@ -218,6 +219,94 @@ def test_each_module_says_its_job_hides_no_error_and_runs_nothing_that_it_reads(
             for keyword in node.keywords:
                 bad = keyword.arg in ("shell", "trust_remote_code")
                 assert not (bad and getattr(keyword.value, "value", None) is True), f"line {node.lineno}: {keyword.arg}"
+
+
+# ---- how much of it there may be ----
+
+SHARED = {  # public functions and classes whose name stands in two modules -> why; ten at most
+    "main": "the command of a package, behind `python -m`",
+}
+PRIVATE = {"generate.inference", "train.fused"}  # modules that may reach into a library, for speed
+
+
+def lines_of(files) -> int:
+    return sum(len(file.read_text("utf-8").splitlines()) for file in files)
+
+
+@pytest.mark.parametrize(
+    ("place", "most"),
+    [("helpers/**/*.py", 16_500), ("tests/**/*.py", 19_500), ("benchmarks/*.py", 2400), ("README.md", 200)],
+)
+def test_the_house_stays_within_its_budget(place, most):
+    """Who adds takes away."""
+    assert lines_of(ROOT.glob(place)) <= most
+
+
+def test_there_are_at_most_a_hundred_modules_and_no_room_is_too_large():
+    assert len([file for file in MODULES if not file.stem.startswith("__")]) <= 100
+    large = {
+        file.parent.name: lines_of(file.parent.rglob("*.py")) for file in PACKAGES if file.parent.name != "helpers"
+    }
+    assert max(large.values()) <= 3200, large
+
+
+def definitions(file: Path, kinds) -> list:
+    return [node for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, kinds)]
+
+
+@each_module
+def test_no_function_is_longer_than_60_lines(file):
+    functions = definitions(file, ast.FunctionDef | ast.AsyncFunctionDef)
+    assert not {each.name: length for each in functions if (length := each.end_lineno - each.lineno + 1) > 60}
+
+
+def test_one_name_is_one_idea():
+    places = defaultdict(set)
+    for file in MODULES:
+        for node in ast.parse(file.read_text("utf-8")).body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.name.startswith(
+                "_"
+            ):
+                places[node.name].add(name_of(file))
+    assert {name: sorted(found) for name, found in places.items() if len(found) > 1 and name not in SHARED} == {}
+    assert len(SHARED) <= 10 and all(len(places[name]) > 1 for name in SHARED)
+
+
+def own_names(tree: ast.AST) -> set[str]:
+    """Return the names that a module defines: functions, classes, variables, attributes of `self`."""
+    found = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(ast.Name("self" | "cls"), name, ast.Store()):
+                found.add(name)
+    return found
+
+
+OWN = {"_exit"}.union(  # os._exit is documented
+    *(own_names(ast.parse(file.read_text("utf-8"))) for file in MODULES)
+)
+
+
+def reaches_into_a_library(node: ast.AST) -> str:
+    """Return the private attribute that an expression takes from something that is not ours; "" if it takes none."""
+    match node:
+        case ast.Attribute(attr="__class__", ctx=ast.Store()):
+            return "__class__"
+        case ast.Attribute(value=ast.Name("self" | "cls")):
+            return ""
+        case (
+            ast.Attribute(attr=name)
+            | ast.Call(func=ast.Name("getattr" | "setattr"), args=[_, ast.Constant(str(name)), *_])
+        ):
+            return name if name.startswith("_") and not name.endswith("__") and name not in OWN else ""
+    return ""
+
+
+@each_module
+def test_no_module_takes_what_is_private_to_a_library(file):
+    """It breaks at the next version."""
+    found = {reaches_into_a_library(node) for node in ast.walk(ast.parse(file.read_text("utf-8")))} - {""}
+    assert not found or name_of(file) in PRIVATE, found
 
 
 # ---- the six notebooks, and the side doors in notebooks/deeper/ ----

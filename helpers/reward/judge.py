@@ -85,7 +85,7 @@ class Asker:
         drawn = self.random.choices(self.combinations, weights, k=by_need)
         drawn += self.random.choices(self.combinations, k=count - by_need)
         self.random.shuffle(drawn)
-        return [built_in.ask(each, self.random) for each in drawn]
+        return [built_in.ask_story(each, self.random) for each in drawn]
 
     def record(self, results: Iterable[tuple[Question, float]]) -> None:
         """Take note of the mean reward of each question's answers."""
