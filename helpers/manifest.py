@@ -64,10 +64,11 @@ def _not_there(run: str, stage: str) -> str:
         return f"run '{run}' has no {room(run, stage).name}/ yet: {mends}"
     known = sorted({path.parent.parent.name for path in runs_dir().glob(f"*/*/{MANIFEST}")})
     hint = did_you_mean(run, known) if known else ""
+    last = NOTEBOOKS[stage][0] if stage in STAGES else NOTEBOOKS["train"][0]
     then = "" if stage in STAGES else f", then {NOTEBOOKS[stage][0]}"
     return (
         f"there is no run '{run}' in {runs_dir()}{hint}{'' if hint.endswith('?') else '.'} "
-        f"For a new one, run the notebooks from 01_corpus on, or: python -m helpers.run --run {run}{then}"
+        f"For a new one, run the notebooks up to {last}, or: python -m helpers.run --run {run}{then}"
     )
 
 

@@ -253,15 +253,17 @@ async def raw(port, data=b"", drip=b""):
                 await writer.drain()
                 await asyncio.sleep(0.05)
 
-    dripping = asyncio.create_task(send_slowly())
+    dripping, received = asyncio.create_task(send_slowly()), b""
     try:
         async with asyncio.timeout(60):
-            return await reader.read()
-    except ConnectionResetError:
-        return b""
+            while chunk := await reader.read(65536):
+                received += chunk
+    except ConnectionResetError:  # what came before it counts
+        pass
     finally:
         dripping.cancel()
         writer.close()
+    return received
 
 
 HEAD = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n"

@@ -38,8 +38,8 @@ def test_a_manifest_says_what_was_read_written_and_found_in_readable_chinese(run
     ("name", "stage", "words"),
     [
         ("poems", "vocab", "has no vocab/ yet: run notebook 02_vocab, or: python -m helpers.run vocab --run poems"),
-        ("peoms", "train", "did you mean 'poems'? For a new one, run the notebooks from 01_corpus on, or: "),
-        ("x", "corpus", "there is: Sanguo, poems. For a new one, run the notebooks from 01_corpus on"),
+        ("peoms", "train", "did you mean 'poems'? For a new one, run the notebooks up to 04_train, or: "),
+        ("x", "corpus", "there is: Sanguo, poems. For a new one, run the notebooks up to 01_corpus"),
         ("x", "chat", "or: python -m helpers.run --run x, then deeper/chat"),
     ],
 )

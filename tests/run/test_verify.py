@@ -63,7 +63,7 @@ FAULTS = {
     "a changed source": (lambda run: Path("c.txt").write_text("明月？", "utf-8"), {"01": "c.txt has changed since"}),
     "a room made again": (lambda run: make_again("明\n", 5), {"02": "since 02_vocab read it"}),
     "other figures": (lambda run: make_again("明月\n", 7), {"02": "other figures since (documents 5 -> 7)"}),
-    "a torn manifest": (lambda run: os.truncate(run / "corpus" / MANIFEST, 99), {"01": "not readable JSON"}),
+    "a torn manifest": (lambda run: os.truncate(run / "corpus" / MANIFEST, 99), {"01": "is no manifest"}),
     "a manifest that went": (lambda run: (run / "corpus" / MANIFEST).unlink(), {"01": "not made yet"}),
 }  # fmt: skip
 

@@ -227,7 +227,10 @@ async def test_requests_that_were_cut_doubled_or_changed():
 )
 @in_loop
 async def test_silent_and_dripping_connections_are_closed_and_others_feel_nothing(data, drip, answer):
-    async with listening(FakeEngine(), header_seconds=0.5, body_seconds=0.5) as (session, port):
+    async with listening(FakeEngine(room=10**6), header_seconds=0.5, body_seconds=0.5, max_concurrent=99) as (
+        session,
+        port,
+    ):
         slow = [asyncio.create_task(raw(port, data, drip)) for _ in range(50)]
         while not all(task.done() for task in slow):
             async with session.post("/generate", json={"context": "x"}) as response:
