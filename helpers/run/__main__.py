@@ -44,7 +44,7 @@ def _run(asked: argparse.Namespace) -> int:
             print(
                 f"{preset}: vocab_size is not used: the model has a row for each token of 02's vocabulary", flush=True
             )
-    run_stages(asked.run, values, asked.force)
+    run_stages(asked.run, values, asked.force, asked.lessons or None)
     return 0
 
 
@@ -97,6 +97,8 @@ def read_command_line(arguments: list[str]) -> argparse.Namespace:
                              "later over the earlier")  # fmt: skip
         command.add_argument("-p", nargs=2, action="append", default=[], metavar=("PARAMETER", "VALUE"),
                              dest="settings", help="set a parameter in every notebook that has it")  # fmt: skip
+    run.add_argument("--lessons", action="store_true",
+                     help="also run what only teaches, which a run of your own text leaves out")  # fmt: skip
     run.add_argument("--force", action="store_true", help="run a stage even if nothing changed since it finished")
     if arguments[:1] in (["-h"], ["--help"]):
         parser.parse_args(arguments)

@@ -25,9 +25,11 @@ from papermill.exceptions import PapermillExecutionError
 from tqdm import tqdm
 
 from helpers import paths, progress, report
+from helpers.corpus.find import BUILT_IN
 from helpers.files import occupied
-from helpers.manifest import notebook_parameters
+from helpers.manifest import RoomError, notebook_parameters, read_manifest
 from helpers.progress import Note
+from helpers.run.lessons import stage_notebook
 from helpers.run.parameters import Values
 from helpers.run.verify import finished_unchanged, note_finished
 from helpers.wording import duration
@@ -62,21 +64,23 @@ class ThisPython(AsyncKernelManager):
 # ---- a stage ----
 
 
-def run_stages(run: str, values: Values, force: bool) -> None:
+def run_stages(run: str, values: Values, force: bool, lessons: bool | None = None) -> None:
     """Run the planned stages in order, print a line for each, and write the report.
 
-    Raises StageFailed at the first error, Occupied if another command is at work on this run.
+    `lessons`: with what only teaches; None: with it on the built-in corpus, without it on one's own text. Raises
+    StageFailed at the first error, Occupied if another command is at work on this run.
     """
     with occupied(paths.run_dir(run)):
         for stage in values:
             name = f"{paths.notebook(stage).stem:14}"
-            if not force and finished_unchanged(run, stage, values[stage]):
+            taught = _is_built_in(run, values) if lessons is None else lessons
+            if not force and finished_unchanged(run, stage, values[stage], taught):
                 print(f"{name}unchanged since it finished: skipped (--force runs it)", flush=True)
                 continue
             begin, file = time.monotonic(), paths.executed_copy(run, stage).with_suffix(".progress")
             try:
                 with watching(file, name, one_line=sys.stdout.isatty()):
-                    execute(run, stage, values[stage], {progress.VARIABLE: str(file)})
+                    execute(run, stage, values[stage], {progress.VARIABLE: str(file)}, taught)
             except BaseException as error:
                 word = "failed" if isinstance(error, StageFailed) else "stopped"
                 print(f"{name}{word} after {duration(time.monotonic() - begin)}", flush=True)
@@ -86,7 +90,16 @@ def run_stages(run: str, values: Values, force: bool) -> None:
         print(f"{'report':14}{report.write_report(run)}", flush=True)
 
 
-def execute(run: str, stage: str, values: dict[str, Any], environment: Mapping[str, str]) -> None:
+def _is_built_in(run: str, values: Values) -> bool:
+    """Return whether a run's corpus is the course's own: the one to be made now, else the one that is there."""
+    try:
+        corpus = values["corpus"] if "corpus" in values else read_manifest(run, "corpus")["parameters"]
+    except RoomError:  # the notebook says so
+        return True
+    return corpus.get("source", BUILT_IN) == BUILT_IN
+
+
+def execute(run: str, stage: str, values: dict[str, Any], environment: Mapping[str, str], lessons: bool = True) -> None:
     """Execute a notebook with its parameters into the run's folder; raise StageFailed if a cell fails."""
     notebook, target = paths.notebook(stage), paths.executed_copy(run, stage)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -97,8 +110,8 @@ def execute(run: str, stage: str, values: dict[str, Any], environment: Mapping[s
         manager = type("ThisPython", (ThisPython,), {"environment": environment, "stderr": stderr})
         try:
             papermill.execute_notebook(
-                _literally(notebook), _literally(target), parameters=changed, kernel_name="python3", language="python",
-                kernel_manager_class=manager, progress_bar=False,
+                stage_notebook(stage, lessons), _literally(target), parameters=changed, kernel_name="python3",
+                language="python", kernel_manager_class=manager, progress_bar=False,
             )  # fmt: skip
         except PapermillExecutionError as error:
             problem = f"{error.ename}: {error.evalue}"

@@ -49,7 +49,7 @@ def run_sweep(asked: argparse.Namespace) -> int:
     with FileLock(_lock_file(name)):  # the first process makes the shared rooms, others find them made
         study = open_study(name, asked.prune)
         if shared:
-            run_stages(name, {stage: base[stage] for stage in shared}, force=False)
+            run_stages(name, {stage: base[stage] for stage in shared}, force=False, lessons=False)
         rooms = [read_manifest(name, stage)["outputs"] for stage in shared]
         line_up(study, grid, asked.draws, question=fingerprint(grid, base, rooms))
     failed = 0
@@ -61,7 +61,7 @@ def run_sweep(asked: argparse.Namespace) -> int:
                 share_room(name, run, stage)
             planned = plan(run, trial.params)
             with reported(trial, run):
-                run_stages(run, {stage: planned[stage] for stage in own}, force=False)
+                run_stages(run, {stage: planned[stage] for stage in own}, force=False, lessons=False)
             tell_result(study, trial, run)
         except StageFailed as error:
             print(error, flush=True)

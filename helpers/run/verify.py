@@ -11,6 +11,7 @@ from helpers import paths
 from helpers.corpus.find import BUILT_IN, same_files
 from helpers.files import known_sha256
 from helpers.manifest import MANIFEST, RoomError, open_room, read_manifest
+from helpers.run.lessons import stage_notebook
 from helpers.wording import run_again
 
 NOT_MADE = "not made yet"
@@ -101,8 +102,8 @@ def note_finished(run: str, stage: str) -> None:
         nbformat.write(copy, paths.executed_copy(run, stage))
 
 
-def finished_unchanged(run: str, stage: str, values: dict[str, Any]) -> bool:
-    """Return whether a stage has finished with these parameters, these inputs and this notebook."""
+def finished_unchanged(run: str, stage: str, values: dict[str, Any], lessons: bool = True) -> bool:
+    """Return whether a stage has finished with these parameters, inputs and this notebook, see `stage_notebook`."""
     # 1. the room and the rooms that it read are as they were when it finished
     try:
         manifest = open_room(run, stage)
@@ -112,7 +113,7 @@ def finished_unchanged(run: str, stage: str, values: dict[str, Any]) -> bool:
     if "read" not in copy.metadata or _changed_figures(run, copy):  # see `note_finished`
         return False
     # 2. the same parameters, the same code
-    original = nbformat.read(paths.notebook(stage), as_version=4)
+    original = stage_notebook(stage, lessons)
     if manifest["parameters"] != values or _code_of(copy) != _code_of(original):
         return False
     # 3. the same input files, and no new one

@@ -1,0 +1,43 @@
+"""Lessons are parted from the pipeline: cells tagged `lesson` only teach, and the other cells need none of them.
+
+A run of one's own text leaves them out, and its rooms are the same as with them. Knows nothing of what a cell does.
+"""
+
+from collections.abc import Iterator
+
+import nbformat
+from nbformat import NotebookNode
+
+from helpers import paths
+
+LESSON = "lesson"
+
+
+def stage_notebook(stage: str, lessons: bool) -> NotebookNode:
+    """Return a stage's notebook; without lessons, the cells that only teach and their prose are left out."""
+    book = nbformat.read(paths.notebook(stage), as_version=4)
+    if not lessons:
+        book.cells = [
+            cell for part in _parts(book.cells) if not _only_teaches(part) for cell in part if not _teaches(cell)
+        ]
+    return book
+
+
+def _parts(cells: list[NotebookNode]) -> Iterator[list[NotebookNode]]:
+    """Yield prose together with the code that follows it."""
+    part: list[NotebookNode] = []
+    for before, cell in zip([None, *cells], cells, strict=False):
+        if before is not None and before.cell_type == "code" and cell.cell_type != "code":
+            yield part
+            part = []
+        part.append(cell)
+    yield part
+
+
+def _only_teaches(part: list[NotebookNode]) -> bool:
+    code = [cell for cell in part if cell.cell_type == "code"]
+    return bool(code) and all(map(_teaches, code))
+
+
+def _teaches(cell: NotebookNode) -> bool:
+    return LESSON in cell.metadata.get("tags", [])
