@@ -21,6 +21,7 @@ from wrong_answers import WRONG_ANSWERS
 from helpers import paths
 from helpers.corpus import built_in
 from helpers.manifest import open_room, read_manifest
+from helpers.run.lessons import LESSON
 from helpers.run.verify import verify_run
 
 pytestmark = pytest.mark.slow
@@ -37,6 +38,7 @@ RESULT = {
     "reward": {"best", "facts_seen", "facts_held_out", "steps"},
     "tournament": {"best"} | {f"{kind}_bits_per_char" for kind in ("characters", "words", "bpe", "bytes")},
 }
+WITH_WEIGHTS = ["corpus", "vocab", "tokenize", "train"]
 PLAIN_LOAD = """
 import sys
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -82,12 +84,14 @@ def run_course(runs: Path, *arguments: str, cwd: Path) -> subprocess.CompletedPr
 def take_course(corpus: str, folder: Path) -> dict[str, list[subprocess.CompletedProcess[str]]]:
     """Do with a corpus all that the tests are about: {what: the commands' ends}. Whether they are right, the tests say.
 
-    The six notebooks, twice; again with another parameter; then each side door, twice.
+    The six notebooks, twice; again with another parameter; of one's own text the first four without lessons; then each
+    side door, twice.
     """
     arguments, done = ["--run", corpus], {}
     if corpus == "own":
         own_corpus(folder / "我的 语料")
-        arguments += ["--corpus", "我的 语料", "-p", "vocab_size", "0"]  # 0: a rule decides, as by default
+        own = ["--corpus", "我的 语料", "-p", "vocab_size", "0"]  # 0: a rule decides, as by default
+        arguments += [*own, "--lessons"]
     else:
         solved_course(folder / "solved")
 
@@ -96,6 +100,8 @@ def take_course(corpus: str, folder: Path) -> dict[str, list[subprocess.Complete
 
     done["course"] = [run(*arguments), run(*arguments)]
     done["change"] = [run(*arguments, "-p", "max_new_tokens", "9")]
+    if corpus == "own":
+        done["bare"] = [run(*WITH_WEIGHTS, "--run", "bare", *own)]
     for side_door in paths.SIDE_DOORS:
         done[side_door] = [run(side_door, "--run", corpus), run(side_door, "--run", corpus)]
     return done
@@ -228,3 +234,16 @@ def test_a_side_door_runs_on_the_rooms_of_the_run(commands, side_door):
     check_exercises(run, side_door)
     assert f"id='{side_door}'" in (paths.run_dir(run) / "report.html").read_text("utf-8")
     assert all(passed for _, passed, _ in verify_run(run))
+
+
+def test_the_rooms_of_ones_own_text_are_the_same_without_lessons(courses):
+    folder, future = courses["own"]
+    printed(future.result()["bare"][0])
+    made = {"own": {}, "bare": {}}
+    for run, outputs in made.items():
+        for stage in WITH_WEIGHTS:
+            room = folder / "runs" / run / paths.NOTEBOOKS[stage][1]
+            outputs |= json.loads((room / "manifest.json").read_text("utf-8"))["outputs"]
+    assert made["own"] == made["bare"] and any("final_model" in name for name in made["own"])
+    copies = [(folder / "runs" / run / "notebooks" / "04_train.ipynb").read_text("utf-8") for run in made]
+    assert [f'"{LESSON}"' in copy for copy in copies] == [True, False]

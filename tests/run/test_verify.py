@@ -163,12 +163,12 @@ def test_a_stage_runs_again_only_if_something_has_changed(skipped, change, more,
 
 @pytest.mark.slow
 def test_a_side_door_runs_on_the_rooms_of_a_run_and_is_skipped_and_verified_like_a_stage(skipped, capsys):
-    for words in ("bits per character 3.25", "skipped"):
+    for words in ("3.25", "skipped"):
         assert main(["tournament", "--run", "r"]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert [line.split()[0] for line in lines] == ["tournament", "report"] and words in lines[0]
     page = (paths.run_dir("r") / "report.html").read_text("utf-8")
-    assert "<a href='#tournament'>tournament</a>" in page and "id='tournament'" in page
+    assert '<a href="#tournament">' in page and "id='tournament'" in page
     assert skipped() == [True, True]
     assert main(["verify", "--run", "r"]) == 0
     assert "tournament    fits  1 files as written, 1 files as read" in capsys.readouterr().out
