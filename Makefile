@@ -27,6 +27,8 @@ PY := "$$ENV/bin/python"
 
 NBVAL := --nbval --nbval-current-env --nbval-sanitize-with tests/nbval.cfg \
 	--nbval-cell-timeout 3600 --nbval-kernel-startup-timeout 180
+CHANGED := git diff --quiet HEAD -- notebooks 2>/dev/null || \
+	echo "You have worked in notebooks/; the published ones are tested: cp -r notebooks mine; git checkout notebooks" >&2
 # most tests keep one core busy: two processes share them, whole files each (tests/conftest.py)
 SHARED := -n 2 --dist loadscope
 
@@ -40,7 +42,7 @@ run: setup  ## the six notebooks in order, then runs/<RUN>/report.html; CORPUS: 
 # the long training first, alone: it needs both cores
 test: setup-dev  ## the committed outputs computed anew, the unit tests, the six notebooks at a tiny scale (a quarter of an hour)
 	@RUNS_DIR="$$(mktemp -d)" && export RUNS_DIR && trap 'rm -rf "$$RUNS_DIR"' EXIT && \
-	HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest notebooks/0[1-6]_*.ipynb $(NBVAL) -q && \
+	{ HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest notebooks/0[1-6]_*.ipynb $(NBVAL) -q || { $(CHANGED); exit 1; }; } && \
 	HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests -m "not outside and not clock" -q $(SHARED)
 
 unit: setup-dev  ## the unit tests that need no long training, no injected fault and no browser (under three minutes)

@@ -1,8 +1,6 @@
 """What every test module gets without asking: a runs folder of its own, so that no test sees the user's runs."""
 
-import contextlib
 import os
-import subprocess
 from pathlib import Path
 
 import hypothesis
@@ -78,48 +76,13 @@ def house(tmp_path, monkeypatch):
 
 
 class WholeFiles(LoadScopeScheduling):
-    """Deals the tests out to processes: a file as a whole, and the six notebooks as one."""
+    """Deals the tests out to processes by whole files: what a file has made is shared by its tests."""
 
     def _split_scope(self, nodeid):
-        file = nodeid.split("::")[0]
-        return "the six notebooks" if file.endswith(".ipynb") else file  # each goes on with what the one before wrote
-
-
-class OneThread:
-    """Starts the kernel of the long training with one thread, where two processes of tests share two cores.
-
-    Two threads would wait at each product for the one that has lost its core to the other process.
-    """
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_setup(self, item):
-        """Set the variable for the moment in which nbval starts the kernel."""
-        with pytest.MonkeyPatch.context() as patch:
-            if "PYTEST_XDIST_WORKER" in os.environ and item.nodeid.split("::")[0].endswith("04_train.ipynb"):
-                patch.setenv("OMP_NUM_THREADS", "1")
-            return (yield)
-
-
-def pytest_configure(config):
-    """Register what concerns the notebooks: a conftest's own hooks are only called for the tests beside it."""
-    config.pluginmanager.register(OneThread())
+        return nodeid.split("::")[0]
 
 
 def pytest_xdist_make_scheduler(config, log):
-    """Deal the tests out by `WholeFiles`, in the order of the command line: what takes longest comes first."""
+    """Deal the tests out by `WholeFiles`, in their order."""
     config.option.loadscopereorder = False
     return WholeFiles(config, log)
-
-
-def pytest_terminal_summary(terminalreporter, exitstatus):
-    """Tell a reader who has worked in the notebooks why tests of them fail, and how to keep the work."""
-    command = ["git", "-C", str(Path(__file__).parent.parent), "diff", "--name-only", "HEAD", "--", "notebooks"]
-    changed = ""
-    with contextlib.suppress(OSError):  # there is no git
-        changed = subprocess.run(command, capture_output=True, encoding="utf-8").stdout if exitstatus else ""
-    if changed:
-        terminalreporter.section("your work in the notebooks")
-        terminalreporter.line(
-            f"{' '.join(changed.split())} changed since the last commit; the published form is tested."
-        )
-        terminalreporter.line("Keep yours, and put those back: cp -r notebooks mine; git checkout notebooks")
