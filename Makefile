@@ -40,7 +40,7 @@ run: setup  ## the six notebooks in order, then runs/<RUN>/report.html; CORPUS: 
 	@$(PY) -m helpers.run --run "$$RUN" $${CORPUS:+--corpus "$$CORPUS"} $${PRESET:+--preset "$$PRESET"}
 
 # the long training first, alone: it needs both cores
-test: setup-dev  ## the committed outputs computed anew, the unit tests, the six notebooks at a tiny scale (a quarter of an hour)
+test: setup-dev  ## the committed outputs computed anew, the unit tests, the six notebooks at a tiny scale (about 20 minutes)
 	@RUNS_DIR="$$(mktemp -d)" && export RUNS_DIR && trap 'rm -rf "$$RUNS_DIR"' EXIT && \
 	{ HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest notebooks/0[1-6]_*.ipynb $(NBVAL) -q || { $(CHANGED); exit 1; }; } && \
 	HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests -m "not outside and not clock" -q $(SHARED)
@@ -57,7 +57,7 @@ test-all: test test-faults  ## also what measures time, JupyterLab in a browser,
 test-faults: setup-dev  ## every fault of training with its full counts: killed, damaged, full, poisoned (about ten minutes)
 	@FAULTS=full HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests/train/test_checkpoint.py tests/train/test_faults.py -q
 
-bench: setup-dev  ## what benchmarks/README.md reports; RUN must be trained (about an hour, 5 GB of temporary files)
+bench: setup-dev  ## what benchmarks/README.md reports; RUN must be trained (about an hour, 2 GB of temporary files)
 	@$(PY) -m benchmarks.train_speed && $(PY) -m benchmarks.block_speed && $(PY) -m benchmarks.recipes --run "$$RUN" && \
 	$(PY) -m benchmarks.corpus && $(PY) -m benchmarks.generate_speed --run "$$RUN" && $(PY) -m benchmarks.serve_load --run "$$RUN"
 

@@ -10,7 +10,6 @@ The ground floor knows no room:
     parallel    shards mapped over processes or over a Dask cluster, with a progress bar
     device      CPU or GPU, mixed precision, memory, the speed of matrix products
     report      one HTML page about a run
-    run         runs the notebooks in order, and sweeps of runs: python -m helpers.run
 
 The rooms; a room imports the ground floor and the rooms before it, and each package's own docstring lists its modules:
 
@@ -26,5 +25,6 @@ Side doors that make models of their own, from rooms of the six:
     chat            a writer becomes an answerer: supervised fine-tuning on conversations, LoRA
     reward          an answerer becomes a better one: a judge, GRPO, DPO
 
+    run         runs the notebooks in order, and sweeps of runs: python -m helpers.run
     show        everything that is for the eyes: figures, dashboards, panels; only notebooks import it
 """

@@ -1,7 +1,7 @@
 """Cleaning rules that remove dirt from a text, each with a name and a count; filters; and cutting long texts.
 
-To add a rule, add a line to RULES, or to OPTIONAL if it is off by default. Knows texts only: no file, no encoding, no
-corpus.
+To add a rule, add a line to RULES, above its last four, which are about spaces, or to OPTIONAL if it is off by default.
+Knows texts only: no file, no encoding, no corpus.
 """
 
 import datetime

@@ -332,7 +332,7 @@ def check_bias(settings: Settings, vocab_size: int) -> None:
 def active_filters(
     settings: Sequence[Settings], vocab_size: int, device: torch.device | str = "cpu"
 ) -> dict[str, Tensor]:
-    """Return the settings that `sampling.filtered` needs for these rows; what is off in all of them is left out.
+    """Return the settings that `sampling.apply_filters` needs for these rows; what is off in all of them is left out.
 
     (B,) each, logit_bias (B, V). Raises ValueError for a bias of a token that there is not.
     """
