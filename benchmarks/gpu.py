@@ -395,7 +395,7 @@ def service(bench: Bench, figures: dict) -> None:
     model, tokenizer = preset_writer(bench)
     options = Namespace(tokens=32, seconds=SECONDS)
     with runs_folder(bench.scratch / "served"):
-        checkpoint.export(paths.room("gpu", "train") / "final_model", model, tokenizer)
+        checkpoint.export_model(paths.room("gpu", "train") / "final_model", model, tokenizer)
         outputs = (paths.room("gpu", "train") / "final_model").iterdir()
         write_manifest("gpu", "train", parameters={}, inputs=[], outputs=outputs, result={})
         del model

@@ -142,8 +142,15 @@ def _open_archive(path: Path, changed: int):
             plain.seek(0)
             tar = tarfile.open(fileobj=plain, mode="r:")
         return tar, {info.offset: info for info in tar}
-    except (*_DAMAGE, tarfile.TarError, ValueError) as error:
-        raise error if isinstance(error, BadFile) else BadFile(f"this archive cannot be opened: {error}") from None
+    except (*_DAMAGE, tarfile.TarError, ValueError, OSError) as error:
+        if isinstance(error, BadFile) or getattr(error, "filename", None):  # the file itself cannot be opened
+            raise
+        raise BadFile(f"this archive cannot be opened: {error}") from None
+
+
+def close_archives() -> None:
+    """Close the archive that is kept open; what it was unpacked to is gone then."""
+    _open_archive.cache_clear()
 
 
 # ---- bytes ----
@@ -171,7 +178,7 @@ def _open_member(item: Input) -> IO[bytes]:
     try:
         member = infos[item.start]
         return archive.open(member) if isinstance(archive, zipfile.ZipFile) else archive.extractfile(member)
-    except (*_DAMAGE, KeyError) as error:
+    except (*_DAMAGE, KeyError, OSError) as error:
         raise BadFile(f"this member cannot be read: {error}") from None
 
 
@@ -179,15 +186,16 @@ def _unpack(stream: IO[bytes], packing: str, size: int, file: BinaryIO) -> None:
     """Write what a stream of `size` bytes unpacks to. Raises BadFile if it is damaged, cut off or a bomb."""
     plain = gzip.GzipFile(fileobj=stream) if packing == ".gz" else stream
     blocks = _zst_blocks(stream) if packing == ".zst" else iter(lambda: plain.read(encodings.BLOCK_BYTES), b"")
-    try:
-        for block in blocks:
-            file.write(block)
-            if file.tell() > max(SMALL_BYTES, RATIO * size):
-                raise BadFile(
-                    f"it unpacks to more than {RATIO} times its size, {file.tell():,} bytes until now: a bomb?"
-                )
-    except _DAMAGE as error:
-        raise BadFile(f"damaged or cut off: unpacking stops after {file.tell():,} bytes ({error})") from None
+    while True:
+        try:
+            block = next(blocks, None)
+        except (*_DAMAGE, OSError) as error:
+            raise BadFile(f"damaged or cut off: unpacking stops after {file.tell():,} bytes ({error})") from None
+        if block is None:
+            return
+        file.write(block)  # an error here is one of the disk
+        if file.tell() > max(SMALL_BYTES, RATIO * size):
+            raise BadFile(f"it unpacks to more than {RATIO} times its size, {file.tell():,} bytes until now: a bomb?")
 
 
 def _zst_blocks(packed: IO[bytes]) -> Iterator[bytes]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from helpers import parallel, paths
 from helpers.corpus import built_in, download, partition, split
-from helpers.corpus.archives import Input, NoDocuments
+from helpers.corpus.archives import Input, NoDocuments, close_archives
 from helpers.corpus.conversations import Conversation
 from helpers.corpus.find import BUILT_IN, find_corpus
 from helpers.corpus.report import FileReport, PartReport, Report
@@ -54,6 +54,8 @@ def build_corpus(run: str, source: str = BUILT_IN, *, workers: int = 0, cluster:
         except NoDocuments:
             shutil.rmtree(parts)
             raise
+        finally:
+            close_archives()
         shutil.rmtree(parts)
 
         # 3. the report

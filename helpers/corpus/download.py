@@ -159,9 +159,11 @@ def _fetch_file(client: httpx.Client, url: str, target: Path) -> Path:
             have = _size(part)
             failures = 1 if have >= before + 2**20 else failures + 1
             if failures >= ATTEMPTS:
+                goes_on = part.with_suffix(".etag").exists()  # without one, the next attempt begins anew
+                kept = f"{have:,} bytes are kept: run this again to go on from there" if goes_on else "Run this again"
                 raise FetchError(
-                    f"{url}: {error or type(error).__name__}, {failures} times in a row. {have:,} bytes are kept: "
-                    "run this again to go on from there, or download it by hand and give the file"
+                    f"{url}: {error or type(error).__name__}, {failures} times in a row. {kept}, "
+                    "or download it by hand and give the file"
                 ) from None
         time.sleep(WAIT * 2 ** (failures - 1))
     path = target / _name(url, headers, part)
@@ -185,8 +187,9 @@ def _attempt(client: httpx.Client, url: str, part: Path) -> httpx.Headers:
             raise httpx.TransportError(f"the server answers {status}")
         if answer.status_code not in (200, 206, 416):
             raise FetchError(f"{url}: the server answers {status}. Is the address right?")
-        if url.startswith("https:") and answer.url.scheme != "https":
-            raise FetchError(f"{url} redirects to {answer.url}, which anybody on the way can change")
+        hops = [hop.url for hop in [*answer.history, answer]]
+        if hops[0].scheme == "https" and (open_to_all := [hop for hop in hops if hop.scheme != "https"]):
+            raise FetchError(f"{url} redirects to {open_to_all[0]}, which anybody on the way can change")
         is_rest = answer.headers.get("content-range", "").startswith(f"bytes {have}-")
         is_same = answer.headers.get("etag") == headers.get("If-Range")
         if answer.status_code != 200 and not (is_rest and is_same):

@@ -106,12 +106,19 @@ def execute(run: str, stage: str, values: dict[str, Any], environment: Mapping[s
     defaults = notebook_parameters(stage)
     changed = {name: value for name, value in values.items() if name == "run" or value != defaults[name]}
     # not to the terminal: as it closes, a kernel on a busy machine may log that its own sockets are closed
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stderr:
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stderr,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        source = notebook
+        if not lessons:
+            source = Path(folder, notebook.name)
+            nbformat.write(stage_notebook(stage, lessons), source)
         manager = type("ThisPython", (ThisPython,), {"environment": environment, "stderr": stderr})
         try:
             papermill.execute_notebook(
-                stage_notebook(stage, lessons), _literally(target), parameters=changed, kernel_name="python3",
-                language="python", kernel_manager_class=manager, progress_bar=False,
+                _literally(source), _literally(target), parameters=changed, kernel_name="python3", language="python",
+                kernel_manager_class=manager, progress_bar=False,
             )  # fmt: skip
         except PapermillExecutionError as error:
             problem = f"{error.ename}: {error.evalue}"

@@ -211,20 +211,23 @@ def _in_words(combination: dict[str, Any]) -> str:
 @contextlib.contextmanager
 def reported(trial: Any, run: str) -> Iterator[None]:
     """Tell the study of a run's validations while the block trains it; a file STOP ends it if it is to be pruned."""
-    end, stop = threading.Event(), paths.room(run, "train") / "STOP"
+    end, stop, before = threading.Event(), paths.room(run, "train") / "STOP", _log(run)
 
     def look() -> None:
         seen, behind, over = -1, False, False
         while not over:
             over = end.wait(LOOK_SECONDS)
             rows = _log(run)
+            if rows[: len(before)] == before:  # what an earlier training there has logged is none of ours
+                rows = rows[len(before) :]
             total = next((row["total_steps"] for row in reversed(rows) if row.get("total_steps")), 0)
             for row in rows if total else []:
                 if row["event"] == "validation" and (percent := 100 * row["step"] // total) > seen:
                     trial.report(row["bits_per_char"], percent)
                     seen, behind = percent, behind or trial.should_prune()
             if behind and not over:  # more than once: a training that only begins removes the file
-                stop.touch()
+                with contextlib.suppress(FileNotFoundError):  # its room is just put aside
+                    stop.touch()
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()

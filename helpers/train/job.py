@@ -257,7 +257,7 @@ def _prepared(file: Path, room_is_ready: bool) -> TrainSettings:
 def train_from_shell() -> None:
     """Train as `[torchrun …] -m helpers.train PARAMETERS.json` asks; end the process.
 
-    Its code is 0, after SIGTERM or Ctrl-C 143 or 130, else 1 with a reason.
+    Its code is 0, after SIGTERM or Ctrl-C 143 or 130, else 1 with a reason, 2 for a wrong command.
     """
     # 1. the settings, and the room
     parser = argparse.ArgumentParser(prog="python -m helpers.train")

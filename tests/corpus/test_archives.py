@@ -211,6 +211,17 @@ def test_a_damaged_member_is_one_bad_file(tmp_path):
     assert read(second) == ["二"]
 
 
+@pytest.mark.parametrize("damage", ["a byte of bzip2", "the beginning is gone"])
+def test_a_zip_of_which_the_library_says_oserror_is_a_bad_file_too(tmp_path, damage):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("a.txt", SENTENCE * 99)
+    data = bytearray((tmp_path / "a.zip").read_bytes())
+    data[len(data) // 2] ^= 255
+    (tmp_path / "a.zip").write_bytes(data if damage == "a byte of bzip2" else data[10:])
+    with pytest.raises(BadFile):
+        read(find_inputs(str(tmp_path))[0][0])
+
+
 @pytest.mark.parametrize("name", ["a.zip", "a.tgz", "a.txt.gz", "a.json", "a.csv", "a.parquet"])
 def test_damaged_bytes_make_a_bad_file_and_nothing_worse(tmp_path, name):
     text = "".join(f"第{n}句，{SENTENCE}\n" for n in range(100)).encode()

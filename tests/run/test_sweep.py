@@ -1,6 +1,7 @@
 """Sweeps: rooms that runs share, runs that fail or are behind, several processes, one that is killed."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import optuna
@@ -234,3 +236,19 @@ def test_two_machines_are_given_the_same_command(tmp_path):
     subprocess.run(["bash", script, *arguments], cwd=tmp_path, env=os.environ | {"SSH": tmp_path / "ssh"}, check=True)
     same = "-m helpers.run sweep lr.yaml --run songci --corpus song ci.txt"
     assert sorted((tmp_path / "asked").read_text("utf-8").splitlines()) == [f"alice {same}", f"bob {same}"]
+
+
+def test_what_an_earlier_training_has_logged_is_none_of_a_trials(tmp_path, monkeypatch):
+    monkeypatch.setenv("RUNS_DIR", str(tmp_path))
+    monkeypatch.setattr(sweep, "LOOK_SECONDS", 0.01)
+    told = []
+    trial = SimpleNamespace(report=lambda bits, percent: told.append((bits, percent)), should_prune=lambda: False)
+    log = paths.room("r", "train") / "metrics.jsonl"
+    log.parent.mkdir(parents=True)
+    start = {"event": "start", "total_steps": 10}
+    old = [start, {"event": "validation", "step": 10, "bits_per_char": 9.0}]
+    new = [start, {"event": "validation", "step": 5, "bits_per_char": 2.0}]
+    log.write_text("\n".join(map(json.dumps, old)), "utf-8")
+    with sweep.reported(trial, "r"):
+        log.write_text("\n".join(map(json.dumps, new)), "utf-8")  # the room was put aside, and another training begins
+    assert told == [(2.0, 50)]
