@@ -17,9 +17,10 @@ def stage_notebook(stage: str, lessons: bool) -> NotebookNode:
     """Return a stage's notebook; without lessons, the cells that only teach and their prose are left out."""
     book = nbformat.read(paths.notebook(stage), as_version=4)
     if not lessons:
-        book.cells = [
-            cell for part in _parts(book.cells) if not _only_teaches(part) for cell in part if not _teaches(cell)
-        ]
+        parts = [(part, [cell for cell in part if not _teaches(cell)]) for part in _parts(book.cells)]
+        # prose whose code is all left out would lead to nothing
+        kept = [rest for part, rest in parts if rest == part or any(cell.cell_type == "code" for cell in rest)]
+        book.cells = [cell for rest in kept for cell in rest]
     return book
 
 
@@ -32,11 +33,6 @@ def _parts(cells: list[NotebookNode]) -> Iterator[list[NotebookNode]]:
             part = []
         part.append(cell)
     yield part
-
-
-def _only_teaches(part: list[NotebookNode]) -> bool:
-    code = [cell for cell in part if cell.cell_type == "code"]
-    return bool(code) and all(map(_teaches, code))
 
 
 def _teaches(cell: NotebookNode) -> bool:

@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 from helpers import paths
 from helpers.files import fingerprint, log_rows, write_text
 from helpers.manifest import MANIFEST, notebook_parameters, read_manifest
-from helpers.run.execute import StageFailed, run_stages
+from helpers.run.execute import StageFailed, looking, run_stages
 from helpers.run.parameters import Refused, Values, load_yaml, plan_parameters
 
 _STAGES = ["corpus", "vocab", "tokenize", "train"]  # of each run
@@ -211,9 +211,9 @@ def _in_words(combination: dict[str, Any]) -> str:
 @contextlib.contextmanager
 def reported(trial: Any, run: str) -> Iterator[None]:
     """Tell the study of a run's validations while the block trains it; a file STOP ends it if it is to be pruned."""
-    end, stop, before = threading.Event(), paths.room(run, "train") / "STOP", _log(run)
+    stop, before = paths.room(run, "train") / "STOP", _log(run)
 
-    def look() -> None:
+    def look(end: threading.Event) -> None:
         seen, behind, over = -1, False, False
         while not over:
             over = end.wait(LOOK_SECONDS)
@@ -229,13 +229,10 @@ def reported(trial: Any, run: str) -> Iterator[None]:
                 with contextlib.suppress(FileNotFoundError):  # its room is just put aside
                     stop.touch()
 
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
     try:
-        yield
+        with looking(look):
+            yield
     finally:
-        end.set()
-        thread.join()
         stop.unlink(missing_ok=True)
 
 
