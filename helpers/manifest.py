@@ -3,19 +3,38 @@
 import ast
 import json
 import platform
+import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from helpers.files import hash_files, known_sha256, write_text
 from helpers.paths import NOTEBOOKS, STAGES, notebook, room, run_dir, runs_dir
-from helpers.wording import did_you_mean, run_again
+from helpers.wording import called_here, did_you_mean, run_again
 
 MANIFEST = "manifest.json"
+# stage -> the file of `helpers` and its dataclass that hold what can be set besides the notebook's parameters cell
+SETTINGS = {
+    "corpus": ("corpus/settings.py", "CorpusSettings"),
+    "vocab": ("vocab/choice.py", "VocabSettings"),
+    "train": ("train/settings.py", "TrainSettings"),
+    "chat": ("chat/job.py", "ChatSettings"),
+    "reward": ("reward/job.py", "RewardSettings"),
+}
 Files = Iterable[Path]
+Record = TypeVar("Record")
 _PACKAGES = ("numpy", "thulac", "tokenizers", "torch", "transformers")
+
+
+class Parameter(NamedTuple):
+    """What can be set of a notebook."""
+
+    default: Any
+    meaning: str  # its comment
+    shown: bool  # it stands in the notebook's parameters cell
 
 
 class RoomError(RuntimeError):
@@ -97,28 +116,63 @@ def open_room(run: str, stage: str) -> dict[str, Any]:
     return manifest
 
 
-def notebook_parameters(stage: str) -> dict[str, Any]:
-    """Return {name: default} of a notebook's cell tagged `parameters`: plain literals, in order.
+def read_parameters(stage: str) -> dict[str, Parameter]:
+    """Return what can be set of a notebook: first its cell tagged `parameters`, then its dataclass's other fields.
 
     Raises ValueError unless exactly one cell has that tag, and it holds nothing but `name: type = literal`.
     """
     cells = json.loads(notebook(stage).read_text("utf-8"))["cells"]
-    tagged = [cell for cell in cells if "parameters" in cell["metadata"].get("tags", [])]
+    tagged = ["".join(cell["source"]) for cell in cells if "parameters" in cell["metadata"].get("tags", [])]
     if len(tagged) != 1:
         raise ValueError(f"{notebook(stage).name} needs exactly one cell tagged 'parameters', it has {len(tagged)}")
-    values = {}
-    for node in ast.parse("".join(tagged[0]["source"])).body:
+    shown = _declared(ast.parse(tagged[0]).body, tagged[0], f"{notebook(stage).name}, parameters", True)
+    if stage not in SETTINGS:
+        return shown
+    file, name = SETTINGS[stage]
+    source = (Path(__file__).parent / file).read_text("utf-8")
+    (record,) = [each for each in ast.parse(source).body if isinstance(each, ast.ClassDef) and each.name == name]
+    declared = [each for each in record.body if isinstance(each, ast.AnnAssign)]
+    return shown | {k: v for k, v in _declared(declared, source, file, False).items() if k not in shown}
+
+
+def _declared(nodes: Iterable[ast.stmt], source: str, where: str, shown: bool) -> dict[str, Parameter]:
+    """Return the declarations `name: type = value  # meaning`; a field's value may be the first in a call."""
+    found, lines = {}, source.splitlines()
+    for node in nodes:
         match node:
             case ast.AnnAssign(target=ast.Name(name), value=ast.expr() as value):
-                values[name] = ast.literal_eval(value)
+                value = value.args[0] if isinstance(value, ast.Call) and not shown else value
             case ast.Assign(targets=[ast.Name(name)], value=value):
-                values[name] = ast.literal_eval(value)
+                pass
             case _:
                 line = f"line {node.lineno}, `{ast.unparse(node)}`"
-                raise ValueError(f"{notebook(stage).name}, parameters, {line}: write `name: type = value`")
-    return values
+                raise ValueError(f"{where}, {line}: write `name: type = value`")
+        meaning = lines[(node.end_lineno or 0) - 1].partition("  # ")[2]
+        found[name] = Parameter(ast.literal_eval(value), meaning, shown)
+    return found
+
+
+def notebook_parameters(stage: str) -> dict[str, Any]:
+    """Return {name: default} of all that can be set of a notebook, see `read_parameters`."""
+    return {name: each.default for name, each in read_parameters(stage).items()}
 
 
 def current_parameters(stage: str, namespace: dict[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a running notebook with the values they have now (pass `globals()`)."""
-    return {name: namespace[name] for name in notebook_parameters(stage)}
+    """Return the parameters of a running notebook with the values they have now (pass `globals()`).
+
+    Raises ValueError for a name that its parameters cell, or papermill's, sets and the notebook doesn't have.
+    """
+    known = notebook_parameters(stage)
+    cells = [str(cell) for cell in namespace.get("In", [])]  # what has been executed, by IPython
+    own = [cell for cell in cells if re.search(r"^run: str = ", cell, re.MULTILINE)]
+    injected = [cell for cell in cells if cell.startswith("# Parameters\n")]
+    for cell in own[-1:] + injected[-1:]:  # an earlier one may hold a mistake that is mended
+        for name in re.findall(r"^(\w+)(?:: *\w+)? = ", cell, re.MULTILINE):
+            if name not in known:
+                raise ValueError(f"{notebook(stage).name} has no parameter '{name}'{called_here(name, known)}")
+    return {name: namespace.get(name, default) for name, default in known.items()}
+
+
+def settings_from(record: type[Record], parameters: Mapping[str, Any]) -> Record:
+    """Return a dataclass whose fields are some of the parameters, with their values."""
+    return record(**{each.name: parameters[each.name] for each in fields(record)})  # type: ignore[arg-type]  # a dataclass

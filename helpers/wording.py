@@ -6,6 +6,23 @@ from collections.abc import Iterable
 
 from helpers.paths import NOTEBOOKS
 
+# the commonest names of other programs that are not near ours
+FOREIGN = {
+    "learning_rate": "lr",
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "block_size": "n_ctx",
+    "max_seq_len": "n_ctx",
+    "per_device_train_batch_size": "batch_size",
+    "accumulation_steps": "gradient_accumulation",
+    "grad_clip": "max_grad_norm",
+    "dtype": "precision",
+    "max_steps": "epochs, or max_minutes",
+    "length": "max_new_tokens",
+    "output_dir": "--run NAME: a run is in runs/NAME/",
+}
+
 
 def let_console_replace() -> None:
     """Let a console whose encoding lacks a character print "?" for it, instead of ending the command with an error."""
@@ -28,6 +45,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     known = list(known)
     close = difflib.get_close_matches(word, known, n=1)
     return f"; did you mean '{close[0]}'?" if close else f"; there is: {', '.join(known)}"
+
+
+def called_here(name: str, known: Iterable[str]) -> str:
+    """Return what to say of a parameter that no notebook has: what it is called here, or the nearest known one."""
+    return f": here it is {FOREIGN[name]}" if name in FOREIGN else did_you_mean(name, sorted(set(known) - {"run"}))
 
 
 def run_again(stage: str, run: str = "") -> str:

@@ -1,11 +1,23 @@
 """manifest: it says what a room was made from, and notices what no longer fits; the parameters of a notebook."""
 
+from contextlib import nullcontext
+from dataclasses import asdict
+
 import nbformat
 import pytest
 
 from helpers import paths
 from helpers.files import sha256
-from helpers.manifest import MANIFEST, RoomError, current_parameters, notebook_parameters, open_room, write_manifest
+from helpers.manifest import (
+    MANIFEST,
+    RoomError,
+    current_parameters,
+    notebook_parameters,
+    open_room,
+    read_parameters,
+    write_manifest,
+)
+from helpers.train.settings import TrainSettings
 
 
 @pytest.fixture
@@ -92,12 +104,36 @@ def notebook_with(tmp_path, monkeypatch):
     return write
 
 
-def test_the_parameters_of_a_notebook_are_its_tagged_cell(notebook_with):
+def test_the_parameters_of_a_notebook_are_its_tagged_cell_and_then_its_dataclass(notebook_with):
     source = 'run: str = "sample"\nlr: float = 1e-4  # peak\nwords = ["一", -1]\nn: int | None = None'
     notebook_with(("import os", []), (source, ["parameters"]))
-    assert notebook_parameters("train") == {"run": "sample", "lr": 1e-4, "words": ["一", -1], "n": None}
-    now = {"run": "x", "lr": 1.0, "words": [], "n": 3}
-    assert current_parameters("train", now | {"other": 0}) == now
+    first = {"run": "sample", "lr": 1e-4, "words": ["一", -1], "n": None}
+    assert list(notebook_parameters("train").items())[:4] == list(first.items())
+    assert notebook_parameters("train") == asdict(TrainSettings()) | first
+    assert read_parameters("train")["lr"] == (1e-4, "peak", True)
+    assert read_parameters("train")["eps"] == (1e-8, "AdamW: added to the root of that mean", False)
+
+
+def test_the_current_ones_are_what_the_kernel_holds_and_else_the_defaults(notebook_with):
+    notebook_with(('run: str = "sample"\nlr: float = 1e-4', ["parameters"]))
+    now = current_parameters("train", {"run": "x", "lr": 1.0, "eps": 1e-6, "other": 0})
+    assert now == asdict(TrainSettings()) | {"run": "x", "lr": 1.0, "eps": 1e-6}
+
+
+@pytest.mark.parametrize(
+    "cells, said",
+    [
+        (['run: str = "a"\nlr: float = 1.0', "# Parameters\nbatchsize = 3"], "'batchsize'; did you mean 'batch_size'"),
+        (['run: str = "a"\nlearning_rate: float = 1.0'], "'learning_rate': here it is lr"),
+        (['run: str = "a"\nlearning_rate = 1.0', 'run: str = "a"\nlr = 1.0'], ""),  # it has been mended
+        (["import os\nfolder = 1", 'run: str = "a"\nlr: float = 1.0', "# Parameters\neps = 1e-3", "x = 1"], ""),
+    ],
+)
+def test_a_name_that_the_notebook_does_not_have_is_refused(cells, said, notebook_with):
+    """As papermill sets it, or as somebody types it: papermill alone would only log a line."""
+    notebook_with(('run: str = "sample"\nlr: float = 1e-4', ["parameters"]))
+    with pytest.raises(ValueError, match=f"04_train.ipynb has no parameter {said}") if said else nullcontext():
+        current_parameters("train", {"In": ["", *cells]})
 
 
 @pytest.mark.parametrize("line", ["run, lr = 1, 2", "lr: float", "import os", "print(1)"])

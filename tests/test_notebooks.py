@@ -38,6 +38,7 @@ RESULT = {
     "reward": {"best", "facts_seen", "facts_held_out", "steps"},
     "tournament": {"best"} | {f"{kind}_bits_per_char" for kind in ("characters", "words", "bpe", "bytes")},
 }
+DOORS = {"sample": [*paths.SIDE_DOORS], "own": ["chat"]}
 WITH_WEIGHTS = ["corpus", "vocab", "tokenize", "train"]
 PLAIN_LOAD = """
 import sys
@@ -84,10 +85,11 @@ def run_course(runs: Path, *arguments: str, cwd: Path) -> subprocess.CompletedPr
 def take_course(corpus: str, folder: Path) -> dict[str, list[subprocess.CompletedProcess[str]]]:
     """Do with a corpus all that the tests are about: {what: the commands' ends}. Whether they are right, the tests say.
 
-    The six notebooks, twice; again with another parameter; of one's own text the first four without lessons; then each
-    side door, twice.
+    The six notebooks, twice, then the side doors, twice. In between, on the built-in corpus again with another
+    parameter, and on one's own text the first four without lessons. Of the side doors one's own text opens the one that
+    reads conversations, and the one that refuses it.
     """
-    arguments, done = ["--run", corpus], {}
+    arguments, named, done = ["--run", corpus], ["--run", corpus], {}
     if corpus == "own":
         own_corpus(folder / "我的 语料")
         own = ["--corpus", "我的 语料", "-p", "vocab_size", "0"]  # 0: a rule decides, as by default
@@ -99,11 +101,12 @@ def take_course(corpus: str, folder: Path) -> dict[str, list[subprocess.Complete
         return run_course(folder / "runs", *words, cwd=folder)
 
     done["course"] = [run(*arguments), run(*arguments)]
-    done["change"] = [run(*arguments, "-p", "max_new_tokens", "9")]
     if corpus == "own":
         done["bare"] = [run(*WITH_WEIGHTS, "--run", "bare", *own)]
-    for side_door in paths.SIDE_DOORS:
-        done[side_door] = [run(side_door, "--run", corpus), run(side_door, "--run", corpus)]
+        done["refused"] = [run("reward", *named)]
+    else:
+        done["change"] = [run(*arguments, "-p", "max_new_tokens", "9")]
+    done["doors"] = [run(*DOORS[corpus], *named), run(*DOORS[corpus], *named)]
     return done
 
 
@@ -146,10 +149,14 @@ def run(commands):
     return commands[0]
 
 
-def test_what_has_run_is_skipped_and_a_change_runs_the_rooms_that_it_reaches(commands):
-    first, again = commands[1]["course"]
-    assert skipped(first) == [False] * 6
-    assert skipped(again) == [True] * 6
+def test_what_has_run_is_skipped(commands):
+    corpus, done = commands
+    for what, stages in (("course", 6), ("doors", len(DOORS[corpus]))):
+        assert [skipped(each) for each in done[what]] == [[False] * stages, [True] * stages]
+
+
+@pytest.mark.parametrize("commands", ["sample"], indirect=True)
+def test_a_change_runs_the_rooms_that_it_reaches(commands):
     [changed] = commands[1]["change"]
     assert skipped(changed) == [True, True, True, True, False, True]
 
@@ -218,22 +225,24 @@ def test_samples_were_written_and_are_in_the_report(run):
     assert len(page) < 8_000_000
 
 
-@pytest.mark.parametrize("side_door", paths.SIDE_DOORS)
-def test_a_side_door_runs_on_the_rooms_of_the_run(commands, side_door):
+def test_a_side_door_runs_on_the_rooms_of_the_run(run):
     """By papermill, as the six: `make run` leaves it out, and what it writes changes nothing for the stages."""
-    run, (first, again) = commands[0], commands[1][side_door]
-    if (run, side_door) == ("own", "reward"):  # nobody knows which answers about one's own text are right
-        assert first.returncode == 1 and "a reward needs a judge" in first.stdout + first.stderr
-        return
-    assert (skipped(first), skipped(again)) == ([False], [True])
-    manifest = open_room(run, side_door)
-    assert set(manifest["result"]) >= RESULT[side_door] and manifest["inputs"] and manifest["outputs"]
-    book = nbformat.read(paths.executed_copy(run, side_door), as_version=4)
-    outputs = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
-    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
-    check_exercises(run, side_door)
-    assert f"id='{side_door}'" in (paths.run_dir(run) / "report.html").read_text("utf-8")
+    page = (paths.run_dir(run) / "report.html").read_text("utf-8")
+    for side_door in DOORS[run]:
+        manifest = open_room(run, side_door)
+        assert set(manifest["result"]) >= RESULT[side_door] and manifest["inputs"] and manifest["outputs"]
+        book = nbformat.read(paths.executed_copy(run, side_door), as_version=4)
+        outputs = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
+        assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+        check_exercises(run, side_door)
+        assert f"id='{side_door}'" in page
     assert all(passed for _, passed, _ in verify_run(run))
+
+
+@pytest.mark.parametrize("commands", ["own"], indirect=True)
+def test_nobody_knows_which_answers_about_ones_own_text_are_right(commands):
+    [refused] = commands[1]["refused"]
+    assert refused.returncode == 1 and "a reward needs a judge" in refused.stdout + refused.stderr
 
 
 def test_the_rooms_of_ones_own_text_are_the_same_without_lessons(courses):

@@ -38,8 +38,13 @@ def small(preset, pretrained):
     return given
 
 
+def stages(preset):
+    """Return the stages to run; no preset sets anything of the last one, so that two of the models are enough."""
+    return paths.STAGES if preset in ("book", "minimind-moe") else [*paths.STAGES][:-1]
+
+
 def take_course(preset, folder):
-    """Run the six notebooks as a user does; return what the command said."""
+    """Run the notebooks as a user does; return what the command said."""
     (folder / "我的 文章").mkdir(parents=True)
     write_corpus(folder / "我的 文章", read_preset(preset).get("corpus", {}))
     (folder / "pretrained").mkdir()
@@ -48,7 +53,8 @@ def take_course(preset, folder):
     options = [
         word for name, value in small(preset, folder / "pretrained").items() for word in ("-p", name, str(value))
     ]
-    command = [sys.executable, "-m", "helpers.run", "--preset", preset, "--run", "r", "--corpus", "我的 文章", *options]
+    options = ["--preset", preset, "--run", "r", "--corpus", "我的 文章", *options]
+    command = [sys.executable, "-m", "helpers.run", *stages(preset), *options]
     environment = os.environ | {"RUNS_DIR": str(folder), "PYTHONPATH": str(paths.repo_root()), "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, encoding="utf-8")
 
@@ -90,4 +96,5 @@ def test_a_source_system_goes_from_text_to_a_service(preset, courses, monkeypatc
     written = (paths.room("r", "generate") / "samples.jsonl").read_text("utf-8").splitlines()
     assert len(written) >= 2
     assert all(json.loads(line)["text"].startswith(json.loads(line)["prompt"]) for line in written)
-    assert open_room("r", "serve")["result"]["latency_ms_p50"] > 0
+    if "serve" in stages(preset):
+        assert open_room("r", "serve")["result"]["latency_ms_p50"] > 0

@@ -10,23 +10,20 @@ from helpers.corpus.records import ReadOptions
 class CorpusSettings:
     """How documents are read, cleaned, chosen and split. Raises ValueError for what makes no sense."""
 
-    # how files are read; see `records.ReadOptions`
-    document: str = "auto"
-    text_key: str = "text"
-    repair: bool = False
-    # how documents are cleaned; see `cleaning.choose_rules`
-    rules: str = ""
-    # which are kept: lengths in characters, shares as in `cleaning.unfit`
-    min_length: int = 2
-    max_length: int = 2000
-    min_chinese: float = 0.0
-    max_symbols: float = 1.0
-    max_repetition: float = 1.0
-    near_duplicates: float = 0.0  # similarity from which two documents are the same text; 0: only exact copies are
-    near_keep: str = "first"  # of a cluster of near duplicates; or "all", on one side of the split
-    max_documents: int = 0  # 0: all
-    val_fraction: float = 0.05  # of the documents, chosen by hash and seed
-    seed: int = 0
+    document: str = "auto"  # what is one document of a .txt: block, line, file, or auto
+    text_key: str = "text"  # where the text is in JSON, CSV and Parquet: a key, or a template
+    repair: bool = False  # mend mojibake, where no byte was lost
+    rules: str = ""  # cleaning rules to switch on or off, see `cleaning.choose_rules`
+    min_length: int = 2  # shorter documents are dropped, and counted; in characters
+    max_length: int = 2000  # longer documents are cut at line ends; in characters
+    min_chinese: float = 0.0  # drop documents with a smaller share of Chinese characters (0: keep all)
+    max_symbols: float = 1.0  # drop documents with a larger share of digits and signs (1: keep all)
+    max_repetition: float = 1.0  # drop documents that repeat more than this share of themselves (1: keep all)
+    near_duplicates: float = 0.0  # similarity from which two documents are the same text (0: only exact copies are)
+    near_keep: str = "first"  # of near duplicates keep the "first", or "all", on one side of the split
+    max_documents: int = 0  # use only so many documents (0: all)
+    val_fraction: float = 0.05  # the part of the documents that is kept for validation, chosen by hash and seed
+    seed: int = 0  # another seed draws another built-in corpus and another validation set
 
     def __post_init__(self):
         self.read_options()

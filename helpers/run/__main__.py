@@ -17,7 +17,7 @@ from pathlib import Path
 
 from helpers import paths
 from helpers.files import Occupied
-from helpers.manifest import notebook_parameters
+from helpers.manifest import read_parameters
 from helpers.run.execute import StageFailed, refresh, run_stages
 from helpers.run.parameters import Refused, choose_stages, plan_parameters
 from helpers.run.sweep import run_sweep
@@ -56,8 +56,8 @@ def _verify(asked: argparse.Namespace) -> int:
 def _parameters(asked: argparse.Namespace) -> int:
     for stage in choose_stages(asked.stages):
         print(f"{paths.notebook(stage).stem}")
-        for name, default in notebook_parameters(stage).items():
-            print(f"  {name:24}{default!r}")
+        for name, each in read_parameters(stage).items():
+            print(f"  {name:24}{each.default!r:12}  {each.meaning}".rstrip())
     return 0
 
 

@@ -4,6 +4,7 @@ Knows what a notebook is given and where its copy goes, and nothing of what it d
 """
 
 import contextlib
+import logging
 import os
 import shutil
 import sys
@@ -36,6 +37,7 @@ from helpers.wording import duration
 
 TERMINAL_SECONDS, LOG_SECONDS = 1.0, 60.0  # between two looks at a stage's progress
 CLEAR = "\r\x1b[K"  # back to the beginning of the line, and wipe it
+logging.getLogger("papermill").setLevel(logging.ERROR)  # it warns of what is set besides the parameters cell
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 

@@ -15,27 +15,11 @@ import yaml
 from helpers import paths
 from helpers.corpus.find import resolve_source
 from helpers.manifest import notebook_parameters
-from helpers.wording import did_you_mean
+from helpers.wording import called_here, did_you_mean
 
 Values = dict[str, dict[str, Any]]  # {stage: {parameter: value}}
 
 _FILES = ("vocab_file",)  # parameters that name files which the user brings
-# the commonest names of other programs that are not near ours
-FOREIGN = {
-    "learning_rate": "lr",
-    "hidden_size": "n_embd",
-    "num_hidden_layers": "n_layer",
-    "num_attention_heads": "n_head",
-    "block_size": "n_ctx",
-    "max_seq_len": "n_ctx",
-    "per_device_train_batch_size": "batch_size",
-    "accumulation_steps": "gradient_accumulation",
-    "grad_clip": "max_grad_norm",
-    "dtype": "precision",
-    "max_steps": "epochs, or max_minutes",
-    "length": "max_new_tokens",
-    "output_dir": "--run NAME: a run is in runs/NAME/",
-}
 
 
 class Refused(ValueError):
@@ -161,11 +145,6 @@ def _parse_value(text: str, default: Any) -> Any:
         return text
 
 
-def _unknown(name: str, known: Iterable[str]) -> str:
-    """Return what to say of a name that no notebook has: what it is called here, or the nearest known one."""
-    return f": here it is {FOREIGN[name]}" if name in FOREIGN else did_you_mean(name, sorted(set(known) - {"run"}))
-
-
 def _resolve(name: str, given: str) -> str:
     """Return the absolute path of a file, a folder or a pattern; refuse it if it does not exist."""
     path = Path(os.path.abspath(os.path.expanduser(given)))
@@ -194,7 +173,7 @@ def plan_parameters(
         if name == "run":
             raise Refused(f"{where}: a run is named on the command line, with --run")
         if name not in defaults[stage]:
-            hint = _unknown(str(name), defaults[stage])
+            hint = called_here(str(name), defaults[stage])
             raise Refused(f"{where}: {paths.notebook(stage).stem} has no parameter '{name}'{hint}")
         values[stage][name] = _check_type(where, name, value, defaults[stage][name])
 
@@ -210,7 +189,7 @@ def plan_parameters(
         for name, value in pairs:
             owners = [stage for stage in stages if name in defaults[stage]]
             if not owners:
-                hint = _unknown(name, (known for stage in stages for known in defaults[stage]))
+                hint = called_here(name, (known for stage in stages for known in defaults[stage]))
                 raise Refused(f"{flag} {name}: no notebook that is to run has it{hint}")
             for stage in owners:
                 read = _parse_value(value, defaults[stage][name]) if isinstance(value, str) else value

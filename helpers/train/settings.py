@@ -34,13 +34,11 @@ class TrainSettings:
 
     run: str = _setting("sample", affects="watching")  # name of the run: all files are in runs/<run>/
     # the model
-    # llama, gpt2 or moe (llama with a mixture of experts)
-    architecture: str = _setting("llama", words=("llama", "gpt2", "moe"))
+    architecture: str = _setting("llama", words=("llama", "gpt2", "moe"))  # moe: llama with a mixture of experts
     n_embd: int = _setting(0, least=0)  # width; 0: by rule
     n_layer: int = _setting(0, least=0)  # blocks; 0: by rule
     n_head: int = _setting(0, least=0)  # attention heads per block; 0: by rule
-    # heads for keys and values, shared by the others (llama, moe); 0 means n_head
-    n_kv_head: int = _setting(0, least=0)
+    n_kv_head: int = _setting(0, least=0)  # heads for keys and values, shared by the others (llama, moe); 0: n_head
     n_experts: int = _setting(4, least=1)  # experts per block (moe)
     experts_per_token: int = _setting(1, least=1)  # experts that see each token (moe)
     aux_loss_coef: float = _setting(5e-4, least=0)  # weight of the loss that keeps the experts' work even (moe)
@@ -59,8 +57,7 @@ class TrainSettings:
     beta2: float = _setting(0.95, least=0, below=1)  # AdamW: decay of the running mean of squared gradients
     eps: float = _setting(1e-8, least=0)  # AdamW: added to the root of that mean
     warmup_steps: int = _setting(20, least=0)  # updates in which the rate climbs from 0 to lr
-    # how it falls after that: linear, cosine, wsd (flat, then down) or constant
-    schedule: str = _setting("linear", words=("linear", "cosine", "wsd", "constant"))
+    schedule: str = _setting("linear", words=("linear", "cosine", "wsd", "constant"))  # how it falls; wsd: at the end
     final_lr_fraction: float = _setting(0.0, least=0, most=1)  # where it ends, as a fraction of lr
     weight_decay: float = _setting(0.01, least=0)  # pull of matrices and tables towards 0
     max_grad_norm: float = _setting(1.0, least=0)  # a longer gradient is shortened to this; 0 means no limit
@@ -69,13 +66,11 @@ class TrainSettings:
     compile: bool = _setting(False, affects="speed")  # let torch compile the model's body
     device: str = _setting("auto", affects="speed")  # auto, cpu, cuda or mps
     devices: int = _setting(1, least=1, affects="speed")  # processes that train together, each with its windows
-    # each holds the whole model (ddp) or a part of it (fsdp)
-    parallel: str = _setting("auto", words=("auto", "ddp", "fsdp"), affects="speed")
+    parallel: str = _setting("auto", words=("auto", "ddp", "fsdp"), affects="speed")  # each has the model, or a part
     restarts: int = _setting(1, least=0, affects="watching")  # times that all are started again after one has failed
     # what is written; steps are updates
     log_step: int = _setting(10, least=1, affects="watching")  # steps between two rows of the log
-    # steps between two validations; 0: at the end of an epoch
-    eval_step: int = _setting(200, least=0, affects="watching")
+    eval_step: int = _setting(200, least=0, affects="watching")  # steps between two validations; 0: one per epoch
     sample_step: int = _setting(100, least=0, affects="watching")  # steps between two samples; 0: at the end of the run
     checkpoint_step: int = _setting(0, least=0, affects="watching")  # steps between two checkpoints; 0: one per epoch
     tracker: str = _setting("", affects="watching")  # a module that gets the curves too: wandb, swanlab, …

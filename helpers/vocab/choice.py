@@ -5,6 +5,8 @@ model most of the work is in them. The measurements behind the rules: benchmarks
 nothing of its text.
 """
 
+from dataclasses import dataclass
+
 from helpers.vocab.tokenizer import TOKEN_KINDS
 
 ENOUGH = 0.85  # share of new text that a word list must cover, or the model would mostly read single characters anyway
@@ -12,6 +14,20 @@ SHORT_TEXT = 500_000  # characters; up to here the list holds frequent words onl
 # characters of text up to which a row applies, most tokens, least occurrences of a character that is a token
 _SIZES = ((50_000, 8000, 2), (200_000, 8000, 3), (500_000, 8000, 5), (5_000_000, 8000, 10), (50_000_000, 16_000, 20))
 _LARGEST = (32_000, 50)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VocabSettings:
+    """What can be set of a vocabulary besides the cell of notebook 02's parameters. Raises ValueError."""
+
+    special_tokens: str = "pad:<pad> bos:<bos> eos:<eos> unk:<unk> user:<user> assistant:<assistant>"  # in order of ids
+    min_character_count: int = 0  # characters seen less often are spelled in bytes; 0: by rule
+    sample_characters: int = 20_000_000  # learn the words from this much training text, spread evenly; 0: all of it
+
+    def __post_init__(self) -> None:
+        for name in ("min_character_count", "sample_characters"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be 0 or more")
 
 
 def choose_sizes(vocab_size: int, min_character_count: int, characters: int, built_in: bool) -> tuple[int, int]:
