@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 IGNORE = -100  # the label of a position without an answer; torch's cross-entropy skips it
-_BLOCK = 32  # windows of about equal length that stay together in an epoch: notebook 04's batch
+_BLOCK = 32  # windows of about equal length that stay together in an epoch; notebook 04's batch has two such blocks
 _SORTED = 128 * _BLOCK  # windows sorted by length at a time: few enough to leave the epoch's order random
 
 
@@ -198,7 +198,7 @@ def epoch_order(lengths: np.ndarray, seed: int, epoch: int) -> np.ndarray:
     """Return the order, (windows,), in which an epoch visits windows of these lengths: a function of seed and epoch.
 
     The order is random, but 32 windows of about equal length stay together, so that batches hold little padding. (Texts
-    of one length are often of one kind: an update is steadier if it accumulates several such blocks.) What comes next
+    of one length are often of one kind: an update is steadier if it holds several such blocks.) What comes next
     follows from (seed, epoch, position) alone, for any batch size and any number of processes: a resumed run repeats
     nothing.
     """

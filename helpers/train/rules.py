@@ -29,7 +29,7 @@ from helpers.wording import duration
 
 # for the built-in corpus
 FIXED: dict[str, Any] = dict(
-    n_embd=192, n_layer=3, n_head=3, dropout=0.0, epochs=2, batch_size=32, gradient_accumulation=2, lr=1e-2
+    n_embd=192, n_layer=2, n_head=3, dropout=0.0, epochs=2, batch_size=64, gradient_accumulation=1, lr=1e-2
 )  # fmt: skip
 # for any other text
 MINUTES = 6.0

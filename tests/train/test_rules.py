@@ -51,7 +51,7 @@ def test_the_built_in_corpus_has_numbers_that_no_machine_changes(rate):
     """Its outputs are committed: they can only be compared if every machine trains the same model equally long."""
     found = choose(BUILT_IN, rate)
     assert {name: getattr(found.settings, name) for name in FIXED} == FIXED == dict(
-        n_embd=192, n_layer=3, n_head=3, dropout=0.0, epochs=2, batch_size=32, gradient_accumulation=2, lr=1e-2
+        n_embd=192, n_layer=2, n_head=3, dropout=0.0, epochs=2, batch_size=64, gradient_accumulation=1, lr=1e-2
     )  # fmt: skip
     assert found.settings.max_minutes == 0 and len(found.reasons) == 1
 
@@ -69,7 +69,7 @@ def test_by_the_clock_the_built_in_corpus_says_so():
 
 @pytest.mark.parametrize(("given", "moves"), [
     (dict(n_embd=256), dict(n_head=4)), (dict(n_embd=100), dict(n_head=1)), (dict(optimizer="adamw"), dict(lr=3e-3)),
-    (dict(batch_size=64), dict(gradient_accumulation=1)), (dict(gradient_accumulation=8), dict(batch_size=8)),
+    (dict(batch_size=16), dict(gradient_accumulation=4)), (dict(gradient_accumulation=8), dict(batch_size=8)),
 ])  # fmt: skip
 def test_a_given_number_of_the_built_in_corpus_moves_those_that_hang_on_it(given, moves):
     found = numbers(Text(1000, 10, built_in=True), **given)
