@@ -1,4 +1,4 @@
-"""The five older tutorials as their users run them: the preset, one's own text, the six notebooks, real thulac.
+"""The five older tutorials as their users run them: the preset, one's own text, the notebooks, real thulac.
 
 Only sizes are shrunk: the model, the context, the word list, the epochs and what depends on them. Schedule, rate,
 optimizer, packing, special tokens and sampling are the preset's own.
