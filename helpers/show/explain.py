@@ -185,8 +185,6 @@ def show_grid(cells: Sequence["Cell"]) -> None:
     head = f'style="text-align:right;padding:.2em .7em;{UNDER_HEADER};font-weight:normal"'
     for field, title, in_words in MEASURES:
         values = [getattr(cell, field) for cell in cells]
-        if not values or None in values:  # without an index of the training text, two measures are missing
-            continue
         low, high = min(values), max(values)
         flat = [["t \\ p", *map(cell_text, top_ps)]]
         lines = [table_row("".join(f"<th {head}>{name}</th>" for name in flat[0]))]

@@ -173,11 +173,6 @@ def test_special_tokens_are_never_sampled(tok, forced):
     assert not {token for s in sample for token in s.tokens} & set(unwanted)
 
 
-def test_a_special_token_typed_by_a_user_is_text(tok):
-    ids = prompt_ids(tok, "<eos><bos><user>")
-    assert ids[0] == tok.bos_token_id and not set(ids[1:]) & set(tok.all_special_ids)
-
-
 def test_no_character_is_ever_cut_in_two(tok, forced):
     """Neither in a stream nor at the last token."""
     whole = "看土𠮷🌱é浇"  # three are spelled in bytes: four, four, two

@@ -262,18 +262,6 @@ def test_the_first_to_arrive_is_chosen(seed, tensor):
     assert torch.equal(sampling.choose(tensor, noise), (noise / tensor.double().softmax(-1)).argmin(-1))
 
 
-def test_the_last_digits_of_logits_hardly_ever_matter():
-    """They change with the rows of a batch and the number of threads. On a line, thousands of borders would move."""
-    torch.manual_seed(0)
-    tensor = torch.randn(1, 10_000).expand(1000, -1)
-    shaken = tensor + 1e-3 * torch.randn(1, 10_000)
-    noise, draws = noise_for(tensor), torch.rand(1000, dtype=torch.float64)
-    lines = [torch.searchsorted(each[0].double().softmax(-1).cumsum(-1), draws) for each in (tensor, shaken)]
-    races = [sampling.choose(each, noise) for each in (tensor, shaken)]
-    by_line, by_race = (int((before != after).sum()) for before, after in (lines, races))
-    assert by_race < by_line / 5, (by_race, by_line)
-
-
 def test_broken_logits_are_refused():
     for broken in ([[math.nan] * 2], [[-math.inf] * 2], [[1.0, math.nan]], [[1.0, 2.0], [-math.inf] * 2]):
         with pytest.raises(ValueError, match="NaN"):

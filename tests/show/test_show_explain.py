@@ -124,8 +124,6 @@ def test_the_grid_has_a_table_a_measure(shown):
     assert plain.count("t \\ p") == 4
     lines = stripped(shown[0]).splitlines()
     assert lines[:4] == ["diversity: n-grams that differ", "t \\ p\t0.9\t1", "0.5\t0.60\t0.60", "1\t1.10\t1.10"]
-    show.grid([Cell(1.0, 1.0, 0.5, 0.0, None, None)])  # without an index: two measures
-    assert shown[1]["data"]["text/plain"].count("t \\ p") == 2
 
 
 def test_attention_shows_the_last_tokens_and_where_each_looks(shown):
