@@ -10,7 +10,7 @@ from models import PLANTS
 from service import wait_until
 
 from helpers.generate import generate, inference
-from helpers.generate.batch import DecodeBatch, Row
+from helpers.generate.batch import Row
 from helpers.generate.settings import Settings
 from helpers.serve.engine import Engine, NotRunning, QueueFull
 from helpers.serve.limits import Limits
@@ -218,18 +218,6 @@ def test_a_failing_model_is_told_and_the_engine_goes_on(start, net, monkeypatch,
             with pytest.raises(RuntimeError, match="quotes"):
                 future.result(60)
     assert engine.submit("绿萝", Settings(max_new_tokens=5)).result(60)[0].text.startswith("绿萝")
-
-
-def test_rows_that_cannot_leave_fail_the_batch_and_the_engine_goes_on(start, monkeypatch):
-    engine = start()
-    leaver, other = (engine.submit("水", ENDLESS) for _ in range(2))
-    wait_until(lambda: engine.rows == 2)
-    with monkeypatch.context() as patch:
-        patch.setattr(DecodeBatch, "drop", fail)
-        leaver.cancel()
-        with pytest.raises(RuntimeError, match="quotes"):
-            other.result(60)
-    assert engine.submit("绿萝", Settings(max_new_tokens=5)).result(60)
 
 
 @pytest.mark.parametrize("closing", [False, True])

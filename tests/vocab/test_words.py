@@ -182,11 +182,6 @@ def test_too_many_different_words_cost_the_rarest(monkeypatch):
     assert len(counts) < 100
 
 
-@given(st.text(st.sampled_from("绿萝叶子 \u3000\n\t\r\x00\x1c\u2028a1，。😀\u0301[<"), max_size=40))
-def test_rjieba_loses_nothing(text):
-    assert "".join(segment_rjieba(text)) == text
-
-
 def test_rjieba_finds_words():
     assert segment_rjieba("我们  怎么浇水\n") == ["我们", " ", " ", "怎么", "浇水", "\n"]
     assert "".join(segment_rjieba("a" * 100_000)) == "a" * 100_000
@@ -245,21 +240,6 @@ def test_characters_are_weighted_by_their_words_and_coverage_counts_running_word
     assert coverage({"\n": 5}, ["绿萝"]) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "f1"),
-    [
-        (["我|爱|绿萝"], ["我爱|绿|萝"], 0.5),  # cuts {1, 2} against {2, 3}
-        (["我|爱|绿萝", "浇水"], ["我爱|绿|萝", "浇|水"], 0.4),  # precision 1/2, recall 1/3
-        ([], [], 1.0),
-        (["绿"], ["绿"], 1.0),
-    ],
-)
-def test_boundary_f1_by_hand(ours, theirs, f1):
-    assert boundary_f1(*([text.split("|") for text in side] for side in (ours, theirs))) == pytest.approx(f1)
-    with pytest.raises(ValueError, match="different texts"):
-        boundary_f1([["绿萝"]], [["浇水"]])
-
-
 @given(st.sets(st.integers(1, 29)), st.sets(st.integers(1, 29)))
 def test_boundary_f1_is_the_harmonic_mean_of_precision_and_recall(ours, theirs):
     pieces = [["x" * (end - start) for start, end in pairwise([0, *sorted(cuts), 30])] for cuts in (ours, theirs)]
@@ -267,6 +247,8 @@ def test_boundary_f1_is_the_harmonic_mean_of_precision_and_recall(ours, theirs):
     recall = len(ours & theirs) / len(theirs) if theirs else 1
     expected = 2 * precision * recall / (precision + recall) if precision + recall else 0
     assert boundary_f1(pieces[:1], pieces[1:]) == pytest.approx(expected)
+    with pytest.raises(ValueError, match="different texts"):
+        boundary_f1(pieces[:1], [["浇水"]])
 
 
 def test_differences_are_the_shortest_stretches_cut_differently():
