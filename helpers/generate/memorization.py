@@ -21,7 +21,6 @@ from helpers.generate.settings import DEFAULT_SETTINGS, Settings
 
 LIMIT = 100_000_000  # bytes of training text that an index holds
 _BORDER = b"\xff"  # after each document; UTF-8 never has this byte
-_GRAM = 4  # characters of the n-grams that measure diversity
 _FIRST_LOOK = 48  # bytes; most matches are shorter, and short slices compare faster
 
 
@@ -162,7 +161,7 @@ def _suffix_array(data: bytearray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Cell:
-    """How diverse, repetitive and copied the texts are at one temperature and top-p; n-grams are of characters."""
+    """How diverse, repetitive and copied the texts are at one temperature and top-p; an n-gram has 4 characters."""
 
     temperature: float
     top_p: float
@@ -204,7 +203,7 @@ def write_grid(
     return cells
 
 
-def distinct_share(texts: Sequence[str]) -> float:
-    """Return the share of different n-grams, of `_GRAM` characters, among all of the texts; 1 if there are none."""
-    grams = [text[i : i + _GRAM] for text in texts for i in range(len(text) - _GRAM + 1)]
+def distinct_share(texts: Sequence[str], n: int = 4) -> float:
+    """Return the share of different n-grams of characters among all of the texts; 1 if there are none."""
+    grams = [text[i : i + n] for text in texts for i in range(len(text) - n + 1)]
     return len(set(grams)) / len(grams) if grams else 1.0

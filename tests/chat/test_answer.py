@@ -2,8 +2,8 @@
 
 from chats import TALKS, characters_tokenizer, tiny_model
 
-from helpers.chat.answer import answer_batch, as_messages
 from helpers.generate.batch import Row
+from helpers.generate.dialogue import answer_batch, as_messages
 from helpers.generate.generate import write_rows
 from helpers.generate.settings import Settings
 from helpers.vocab import chat
