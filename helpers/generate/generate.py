@@ -150,4 +150,4 @@ def filtered(logits: Tensor, ids: Tensor, settings: Settings) -> Tensor:
 
     ids (B, T): the text so far.
     """
-    return sampling.apply_filters(logits, ids, **active_filters([settings], logits.shape[-1], logits.device))
+    return sampling.apply_filters(logits, ids, **active_filters([settings], logits.device))
