@@ -183,7 +183,7 @@ def write_grid(
 ) -> list[Cell]:
     """Write `samples` texts per prompt, of one or more, at each temperature × top-p; return a Cell each, row by row.
 
-    The other settings stay as given. Only the continuations count, without their prompts.
+    Only the continuations count, without their prompts.
     """
     cells = []
     for temperature in temperatures:

@@ -167,10 +167,10 @@ def render_noted(text: str, note: str, characters: int | None = None) -> tuple[s
     return card(escape(text), escape(note)), f"[{note}]\n{text}"
 
 
-def show_documents(texts: Iterable[str], limit: int = 3, characters: int = 400) -> None:
-    """Show the first `limit` documents, each cut after `characters` characters."""
+def show_documents(texts: Iterable[str], limit: int = 3) -> None:
+    """Show the first `limit` documents, each cut after 400 characters."""
     first = enumerate(islice(texts, limit), 1)
-    show_all(render_noted(text, f"{i} · {len(text):,} characters", characters) for i, text in first)
+    show_all(render_noted(text, f"{i} · {len(text):,} characters", 400) for i, text in first)
 
 
 def show_pieces(cuts: Mapping[str, Sequence[str]]) -> None:

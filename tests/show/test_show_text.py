@@ -49,8 +49,8 @@ def test_documents_reads_no_more_than_it_shows(shown):
         yield "二"
         raise AssertionError("read too far")
 
-    show.documents(endless(), limit=2, characters=10)
-    assert shown[0]["data"]["text/plain"] == f"[1 · 1,000 characters]\n{'字' * 10} …\n\n[2 · 1 characters]\n二"
+    show.documents(endless(), limit=2)
+    assert shown[0]["data"]["text/plain"] == f"[1 · 1,000 characters]\n{'字' * 400} …\n\n[2 · 1 characters]\n二"
 
 
 def test_what_is_no_number_is_a_dash_without_a_bar(shown):
