@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, MistralConfig, MistralForCausalLM
+from transformers import LogitsProcessor, LogitsProcessorList
 
-from helpers.generate import beam, generate
+from helpers.generate import beam
 from helpers.generate.batch import banned, prompt_ids, window_start
 from helpers.generate.constraints import Constraint
 from helpers.generate.settings import Settings
@@ -75,29 +75,6 @@ def test_texts_and_scores_are_those_of_transformers(net, beams, new, length_pena
 
 
 @torch.inference_mode()
-def test_with_enough_beams_the_best_text_of_all_is_found(net):
-    """All texts of two tokens, each read by itself, without a cache."""
-    ids = prompt_ids(TOK, "看土")
-    never = banned(net, TOK)
-
-    def logprobs(new: list[int]) -> torch.Tensor:
-        return net(torch.tensor([ids + new])).logits[0, -1].masked_fill(never, -torch.inf).log_softmax(-1)
-
-    first = logprobs([])
-    likely = first.topk(40).indices.tolist()
-    scores = {(token,): float(first[token]) for token in likely if token == EOS}
-    for token in likely:
-        if token != EOS:
-            second = logprobs([token])
-            scores |= {(token, after): float(first[token] + second[after]) for after in range(len(second))}
-    best = max(scores, key=scores.get)
-    found = beam.search(net, TOK, "看土", Settings(max_new_tokens=2), beams=40, length_penalty=0.0)
-    assert tuple(found[0].tokens) == tuple(token for token in best if token != EOS)
-    assert found[0].score == pytest.approx(scores[best], abs=1e-4)
-    assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
-
-
-@torch.inference_mode()
 @pytest.mark.parametrize("length", [N_CTX - 1, N_CTX, N_CTX + 1, 3 * N_CTX])
 def test_beyond_the_window_the_model_sees_what_generate_shows_it(net, length):
     """The score of a text that outgrows the context is the sum over its windows, each read from scratch."""
@@ -110,23 +87,6 @@ def test_beyond_the_window_the_model_sees_what_generate_shows_it(net, length):
         total += float(logits.log_softmax(-1)[token])
         ids.append(token)
     assert found.score == pytest.approx(total, abs=1e-3)
-
-
-def test_a_sliding_window_bounds_what_a_beam_sees():
-    """Mistral's window slides where that of `generate` slides, and not only at the end of its positions."""
-    shape = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
-    cfg = MistralConfig(
-        vocab_size=len(TOK), intermediate_size=48, max_position_embeddings=8 * N_CTX, sliding_window=N_CTX, **shape
-    )
-    torch.manual_seed(0)
-    net = MistralForCausalLM(cfg).eval()
-    with torch.no_grad():
-        for weight in net.parameters():
-            weight.mul_(3)
-    settings, prompt = Settings(max_new_tokens=2 * N_CTX, temperature=0), "绿萝怎么浇水看土"
-    greedy = generate.generate(net, TOK, prompt, settings)[0]
-    assert len(greedy.tokens) > N_CTX
-    assert beam.search(net, TOK, prompt, settings, beams=1)[0].tokens == greedy.tokens
 
 
 def test_what_beams_cannot_do_is_refused_in_words(net):

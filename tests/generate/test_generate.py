@@ -58,20 +58,6 @@ def test_cache_and_batch_change_nothing(net, tok, settings):
         assert sample == generate.generate(net, tok, prompt, settings)[0]
 
 
-def test_greedy_is_that_of_transformers(net, tok):
-    for prompt in PROMPTS:
-        ids = prompt_ids(tok, prompt)
-        suppressed = banned(net, tok).nonzero().flatten().tolist()
-        expected = net.generate(
-            torch.tensor([ids]), max_new_tokens=10, do_sample=False, suppress_tokens=suppressed, pad_token_id=0,
-            attention_mask=torch.ones(1, len(ids)), repetition_penalty=1.3,
-        )[0, len(ids) :].tolist()  # fmt: skip
-        sample = generate.generate(
-            net, tok, prompt, Settings(max_new_tokens=10, temperature=0.0, repetition_penalty=1.3)
-        )[0]
-        assert sample.tokens == [token for token in expected if token != tok.eos_token_id]
-
-
 @pytest.fixture
 def lettered(net, tok):
     """The model without its bytes: it writes whole characters (we leave half a character out, the library does not)."""
@@ -283,13 +269,6 @@ def test_same_seed_same_text_and_no_global_dice(net, tok):
 def test_no_new_tokens_is_the_prompt(net, tok):
     assert [s.text for s in generate.generate_batch(net, tok, ["水", ""], Settings(max_new_tokens=0))] == ["水", ""]
     assert list(generate.stream_text(net, tok, "水", Settings(max_new_tokens=0))) == []
-
-
-def test_filtered_applies_the_settings(net, tok):
-    ids, logits = generate.next_logits(net, tok, "水")
-    assert generate.filtered(logits, ids, Settings()) is logits
-    assert generate.filtered(logits, ids, Settings(top_k=5)).isfinite().sum() == 5
-    assert generate.filtered(logits, ids, Settings(top_p=0)).isfinite().sum() == 1
 
 
 def test_impossible_wishes_are_refused_in_words(net, tok):

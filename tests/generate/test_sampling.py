@@ -287,28 +287,3 @@ def test_noise_is_a_hash_of_key_draw_and_place():
         start = splitmix(key, draw + 1)[-1]
         wanted = [-math.log(((bits >> 12) + 0.5) * 2**-52) for bits in splitmix(start, 3)]
         assert noise[row].tolist() == pytest.approx(wanted, rel=1e-12)
-
-
-def test_noise_is_exponential_and_rows_and_draws_do_not_depend_on_each_other():
-    """Kolmogorov and Smirnov's distance at 0.1 %; correlations within four standard deviations."""
-    n = 200_000
-    noise = sampling.exponential(torch.tensor([0, 0, 1, 2**62]), torch.tensor([0, 1, 0, 0]), n)
-    for row in noise:
-        cumulated = 1 - (-row.sort().values).exp()
-        at = torch.arange(1, n + 1, dtype=torch.float64) / n
-        assert float((cumulated - at).abs().max()) < 1.95 / n**0.5
-    shifted = torch.cat([noise, noise[:1].roll(1, 1)])  # and a number with its neighbour
-    correlations = torch.corrcoef(shifted) - torch.eye(5, dtype=torch.float64)
-    assert float(correlations.abs().max()) < 4 / n**0.5
-    assert noise.unique().numel() == noise.numel() and float(noise.min()) > 0
-
-
-def test_a_rows_noise_is_its_own_and_draws_tokens_with_their_probabilities():
-    """100,000 races between three tokens: frequencies within four standard deviations."""
-    alone = sampling.exponential(torch.tensor([9]), torch.tensor([4]), 50)
-    among = sampling.exponential(torch.tensor([1, 9, 9]), torch.tensor([4, 4, 5]), 50)
-    assert torch.equal(among[1:2], alone) and not torch.equal(among[2:], alone)
-    n, p = 100_000, torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
-    noise = sampling.exponential(torch.full((n,), 11), torch.arange(n), 3)
-    counts = sampling.choose(p.log().expand(n, 3), noise).bincount(minlength=3)
-    assert ((counts / n - p).abs() < 4 * (p * (1 - p) / n).sqrt()).all()

@@ -10,14 +10,12 @@ from pathlib import Path
 import pytest
 from service import (
     FakeEngine,
-    app_with,
     chat_tokenizer,
     events_of,
     fetch,
     in_loop,
     post,
     serving,
-    tasks,
     tiny_engine,
     until,
 )
@@ -26,7 +24,7 @@ from helpers.generate.batch import prompt_ids
 from helpers.generate.settings import RANGES, Chunk, Settings
 from helpers.generate.surprisal import LEVELS
 from helpers.serve.answers import CompletionWriter
-from helpers.serve.app import PAGE, STATE, ChunkQueue, fill_page
+from helpers.serve.app import PAGE, ChunkQueue, fill_page
 from helpers.serve.limits import Limits
 
 # ---- what it answers ----
@@ -244,7 +242,6 @@ def test_a_prompt_is_encoded_once(path, body, prompts, monkeypatch):
 
 STREAM = {"prompt": "x", "n": 2, "stream": True}
 TALK = {"messages": [{"role": "user", "content": "绿萝"}], "stream": True}
-ENDLESS = 10**6  # tokens: hours
 
 
 def test_chunks_of_another_thread_arrive_in_order():
@@ -324,29 +321,6 @@ async def test_a_client_that_leaves_takes_its_rows_along(path, body, caplog):
         task.cancel()
         await until(engine.futures[0].cancelled)
     assert not caplog.records
-
-
-@pytest.mark.slow
-@in_loop
-async def test_a_hundred_disconnects_leave_nothing_behind():
-    endless = {"prompt": "绿萝", "max_tokens": ENDLESS}
-    with tiny_engine(max_queue=100) as engine:
-        app = app_with(engine, max_concurrent=1000, max_length=ENDLESS)
-        async with serving(app) as session:
-            before = len(await tasks())
-
-            async def leave(number):
-                async with asyncio.timeout(0.05 + number % 7 / 50):
-                    body = endless | {"stream": number % 2 == 0}
-                    async with session.post("/v1/completions", json=body) as response:
-                        await response.read()
-
-            left = await asyncio.gather(*map(leave, range(100)), return_exceptions=True)
-            assert {type(error) for error in left} == {TimeoutError}
-            await until(lambda: engine.rows == engine.waiting == 0)
-            await until(lambda: not app[STATE].deadlines and not app[STATE].guard.under_way)
-            while len(await tasks()) > before:
-                await asyncio.sleep(0.01)
 
 
 # ---- the page ----

@@ -262,10 +262,6 @@ def test_close_can_cancel(start):
             future.result(60)
 
 
-def test_no_tokens_wanted_is_the_prompt(start):
-    assert [sample.text for sample in start().submit("水", Settings(max_new_tokens=0), 2).result(60)] == ["水", "水"]
-
-
 def test_impossible_wishes_are_refused_in_words(start, net, tok):
     engine = start(max_rows=2)
     for samples in (0, 3):

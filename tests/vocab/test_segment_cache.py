@@ -76,16 +76,6 @@ def test_a_place_that_cannot_be_written_costs_no_result(tmp_path, capsys):
     assert capsys.readouterr().err.count("cannot be used") == 1
 
 
-def test_a_damaged_file_that_cannot_be_removed_costs_no_result(cache, monkeypatch):
-    def refuse(*_, **__):
-        raise PermissionError("another process has it open")
-
-    cache.path.write_bytes(b"no database at all " * 99)
-    monkeypatch.setattr(type(cache.path), "unlink", refuse)
-    assert cache.find(CUT) == {} and not cache.usable
-    cache.keep(CUT)
-
-
 WRITER = """if True:
     import sys
     from helpers.vocab.segment_cache import SegmentCache
