@@ -135,7 +135,7 @@ def test_the_real_thulac_is_loaded_in_four_bytes_a_number_and_these_are_its_own(
         ours, our_model = Dat.Dat(str(trie)), CBModel.CBModel(str(weights))
     theirs, their_model = Dat.Dat(str(trie)), CBModel.CBModel(str(weights))
     with pytest.raises(ValueError, match="install thulac again"):
-        words._FourBytes.unpack("<2i", bytes(7))
+        words._unpack("<2i", bytes(7))
     assert isinstance(theirs.dat, tuple) and tuple(ours.dat) == theirs.dat and ours.dat.nbytes == trie.stat().st_size
     assert tuple(our_model.ll_weights) == their_model.ll_weights and our_model.f_size == their_model.f_size
     assert tuple(our_model.fl_weights) == their_model.fl_weights and our_model.fl_weights.itemsize == 4
