@@ -238,15 +238,6 @@ def test_logprobs_are_what_the_model_thought_before_the_filters(net, tok):
         ids.append(written.token)
 
 
-def test_a_stream_of_a_sample_is_that_sample(small, tok):
-    settings = Settings(max_new_tokens=9, seed=3)
-    for number, sample in enumerate(generate.generate(small, tok, "水", settings, samples=3)):
-        chunks = list(generate.stream_chunks(small, tok, "水", settings, sample=number))
-        assert "水" + "".join(chunk.text for chunk in chunks) == sample.text
-        assert {chunk.sample for chunk in chunks} == {number}
-        assert "水" + "".join(generate.stream_text(small, tok, "水", settings, sample=number)) == sample.text
-
-
 def test_stream_stops_when_asked(net, tok):
     stop, seen = threading.Event(), 0
     for _ in generate.stream_text(net, tok, "", Settings(max_new_tokens=1000, seed=0), stop):
