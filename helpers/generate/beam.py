@@ -15,20 +15,14 @@ from helpers.generate.batch import banned, prompt_ids, window_start
 from helpers.generate.detokenize import Detokenizer
 from helpers.generate.settings import Sample, Settings
 
+_Path = tuple[list[int], float]  # a beginning: its new ids, and the log probability of all of them together
+
 
 @dataclass(frozen=True)
 class Beam(Sample):
     """A text of the search."""
 
     score: float = 0.0  # its log probability (nats), divided by its length to the power of the length penalty
-
-
-@dataclass
-class _Path:
-    """A beginning of a text."""
-
-    ids: list[int]  # the new ones
-    logprob: float  # of all of them together
 
 
 @torch.inference_mode()
@@ -54,13 +48,14 @@ def search(
     inference.check_eval(model)
     reader = _Reader(model, banned(model, tokenizer), prompt_ids(tokenizer, prompt))
     eos, end = tokenizer.eos_token_id, settings.max_new_tokens
-    paths, finished = [_Path([], 0.0)], list[Beam]()
+    paths: list[_Path] = [([], 0.0)]
+    finished: list[Beam] = []
     if end == 0:
         return [_beam(tokenizer, prompt, [], "length", 0.0)]
     for length in range(1, end + 1):
         # 1. the log probability of every beginning with every next token
         logprobs = reader.read(paths)  # (P, V)
-        total = logprobs + torch.tensor([[path.logprob] for path in paths], device=logprobs.device)  # (P, V)
+        total = logprobs + torch.tensor([[logprob] for _, logprob in paths], device=logprobs.device)  # (P, V)
         # 2. the best of them; each beginning ends with one token at most, so that of twice as many enough go on
         best = total.flatten().topk(min(2 * beams, total.numel()))
         going: list[_Path] = []
@@ -69,17 +64,17 @@ def search(
             parent, token = divmod(place, total.shape[1])
             if logprob == -torch.inf:
                 break
-            new = paths[parent].ids
+            new = paths[parent][0]
             if token == eos or length == end:
                 if rank < beams:
                     text = (new, "end") if token == eos else ([*new, token], "length")
                     finished.append(_beam(tokenizer, prompt, *text, logprob / length**length_penalty))
             elif len(going) < beams:
-                going.append(_Path([*new, token], logprob))
+                going.append(([*new, token], logprob))
                 parents.append(parent)
         # 3. stop when no beginning scores better than the finished texts
         finished = sorted(finished, key=lambda beam: -beam.score)[:beams]
-        if not going or (len(finished) == beams and going[0].logprob / length**length_penalty <= finished[-1].score):
+        if not going or (len(finished) == beams and going[0][1] / length**length_penalty <= finished[-1].score):
             break
         paths = going
         reader.keep(parents)
@@ -96,7 +91,7 @@ class _Reader:
 
     def read(self, paths: list[_Path]) -> Tensor:
         """Return the log probabilities (P, V) of what follows each beginning."""
-        ids = torch.tensor([self.prompt + path.ids for path in paths], device=self.model.device)  # (P, T)
+        ids = torch.tensor([self.prompt + ids for ids, _ in paths], device=self.model.device)  # (P, T)
         start = window_start(ids.shape[1], self._n_ctx)
         if start > self._start:  # the window slides: what is left in it is read again
             self._cache, self._start = DynamicCache(), start
