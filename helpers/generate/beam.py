@@ -67,8 +67,8 @@ def search(
             new = paths[parent][0]
             if token == eos or length == end:
                 if rank < beams:
-                    text = (new, "end") if token == eos else ([*new, token], "length")
-                    finished.append(_beam(tokenizer, prompt, *text, logprob / length**length_penalty))
+                    text, reason = (new, "end") if token == eos else ([*new, token], "length")
+                    finished.append(_beam(tokenizer, prompt, text, reason, logprob / length**length_penalty))
             elif len(going) < beams:
                 going.append(([*new, token], logprob))
                 parents.append(parent)

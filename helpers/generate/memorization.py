@@ -62,8 +62,8 @@ class Index:
 
         `whole`: all did. None after the one that crosses the limit is read.
         """
-        data = bytearray()
-        starts, self.whole = [], True
+        data, starts = bytearray(), list[int]()
+        self.whole = True
         for text in texts:
             coded = _coded(text) + _BORDER
             if starts and len(data) + len(coded) > limit:

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import random
-import re
 from urllib.parse import quote
 
 import pytest
@@ -161,23 +159,6 @@ async def test_what_breaks_the_rules_is_a_mistake_of_the_client(data, caplog):
     assert not caplog.records
 
 
-@pytest.mark.slow
-@in_loop
-async def test_requests_that_were_cut_doubled_or_changed():
-    body, dice = dump({"context": "<eos>", "maxlength": 2}), random.Random(0)
-    whole = HEAD.replace(b"100", str(len(body)).encode()) + b"\r\n" + body
-    cases = [bytearray(whole * dice.randint(1, 2)) for _ in range(100)]
-    for data in cases:
-        for _ in range(dice.randint(0, 4)):
-            data[dice.randrange(len(data))] = dice.choice(b"\0\r\n :\xff{}[]9a")
-        del data[dice.randint(1, len(data)) :]
-    async with listening(FakeEngine(), header_seconds=0.3, body_seconds=0.3) as (session, port):
-        for answer in await asyncio.gather(*(raw(port, bytes(data)) for data in cases)):
-            assert {status[:1] for status in re.findall(rb"HTTP/1\.[01] (\d+) ", answer)} <= {b"2", b"4"}, answer
-        async with session.get("/healthz") as response:
-            assert response.status == 200
-
-
 # ---- connections ----
 
 
@@ -201,13 +182,6 @@ async def test_silent_and_dripping_connections_are_closed_and_others_feel_nothin
             async with session.post("/generate", json={"context": "x"}) as response:
                 assert response.status == 200
         assert all(task.result().startswith(answer) if answer else task.result() == b"" for task in slow)
-
-
-@in_loop
-async def test_pipelined_requests_are_answered_in_order():
-    async with listening(FakeEngine(), header_seconds=0.3) as (_, port):
-        answer = await raw(port, GET + GET.replace(b"healthz", b"readyz") + GET)
-    assert [part.partition(b"}")[0] for part in answer.split(b'{"status":')[1:]] == [b'"ok"', b'"ready"', b'"ok"']
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/nothing", "/v1/models"])
