@@ -39,7 +39,7 @@ IMPORTS = {
     "train": {"paths", "wording", "files", "manifest", "progress", "parallel", "device", "vocab", "tokens"},
     "generate": {"paths", "wording", "device", "manifest", "vocab", "corpus.shards"},
     "serve": {"paths", "wording", "manifest", "vocab.chat", "generate"},
-    "chat": {"paths", "files", "manifest", "device", "corpus", "vocab", "tokens", "train", "generate"},
+    "chat": {"paths", "files", "manifest", "device", "corpus", "vocab", "tokens", "train"},
     "reward": {"paths", "device", "manifest", "corpus", "vocab", "train", "generate", "chat"},
     "report": {"paths", "files", "manifest"},
     "run": {"paths", "wording", "files", "manifest", "progress", "report", "corpus.find"},

@@ -4,5 +4,4 @@ data     conversations, a run's own or the built-in grammar's, as packed windows
 start    the base model and its tokenizer, ready for the roles
 lora     LoRA: thin matrices beside frozen ones, and their merging
 job      one fine-tuning run, with the loop of room 04
-answer   answers to many conversations at once
 """

@@ -156,7 +156,7 @@ def answer_characters(tokenizer: PreTrainedTokenizerFast, windows: Conversations
     return sum(len(decode(tokenizer, ids[is_answer].tolist())) for ids, is_answer in conversations)
 
 
-def plain_bits(run: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, batch_size: int = 64) -> float:
+def plain_bits(run: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> float:
     """Return bits per character of a run's validation text; nan for a model with another vocabulary than the run's."""
     tokens = open_room(run, "tokenize")["result"]
     own = load_tokenizer(paths.room(run, "vocab")).get_vocab()
@@ -164,6 +164,6 @@ def plain_bits(run: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerF
         return math.nan
     _, val = load_windows(run, tokens, tokenizer.pad_token_id)
     device = model.device
-    scores = evaluate(Loss(model), val, batch_size, pick_precision("auto", device), device)
+    scores = evaluate(Loss(model), val, 64, pick_precision("auto", device), device)
     model.eval()
     return scores["loss"] / math.log(2) / tokens["val_chars_per_token"]

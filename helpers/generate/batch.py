@@ -69,12 +69,8 @@ class Row:
         return self.reason in ("end", "stop")
 
     def begin(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        """Prepare to be written.
-
-        Raises ValueError for a constraint that cannot be met, and for a bias of a token that there is not.
-        """
+        """Prepare to be written; raise ValueError for a constraint that cannot be met."""
         settings = self.settings
-        check_bias(settings, len(tokenizer))
         if self._detokenizer is None and (self._streamed or settings.stop or settings.sentence):
             self._detokenizer = Detokenizer(tokenizer, settings.stop, settings.sentence, self.ids[: self.prompt_length])
         if self._constraint is None and settings.constraint is not None:
@@ -302,7 +298,7 @@ class DecodeBatch:
         settings = [row.settings for row in self.rows]
         self._all_greedy = all(each.greedy for each in settings)
         self._constrained = any(each.constraint for each in settings)
-        self._filters = active_filters(settings, self.model.config.vocab_size, self.model.device)
+        self._filters = active_filters(settings, self.model.device)
         if self._all_greedy:  # what shapes the distribution never changes which token is the likeliest
             self._filters = {name: value for name, value in self._filters.items() if name not in sampling.FILTERS}
 
@@ -323,33 +319,15 @@ def look_back(
     return ids, newest[0], newest[1]
 
 
-def check_bias(settings: Settings, vocab_size: int) -> None:
-    """Raise ValueError if `logit_bias` names a token that a vocabulary of this size does not have."""
-    if unknown := [i for i in settings.logit_bias if not 0 <= i < vocab_size]:
-        raise ValueError(f"logit_bias: there is no token {unknown[0]}, the vocabulary has 0 to {vocab_size - 1}")
-
-
-def active_filters(
-    settings: Sequence[Settings], vocab_size: int, device: torch.device | str = "cpu"
-) -> dict[str, Tensor]:
-    """Return the settings that `sampling.apply_filters` needs for these rows; what is off in all of them is left out.
-
-    (B,) each, logit_bias (B, V). Raises ValueError for a bias of a token that there is not.
-    """
+def active_filters(settings: Sequence[Settings], device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    """Return the settings (B,) that `sampling.apply_filters` needs; what is off in all of these rows is left out."""
     rows = [replace(row, temperature=0.0, top_p=1.0) if row.greedy else row for row in settings]
     columns = {name: [getattr(row, name) for row in rows] for name in RANGES}
-    filters = {
+    return {
         name: torch.tensor(values, dtype=widest_float(torch.device(device)), device=device)
         for name, values in columns.items()
         if any(value != RANGES[name].off for value in values)
     }
-    if any(row.logit_bias for row in settings):
-        bias = torch.zeros(len(settings), vocab_size)  # (B, V)
-        for own, row in zip(bias, settings, strict=True):
-            check_bias(row, vocab_size)
-            own[list(row.logit_bias)] = torch.tensor(list(row.logit_bias.values()), dtype=bias.dtype)
-        filters["logit_bias"] = bias.to(device)
-    return filters
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerFast, prompt: str) -> list[int]:

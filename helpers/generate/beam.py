@@ -4,7 +4,6 @@ Greedy decoding takes the likeliest token each time and may miss a likelier text
 are possible, the likeliest ones are dull and repetitive (Holtzman et al. 2020): beams are for answers, not for stories.
 """
 
-import copy
 from dataclasses import dataclass
 
 import torch
@@ -12,10 +11,11 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerFast
 
 from helpers.generate import inference, sampling
-from helpers.generate.batch import active_filters, banned, prompt_ids, window_start
-from helpers.generate.constraints import ConstraintState
+from helpers.generate.batch import banned, prompt_ids, window_start
 from helpers.generate.detokenize import Detokenizer
 from helpers.generate.settings import Sample, Settings
+
+_Path = tuple[list[int], float]  # a beginning: its new ids, and the log probability of all of them together
 
 
 @dataclass(frozen=True)
@@ -23,28 +23,6 @@ class Beam(Sample):
     """A text of the search."""
 
     score: float = 0.0  # its log probability (nats), divided by its length to the power of the length penalty
-
-
-@dataclass
-class _Path:
-    """A beginning of a text."""
-
-    ids: list[int]  # the new ones
-    logprob: float  # of all of them together
-    state: ConstraintState | None
-
-    def extended(self, token: int, logprob: float) -> "_Path":
-        state = copy.copy(self.state)
-        if state:
-            state.advance(token)
-        return _Path([*self.ids, token], logprob, state)
-
-    def reason(self, eos: int, end: int) -> str | None:
-        if self.ids[-1] == eos:
-            return "end"
-        if self.state and self.state.done:
-            return "stop"
-        return "length" if len(self.ids) == end else None
 
 
 @torch.inference_mode()
@@ -59,31 +37,25 @@ def search(
     """Return the best `beams` continuations of a prompt, the best one first; fewer if there are no more.
 
     length_penalty: 0 compares texts by their probability, which favours short ones; 1 by the mean over their tokens;
-    more favours long ones. Settings that shape the distribution (temperature, top_k, …) and the seed have no effect.
-    Raises ValueError for stop, sentence and logprobs, and for a model whose logits are not numbers. (Graves 2012;
-    scores and end condition as in transformers.)
+    more favours long ones. Of the settings only max_new_tokens counts: there are no filters and no seed. Raises
+    ValueError for stop, sentence, logprobs and a constraint, and for a model whose logits are not numbers. (Graves
+    2012; scores and end condition as in transformers.)
     """
     if beams < 1:
         raise ValueError(f"beams is {beams}: keep 1 or more")
-    if settings.stop or settings.sentence or settings.logprobs is not None:
-        raise ValueError("beam search knows no stop, sentence or logprobs: leave them out, or generate without beams")
+    if settings.stop or settings.sentence or settings.constraint or settings.logprobs is not None:
+        raise ValueError("beam search knows no stop, sentence, logprobs or constraint: generate without beams")
     inference.check_eval(model)
     reader = _Reader(model, banned(model, tokenizer), prompt_ids(tokenizer, prompt))
-    filters = active_filters([settings], model.config.vocab_size, model.device)
-    filters = {name: value for name, value in filters.items() if name in sampling.LOOKING_BACK | {"logit_bias"}}
     eos, end = tokenizer.eos_token_id, settings.max_new_tokens
-    begin = settings.constraint.begin(tokenizer, eos, end) if settings.constraint else None
-    paths, finished = [_Path([], 0.0, begin)], list[Beam]()
+    paths: list[_Path] = [([], 0.0)]
+    finished: list[Beam] = []
     if end == 0:
         return [_beam(tokenizer, prompt, [], "length", 0.0)]
     for length in range(1, end + 1):
         # 1. the log probability of every beginning with every next token
-        logprobs, ids, seen = reader.read(paths)  # (P, V), (P, T), (P, T')
-        written = ids[:, len(reader.prompt) :]  # (P, length - 1)
-        masks = [path.state.allowed(logprobs.shape[1]) for path in paths if path.state]  # (V,) each
-        allowed = torch.stack(masks).to(logprobs.device) if masks else None  # (P, V)
-        logprobs = sampling.apply_filters(logprobs, ids, written, seen, allowed=allowed, **filters)
-        total = logprobs + torch.tensor([[path.logprob] for path in paths], device=logprobs.device)  # (P, V)
+        logprobs = reader.read(paths)  # (P, V)
+        total = logprobs + torch.tensor([[logprob] for _, logprob in paths], device=logprobs.device)  # (P, V)
         # 2. the best of them; each beginning ends with one token at most, so that of twice as many enough go on
         best = total.flatten().topk(min(2 * beams, total.numel()))
         going: list[_Path] = []
@@ -92,17 +64,17 @@ def search(
             parent, token = divmod(place, total.shape[1])
             if logprob == -torch.inf:
                 break
-            path = paths[parent].extended(token, logprob)
-            reason = path.reason(eos, end)
-            if reason and rank < beams:
-                new = path.ids[:-1] if reason == "end" else path.ids
-                finished.append(_beam(tokenizer, prompt, new, reason, logprob / length**length_penalty))
-            elif not reason and len(going) < beams:
-                going.append(path)
+            new = paths[parent][0]
+            if token == eos or length == end:
+                if rank < beams:
+                    text, reason = (new, "end") if token == eos else ([*new, token], "length")
+                    finished.append(_beam(tokenizer, prompt, text, reason, logprob / length**length_penalty))
+            elif len(going) < beams:
+                going.append(([*new, token], logprob))
                 parents.append(parent)
         # 3. stop when no beginning scores better than the finished texts
         finished = sorted(finished, key=lambda beam: -beam.score)[:beams]
-        if not going or (len(finished) == beams and going[0].logprob / length**length_penalty <= finished[-1].score):
+        if not going or (len(finished) == beams and going[0][1] / length**length_penalty <= finished[-1].score):
             break
         paths = going
         reader.keep(parents)
@@ -117,18 +89,17 @@ class _Reader:
         self._n_ctx = inference.context_length(model.config)
         self._cache, self._start = DynamicCache(), 0
 
-    def read(self, paths: list[_Path]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the log probabilities (P, V) of what follows, all ids (P, T), and those (P, T') that it sees."""
-        ids = torch.tensor([self.prompt + path.ids for path in paths], device=self.model.device)  # (P, T)
+    def read(self, paths: list[_Path]) -> Tensor:
+        """Return the log probabilities (P, V) of what follows each beginning."""
+        ids = torch.tensor([self.prompt + ids for ids, _ in paths], device=self.model.device)  # (P, T)
         start = window_start(ids.shape[1], self._n_ctx)
         if start > self._start:  # the window slides: what is left in it is read again
             self._cache, self._start = DynamicCache(), start
-        seen = ids[:, start:]
-        new = seen[:, self._cache.get_seq_length() :]  # (P, N)
+        new = ids[:, start + self._cache.get_seq_length() :]  # (P, N)
         logits = self.model(input_ids=new, past_key_values=self._cache, use_cache=True, logits_to_keep=1).logits[:, -1]
         logits = logits.float().masked_fill(self.never, -torch.inf)
         sampling.check_numbers(logits.amax(-1))
-        return logits.log_softmax(-1), ids, seen
+        return logits.log_softmax(-1)
 
     def keep(self, parents: list[int]) -> None:
         """Go on with these rows, in this order; a row may occur several times."""

@@ -53,23 +53,19 @@ class Constraint:
             if not isinstance(getattr(self, name), tuple):
                 raise ValueError(f"{name} is {getattr(self, name)!r}: give a tuple, (…,) with a comma if it is one")
         counts = self._counts
-        for is_right, what in (
-            (
-                counts and all(isinstance(count, int) and count >= 0 for count in counts),
-                f"characters is {self.characters!r}: give 0 or more, or a tuple of numbers",
-            ),
-            (len(set(map(bool, counts))) < 2, "characters has 0 for some lines: give a number for all, or for none"),
-            (self.lines >= 0, f"lines is {self.lines}: give 0 (not fixed) or more"),
-            (
-                not (self.heads and self.lines) or self.lines == len(self.heads),
-                f"lines is {self.lines}, but there are {len(self.heads)} heads: leave lines out",
-            ),
-            (self.ends and all(self.ends), "ends: each line needs an end of one character or more"),
-            (not self.rhymes or (self._lines and any(counts)), "rhymes needs characters, and heads or lines"),
-            (all(1 <= line <= self._lines for line in self.rhymes), f"rhymes: choose lines from 1 to {self._lines}"),
-            (all(self.required) and all(self.forbidden), "required and forbidden: a word has one character or more"),
+        are_numbers = bool(counts) and all(isinstance(count, int) and count >= 0 for count in counts)
+        is_double = self.heads and self.lines not in (0, len(self.heads))
+        for is_wrong, what in (
+            (not are_numbers, f"characters is {self.characters!r}: give 0 or more, or a tuple of numbers"),
+            (len(set(map(bool, counts))) > 1, "characters has 0 for some lines: give a number for all, or for none"),
+            (self.lines < 0, f"lines is {self.lines}: give 0 (not fixed) or more"),
+            (is_double, f"lines is {self.lines}, but there are {len(self.heads)} heads: leave lines out"),
+            (not self.ends or not all(self.ends), "ends: each line needs an end of one character or more"),
+            (self.rhymes and not (self._lines and any(counts)), "rhymes needs characters, and heads or lines"),
+            (not set(self.rhymes) <= set(range(1, self._lines + 1)), f"rhymes: choose lines from 1 to {self._lines}"),
+            (not all(self.required + self.forbidden), "required and forbidden: a word has one character or more"),
         ):
-            if not is_right:
+            if is_wrong:
                 raise ValueError(what)
 
     @property
@@ -248,9 +244,8 @@ class _Automaton:
         sets = 1 << len(required)
         if len(begun) * sets * classes > _MOST_STATES:
             raise ValueError(f"{len(required)} required words and {len(constraint.forbidden)} forbidden ones: too many")
-        after, read, wrong = np.zeros(
-            (3, len(begun), classes), dtype=np.int64
-        )  # the last: a word that is forbidden ends
+        # wrong: a word that is forbidden ends
+        after, read, wrong = np.zeros((3, len(begun), classes), dtype=np.int64)
         for beginning, i in begun.items():
             for end in (beginning[n:] for n in reversed(range(len(beginning) + 1))):  # the longest one counts
                 for text in (end + character for character in following.get(end, ())):

@@ -1,4 +1,4 @@
-"""A conversation becomes ids that leave room for an answer; and a model answers in it, question after question.
+"""A conversation becomes ids that leave room for an answer; a model answers in it, or in many at once.
 
 The window never slides under a conversation: where it is full, the oldest questions leave with their answers, so that
 the system line and the beginnings of the turns stay what the model was taught. Knows no terminal and no HTTP.
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from helpers.generate import generate, inference
-from helpers.generate.settings import DEFAULT_SETTINGS, Settings
+from helpers.generate.settings import DEFAULT_SETTINGS, Sample, Settings
 from helpers.vocab import chat
 from helpers.vocab.chat import ASSISTANT, SYSTEM, USER, ChatError, Message
 
@@ -54,6 +54,26 @@ def answer_prompt(
     return AnswerPrompt(ids, min(max_new_tokens, n_ctx - len(ids)), left_out)
 
 
+def as_messages(question: str) -> list[Message]:
+    """Return the conversation that a question begins."""
+    return [{"role": USER, "content": question}]
+
+
+def answer_batch(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    conversations: Sequence[Sequence[Message]],
+    settings: Settings = DEFAULT_SETTINGS,
+) -> list[Sample]:
+    """Return one answer to the last message of each conversation, in order, without the conversation.
+
+    With a seed, the random numbers go by the conversation's place: a question asked several times gets different
+    answers, and the same ones in the next call.
+    """
+    prompts = [chat.encode_messages(tokenizer, messages, generation_prompt=True).ids for messages in conversations]
+    return generate.generate_batch(model, tokenizer, prompts, settings, numbered=True) if prompts else []
+
+
 @dataclass
 class Dialogue:
     """A conversation with a model in this process. Raises ChatError if the model cannot hold one."""
@@ -77,7 +97,7 @@ class Dialogue:
         whose answer fails, or is stopped, before anything is written.
         """
         system: list[Message] = [{"role": SYSTEM, "content": self.system}] if self.system else []
-        asked: list[Message] = [*self.messages, {"role": USER, "content": question}]
+        asked = [*self.messages, *as_messages(question)]
         opening = answer_prompt(self.tokenizer, [*system, *asked], self.n_ctx, settings.max_new_tokens)
         self.left_out = opening.left_out
         settings = replace(settings, max_new_tokens=opening.max_new_tokens)

@@ -109,7 +109,7 @@ def explain_text(
     whole = Detokenizer(tokenizer, before=begun).extend(tokens)
     texts = [whole.text[start:end] for start, end in pairwise([*whole.starts, len(whole.text)])]  # as it was streamed
     n_ctx, allowed = inference.context_length(model.config), _allowed(model, tokenizer, tokens, settings)
-    filters = active_filters([settings], model.config.vocab_size, model.device)
+    filters = active_filters([settings], model.device)
     # of all greedy settings `active_filters` makes temperature 0
     shown = {"temperature": "top_p"} if settings.top_p == 0 and settings.temperature != 0 else {}
     steps = []

@@ -76,10 +76,7 @@ def generate(
     """
     if samples < 1:
         raise ValueError(f"samples is {samples}: ask for 1 or more")
-    ids = prompt_ids(tokenizer, prompt)
-    rows = [Row(ids, settings, number) for number in range(samples)]
-    write_rows(model, tokenizer, rows, max_rows=samples)
-    return [row.result(tokenizer, prompt) for row in rows]
+    return generate_batch(model, tokenizer, [prompt] * samples, settings, numbered=True, max_rows=samples)
 
 
 def generate_batch(
@@ -148,10 +145,9 @@ def next_logits(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prom
     return batch.ids, batch.logits
 
 
-def filtered(logits: Tensor, ids: Tensor, settings: Settings, written: Tensor | None = None) -> Tensor:
+def filtered(logits: Tensor, ids: Tensor, settings: Settings) -> Tensor:
     """Return logits (B, V) after all filters that the settings ask for; softmax gives the distribution to draw from.
 
-    ids (B, T): the text so far; written (B, N): those of them after the prompt, for the two penalties of OpenAI.
+    ids (B, T): the text so far.
     """
-    filters = active_filters([settings], logits.shape[-1], logits.device)
-    return sampling.apply_filters(logits, ids, written, **filters)
+    return sampling.apply_filters(logits, ids, **active_filters([settings], logits.device))

@@ -58,23 +58,19 @@ class Index:
     """Training texts and a suffix array over them."""
 
     def __init__(self, texts: Iterable[str], limit: int = LIMIT) -> None:
-        """Index texts in order, as much of them as fits into `limit` bytes of UTF-8; `whole`: all did.
+        """Index texts in order, as many as fit into `limit` bytes of UTF-8, and the first in any case.
 
-        The text that crosses the limit is cut there, and none after it is read.
+        `whole`: all did. None after the one that crosses the limit is read.
         """
-        data = bytearray()
-        starts, self.whole = [], True
+        data, starts = bytearray(), list[int]()
+        self.whole = True
         for text in texts:
-            coded = _coded(text)
-            room = limit - len(data) - len(_BORDER)
-            if len(coded) > room:
+            coded = _coded(text) + _BORDER
+            if starts and len(data) + len(coded) > limit:
                 self.whole = False
-                coded = _cut(coded, max(0, room))
-            if coded or self.whole:
-                starts.append(len(data))
-                data += coded + _BORDER
-            if not self.whole:
                 break
+            starts.append(len(data))
+            data += coded
         self._starts = np.array(starts, dtype=np.int64)  # (D,), where each document begins
         self._order = _suffix_array(data)  # (C,), where each character or border begins, sorted by what follows
         self._data = bytes(data)
@@ -86,7 +82,7 @@ class Index:
 
     @property
     def documents(self) -> int:
-        """How many documents the index holds; of the last one perhaps only the beginning."""
+        """How many documents the index holds."""
         return len(self._starts)
 
     @property
@@ -94,18 +90,11 @@ class Index:
         """How many characters the index holds."""
         return len(self._order) - self.documents
 
-    def document(self, number: int) -> str:
-        """Return a document by its number, from 0."""
-        start = int(self._starts[number])
-        return self._data[start : self._data.index(_BORDER, start)].decode("utf-8", "surrogatepass")
+    def copied(self, text: str, n: int = 8) -> Copied:
+        """Find every stretch of at least n characters, and every n-gram, that occurs in the training text.
 
-    def copied(self, text: str, shortest: int = 8, n: int = 8) -> Copied:
-        """Find every stretch of at least `shortest` characters, and every n-gram, that occurs in the training text.
-
-        Takes about 20 µs per character. Raises ValueError for numbers below 1.
+        Takes about 20 µs per character.
         """
-        if shortest < 1 or n < 1:
-            raise ValueError(f"shortest is {shortest} and n is {n}: both count characters, from 1")
         data = _coded(text)
         # where each UTF-8 character begins, and the end: (C + 1,)
         borders = [*np.flatnonzero(_begins_character(np.frombuffer(data, np.uint8))).tolist(), len(data)]
@@ -113,7 +102,7 @@ class Index:
         stretches = []
         for i, length in enumerate(lengths):
             inside = i > 0 and lengths[i - 1] == length + 1  # it is the end of the stretch that began one before
-            if length >= shortest and not inside:
+            if length >= n and not inside:
                 stretches.append(self._locate(data[borders[i] : borders[i + length]], i, length))
         ngrams = max(0, len(text) - n + 1)
         known = sum(length >= n for length in lengths[:ngrams])
@@ -148,13 +137,6 @@ def _coded(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")  # UTF-8 sorts as the characters do; any str is accepted
 
 
-def _cut(coded: bytes, length: int) -> bytes:
-    """Return at most `length` bytes of a text in UTF-8, whole characters only."""
-    while 0 < length and (coded[length] & 0xC0) == 0x80:
-        length -= 1
-    return coded[:length]
-
-
 def _begins_character(data: np.ndarray) -> np.ndarray:
     return (data & 0xC0) != 0x80
 
@@ -179,14 +161,14 @@ def _suffix_array(data: bytearray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Cell:
-    """How diverse, repetitive and copied the texts are at one temperature and top-p; n-grams are of characters."""
+    """How diverse, repetitive and copied the texts are at one temperature and top-p; an n-gram has 4 characters."""
 
     temperature: float
     top_p: float
     diversity: float  # the share of different n-grams in the texts of one prompt (Li et al. 2016, distinct-n)
     repetition: float  # the share of a text's n-grams that it had before (Welleck et al. 2020, seq-rep-n)
-    longest: float | None  # mean length of the longest copied stretch, in characters; None without an index
-    share: float | None  # share of the n-grams, as `Index.copied` counts them, that occur in the training text
+    longest: float  # mean length of the longest copied stretch, in characters
+    share: float  # share of the n-grams, as `Index.copied` counts them, that occur in the training text
 
 
 def write_grid(
@@ -195,20 +177,14 @@ def write_grid(
     prompts: Sequence[str],
     temperatures: Sequence[float],
     top_ps: Sequence[float],
-    index: Index | None = None,
-    *,
+    index: Index,
     samples: int = 8,
     settings: Settings = DEFAULT_SETTINGS,
-    n: int = 4,
 ) -> list[Cell]:
-    """Write `samples` texts per prompt at each temperature × top-p; return a Cell for each, row by row.
+    """Write `samples` texts per prompt, of one or more, at each temperature × top-p; return a Cell each, row by row.
 
-    The other settings stay as given. Only the continuations count, without their prompts; n: characters per n-gram.
-    Raises ValueError if there is no prompt, and for n < 1.
+    Only the continuations count, without their prompts.
     """
-    if not prompts:
-        raise ValueError("there is no prompt: give at least one (it may be empty)")
-    distinct_share([], n)  # refuses a wrong n before anything is written
     cells = []
     for temperature in temperatures:
         for top_p in top_ps:
@@ -218,20 +194,16 @@ def write_grid(
                 for prompt in prompts
             ]
             texts = [text for group in groups for text in group]
-            longest = share = None
-            if index:
-                copied = [index.copied(text) for text in texts]
-                longest = fmean(each.longest for each in copied)
-                share = sum(each.known for each in copied) / max(1, sum(each.ngrams for each in copied))
-            diversity = fmean(distinct_share(group, n) for group in groups)
-            repetition = fmean(1 - distinct_share([text], n) for text in texts)
+            copied = [index.copied(text) for text in texts]
+            longest = fmean(each.longest for each in copied)
+            share = sum(each.known for each in copied) / max(1, sum(each.ngrams for each in copied))
+            diversity = fmean(map(distinct_share, groups))
+            repetition = fmean(1 - distinct_share([text]) for text in texts)
             cells.append(Cell(temperature, top_p, diversity, repetition, longest, share))
     return cells
 
 
-def distinct_share(texts: Sequence[str], n: int) -> float:
-    """Return the share of different n-grams among all of the texts; 1 if there are none. ValueError for n < 1."""
-    if n < 1:
-        raise ValueError(f"n is {n}: an n-gram has 1 character or more")
+def distinct_share(texts: Sequence[str], n: int = 4) -> float:
+    """Return the share of different n-grams of characters among all of the texts; 1 if there are none."""
     grams = [text[i : i + n] for text in texts for i in range(len(text) - n + 1)]
     return len(set(grams)) / len(grams) if grams else 1.0

@@ -7,7 +7,7 @@ Filters have the names of their settings. Ids (B, T) may be padded on the left w
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -152,11 +152,6 @@ def no_repeat_ngram(logits: Tensor, ids: Tensor, no_repeat_ngram: Setting) -> Te
     return logits
 
 
-def logit_bias(logits: Tensor, logit_bias: Tensor) -> Tensor:
-    """Add a bias (V,) or (B, V) to the logits: odds against every other token grow by a factor of e^bias; 0 is off."""
-    return logits + logit_bias.to(logits.dtype)
-
-
 def ban(logits: Tensor, mask: Tensor) -> Tensor:
     """Remove the tokens where a mask is true: (V,) for all rows, or (B, V)."""
     return logits.masked_fill(mask, -torch.inf)
@@ -239,20 +234,17 @@ def steps(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the name of each active filter and the logits (B, V) after it, in the order of the transformers library.
 
-    settings: as in `Settings`, but logit_bias is a tensor (B, V); a filter that is left out is off. ids (B, T): the
-    row's whole text so far, for no_repeat_ngram; written (B, T'): what the row itself wrote of it, for the penalties of
-    presence and frequency, which are one step; seen (B, T''): what its model sees of it, for the repetition penalty
-    (None: all of ids). allowed (B, V): true for what a constraint permits. A row that no_repeat_ngram would leave
-    without any token goes on as if it were off: what a constraint demands is written even if it repeats. Raises
-    TypeError for an unknown setting.
+    settings: as in `Settings`; a filter that is left out is off. ids (B, T): the row's whole text so far, for
+    no_repeat_ngram; written (B, T'): what the row itself wrote of it, for the penalties of presence and frequency,
+    which are one step; seen (B, T''): what its model sees of it, for the repetition penalty (None: all of ids). allowed
+    (B, V): true for what a constraint permits. A row that no_repeat_ngram would leave without any token goes on as if
+    it were off: what a constraint demands is written even if it repeats. Raises TypeError for an unknown setting.
     """
-    if unknown := settings.keys() - FILTERS.keys() - LOOKING_BACK - {"logit_bias"}:
+    if unknown := settings.keys() - FILTERS.keys() - LOOKING_BACK:
         raise TypeError(f"no filter has the name {', '.join(sorted(unknown))}: see sampling.FILTERS")
-    # 1. what the request, the text so far and its constraint rule out
+    # 1. what the constraint and the text so far rule out
     if allowed is not None:
         yield "constraint", (logits := ban(logits, ~allowed))
-    if "logit_bias" in settings:
-        yield "logit_bias", (logits := logit_bias(logits, cast(Tensor, settings["logit_bias"])))
     if "repetition_penalty" in settings:
         near = ids if seen is None else seen
         yield "repetition_penalty", (logits := repetition_penalty(logits, near, settings["repetition_penalty"]))

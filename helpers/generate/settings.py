@@ -1,14 +1,10 @@
 """Sampling settings with their ranges, and the results: samples, chunks. Knows no model and no filter's arithmetic."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from helpers.generate.constraints import Constraint
-
-MOST_BIAS = 100.0  # as in OpenAI's API: a token with this bias is always written, with -100 never
-BIASES = f"ids with numbers from {-MOST_BIAS:g} to {MOST_BIAS:g}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +75,6 @@ class Settings:
         "lowers a token's score each time it was written", 0.0, -100, 100, least=-2, most=2
     )
     no_repeat_ngram: int = _ranged("so many tokens in a row never occur twice", 0, 0, math.inf, most=20)
-    logit_bias: Mapping[int, float] = field(default_factory=dict)  # id -> what is added to its logit, up to ±MOST_BIAS
     seed: int | None = None  # the same seed gives the same text (a GPU's is not a CPU's); None gives another each time
     stop: tuple[str, ...] = ()  # the text ends before the first of these strings
     sentence: bool = False  # the text ends after its first finished sentence or line
@@ -91,7 +86,6 @@ class Settings:
             ("max_new_tokens", self.max_new_tokens >= 0, "0 or more"),
             *((name, getattr(self, name) in values, values) for name, values in RANGES.items()),
             ("seed", self.seed is None or self.seed >= 0, "None (each time another text), 0 or more"),
-            ("logit_bias", all(-MOST_BIAS <= bias <= MOST_BIAS for bias in self.logit_bias.values()), BIASES),
             ("stop", isinstance(self.stop, tuple) and all(self.stop), "a tuple of strings, none of them empty"),
             ("logprobs", self.logprobs is None or self.logprobs >= 0, "None (off), 0 or more"),
         ):

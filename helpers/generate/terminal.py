@@ -75,26 +75,18 @@ def terminal_main(arguments: Sequence[str] | None = None) -> int:
 def _check_options(options: argparse.Namespace) -> Settings:
     """Return the settings; raise ValueError for options that do not go together."""
     defaults = vars(_parser().parse_args(["--run", ""]))
-    given = [name for name, value in vars(options).items() if value != defaults[name]]
-    words = {name: "the prompt" if name == "prompt" else f"--{name.replace('_', '-')}" for name in given}
-    writing = [words[name] for name in given if name not in ("run", "chat", "score", "document")]
-    for is_wrong, message in (
-        (
-            options.seed is not None and options.seed < 0,
-            f"--seed is {options.seed}: give 0 or more, or leave it out for another text each time",
-        ),
-        ("" in options.stop, "--stop is empty: give the text to end before, or leave it out"),
-        (options.samples < 1, f"--samples is {options.samples}: ask for 1 or more"),
-        (options.score and writing, f"--score writes nothing: leave out {', '.join(writing)}"),
-        (not options.score and "document" in given, "--document is of a file to score: add --score"),
-        (
-            options.chat and (options.score or options.line or options.samples > 1),
-            "--chat gives one answer to each question: leave out --score, --line and --samples",
-        ),
-        (options.system and not options.chat, "--system is for a conversation: add --chat"),
-    ):
-        if is_wrong:
-            raise ValueError(message)
+    given = {name for name, value in vars(options).items() if value != defaults[name]}
+    if options.score:
+        what, idle = "with --score nothing is written", given - {"run", "score", "document"}
+    elif options.chat:
+        what, idle = "with --chat each question has one answer", given & {"line", "samples", "document"}
+    else:
+        what, idle = "with neither --score nor --chat a text is continued", given & {"document", "system"}
+    if idle:
+        words = ("the prompt" if name == "prompt" else f"--{name.replace('_', '-')}" for name in sorted(idle))
+        raise ValueError(f"{what}: leave out {', '.join(words)}")
+    if options.samples < 1:
+        raise ValueError(f"--samples is {options.samples}: ask for 1 or more")
     return Settings(
         max_new_tokens=options.max_new_tokens, seed=options.seed, stop=tuple(options.stop),
         **{name: getattr(options, name) for name in RANGES},

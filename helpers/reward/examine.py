@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from helpers.chat.answer import answer_batch, as_messages
 from helpers.corpus.built_in import Question
+from helpers.generate.dialogue import answer_batch, as_messages
 from helpers.generate.settings import Settings
 from helpers.reward import judge
 

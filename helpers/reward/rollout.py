@@ -12,9 +12,9 @@ from statistics import fmean
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from helpers.chat.answer import as_messages
 from helpers.corpus.built_in import Question
 from helpers.generate.batch import Row
+from helpers.generate.dialogue import as_messages
 from helpers.generate.generate import write_rows
 from helpers.generate.settings import Settings
 from helpers.reward import judge

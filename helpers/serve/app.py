@@ -14,12 +14,12 @@ from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from string import Template
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
+from jinja2 import Template
 
 from helpers.generate import dialogue
 from helpers.generate.batch import prompt_ids
@@ -368,30 +368,14 @@ async def _send_stream(request: web.Request, job: Job, writer: CompletionWriter)
 # ---- what needs no text ----
 
 
+@cache
 def fill_page(html: str, limits: Limits, has_chat: bool) -> str:
     """Return index.html with the ranges of its sliders, the limits of a request, and the levels of its colours.
 
     has_chat: the model holds conversations, which then come first.
     """
-    values: dict[str, object] = {
-        "view": "chat" if has_chat else "texts",
-        "views": "" if has_chat else "hidden",
-        "max_messages": limits.max_messages,
-        "max_body": limits.max_body_bytes,
-        "max_context": limits.max_context,
-        "n": f'min="1" max="{limits.max_samples}"',
-        "max_tokens": f'min="1" max="{limits.max_length}"',
-        "logprobs": schema.MAX_LOGPROBS,
-    }
-    for name, allowed in RANGES.items():
-        if allowed.slider:
-            least, most, step = allowed.slider
-            values[name] = f'min="{least:g}" max="{most:g}" step="{step:g}" value="{allowed.off:g}"'
-    percents = [f"{100 * level:g}" for level in LEVELS]
-    between = [f"{low}–{high}" for high, low in zip(percents, percents[1:], strict=False)]
-    names = [f"≥ {percents[0]} %", *between, f"&lt; {percents[-1]} %"]
-    values["legend"] = "".join(f'<li><span class="p{n}">{name}</span></li>' for n, name in enumerate(names))
-    return Template(html).substitute(values, levels=json.dumps(LEVELS))
+    values = {"limits": limits, "has_chat": has_chat, "max_logprobs": schema.MAX_LOGPROBS}
+    return Template(html, keep_trailing_newline=True).render(values, ranges=RANGES, levels=LEVELS)
 
 
 async def get_page(request: web.Request) -> web.Response:

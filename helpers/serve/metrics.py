@@ -4,6 +4,7 @@ This module knows neither HTTP nor engine: numbers are passed in, or read when a
 """
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -24,16 +25,9 @@ class ServiceMetrics(Collector):
         self._registry = registry = CollectorRegistry()
         self._requests = Counter("chinese_gpt_requests", "Requests answered", ["route", "status"], registry=registry)
         self._rejects = Counter("chinese_gpt_rejects", "Requests refused", ["reason"], registry=registry)
-        self._latency = Histogram(
-            "chinese_gpt_request_seconds",
-            "From request to whole answer",
-            ["route"],
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self._first_token = Histogram(
-            "chinese_gpt_first_token_seconds", "From request to first token", buckets=_SECONDS, registry=registry
-        )
+        seconds: dict[str, Any] = {"buckets": _SECONDS, "registry": registry}
+        self._latency = Histogram("chinese_gpt_request_seconds", "From request to whole answer", ["route"], **seconds)
+        self._first_token = Histogram("chinese_gpt_first_token_seconds", "From request to first token", **seconds)
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:

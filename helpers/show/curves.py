@@ -1,14 +1,11 @@
 """The curves of a training run: loss, small panels, experts' load; runs compared; and curves of any numbers.
 
-Of a run it reads the rows of metrics.jsonl alone, for a comparison also the parameters.json beside them. What a row
-lacks is not drawn; a NaN is a gap.
+Of a run it reads the rows of metrics.jsonl alone. What a row lacks is not drawn; a NaN is a gap.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from itertools import cycle, islice
-from pathlib import Path
+from itertools import cycle
 from statistics import median
 
 import numpy as np
@@ -33,7 +30,6 @@ from helpers.show.figures import (
 )
 from helpers.show.metrics_file import Field, RunRows
 from helpers.show.text import show_table
-from helpers.train.settings import names_that_affect
 from helpers.wording import duration
 
 TICKS = [0.1, 0.2, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20]  # of the axis of bits per character
@@ -152,48 +148,8 @@ def busiest(row: Mapping) -> float | None:
     return float(load.max()) if load.size else None
 
 
-def expert_figure(rows: Sequence[Mapping]) -> Figure:
-    """Return the experts' load in two pictures: its last state (layer × expert), and its course; some row has it."""
-    # 1. all loads of the last row's shape, and empty axes
-    loaded = [(log.step_of(row), load) for row in rows if (load := shares(row)).size]
-    layers, experts = shape = loaded[-1][1].shape
-    loaded = [(step, load) for step, load in loaded if load.shape == shape]
-    fig, axes = mosaic(min(1.3 + 0.3 * max(layers, 4), 4.5), "LR", width_ratios=[2, 3])
-    left, right = axes["L"], axes["R"]
-    for ax in (left, right):
-        ax.grid(visible=False)
-    left.set(xlabel="expert", ylabel="layer")
-    left.set_title("share of the tokens, at last", fontsize=9, loc="left")
-    right.set(xlabel="step", ylabel="fair shares")
-    right.set_title("busiest and idlest expert of each layer (darker: deeper)", fontsize=9, loc="left")
-    # 2. the last state: white is a fair share, orange too much, violet too little; colour-blind readers see it too
-    now = loaded[-1][1]
-    left.imshow(now, cmap="PuOr_r", vmin=0, vmax=2, aspect="auto")
-    left.set_xticks(range(experts) if experts <= 16 else [0, experts - 1])
-    left.set_yticks(range(layers) if layers <= 16 else [0, layers - 1])
-    if layers <= 16 and experts <= 8:
-        for layer, expert in np.ndindex(now.shape):
-            pale = 0.4 < now[layer, expert] < 1.6
-            left.annotate(f"{100 * now[layer, expert] / experts:.0f} %", (expert, layer), ha="center", va="center",
-                          fontsize=8, color=INK if pale else "white")  # fmt: skip
-    # 3. the course: means of at most 300 parts
-    at = log.part_starts(len(loaded), 300)
-    steps = np.array([step for step, _ in loaded])[at]
-    course = np.add.reduceat(np.stack([load for _, load in loaded]), at) / np.diff([*at, len(loaded)])[:, None, None]
-    for layer in range(layers):
-        shade = 0.35 + 0.65 * (layer + 1) / layers  # deeper layers are darker
-        right.plot(steps, course[:, layer].max(1), color=RUST, alpha=shade, linewidth=1.2)
-        right.plot(steps, course[:, layer].min(1), color=VIOLET, alpha=shade, linewidth=1.2)
-    right.axhline(1, color=GREY, linewidth=1, linestyle="--")
-    right.set_ylim(0, max(2.0, 1.1 * np.nanmax(course)))
-    right.set_xlim(0, max(log.planned_steps(rows), steps[-1], 1))
-    right.xaxis.set_major_formatter(THOUSANDS)
-    right.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-    return fig
-
-
 def expert_load(metrics: RunRows) -> None:
-    """Show how the router of a mixture of experts distributes the tokens, now and over the steps.
+    """Show how the router of a mixture of experts distributes the tokens at last; its course is a panel of the run.
 
     1 is a fair share (all experts get as many tokens); an expert at 0 is dead, one far above 1 does all the work.
     """
@@ -204,7 +160,14 @@ def expert_load(metrics: RunRows) -> None:
         return
     layers, experts = now.shape
     words = f"load of {experts} experts in {layers} layers, fair share 1: {now.min():.2f} … {now.max():.2f}"
-    show_figure(expert_figure(rows), words)
+    title = "share of the tokens, at last"
+    fig, ax = canvas(min(1.3 + 0.3 * max(layers, 4), 4.5), xlabel="expert", ylabel="layer", title=title)
+    ax.grid(visible=False)
+    # white is a fair share, orange too much, violet too little; colour-blind readers see it too
+    ax.imshow(now, cmap="PuOr_r", vmin=0, vmax=2, aspect="auto")
+    ax.set_xticks(range(experts) if experts <= 16 else [0, experts - 1])
+    ax.set_yticks(range(layers) if layers <= 16 else [0, layers - 1])
+    show_figure(fig, words)
 
 
 # ---- a run: its loss, and small panels under it ----
@@ -278,30 +241,10 @@ def run_figure(
 
 # ---- several runs ----
 
-# a hue and a marker per run; the hues differ in lightness too, for colour-blind readers. One marker more than hues:
-# so a pair comes again only after all others
-RUN_HUES = (BLUE, RUST, "#b8860b", VIOLET, "#3d9dc3", "#55585e", "#c9588f")
-LOOKS = tuple(islice(zip(cycle(RUN_HUES), cycle("os^Dv*XP"), strict=False), len(RUN_HUES) * 8))
+# of the runs; the hues differ in lightness too, for colour-blind readers. There is one marker more than hues, so that a
+# pair comes again only after all others
+RUN_HUES, MARKERS = (BLUE, RUST, "#b8860b", VIOLET, "#3d9dc3", "#55585e", "#c9588f"), "os^Dv*XP"
 _LONGEST_NAME = 32  # characters of a name in the figure: a longer one would leave no space for the curves
-_HIDDEN = names_that_affect("watching")  # they change nothing of what is learned, nor its speed
-
-
-def parameters_of(metrics: RunRows) -> dict:
-    """Return the parameters beside a run's metrics, without those that do not change what it learns; or none."""
-    if not isinstance(metrics, str | Path):
-        return {}
-    try:
-        parameters = json.loads((log.locate(metrics).parent / "parameters.json").read_text("utf-8"))
-    except (OSError, ValueError):  # a metrics file that was copied alone
-        return {}
-    return {name: value for name, value in parameters.items() if name not in _HIDDEN}
-
-
-def differences(many: Sequence[Mapping]) -> list[str]:
-    """Return for each run, in words, the parameters in which the runs differ."""
-    names = dict.fromkeys(name for each in many for name in each)
-    differ = [name for name in names if len({json.dumps(each.get(name), sort_keys=True) for each in many if each}) > 1]
-    return [", ".join(f"{name} {each[name]}" for name in differ if name in each) for each in many]
 
 
 def _facts(rows: Sequence[Mapping]) -> list[str]:
@@ -332,7 +275,8 @@ def compare_figure(
     """Return several runs' loss in one figure: validation bold, training thin; `x` is step or train_seconds."""
     fig, ax = canvas(4.0, xlabel=log.AXES[x])
     ends: list[tuple[float, str, str]] = []
-    for name, rows, (colour, marker) in zip(names_in_figure(list(runs)), runs.values(), cycle(LOOKS), strict=False):
+    names = names_in_figure(list(runs))
+    for name, rows, colour, marker in zip(names, runs.values(), cycle(RUN_HUES), cycle(MARKERS), strict=False):
         axis = log.axis_positions(rows, x)
         if axis is None:
             continue
@@ -359,12 +303,11 @@ def compare_runs(
     baselines: Mapping[str, float] | None = None,
     x: str = "step",
 ) -> None:
-    """Show several runs in one figure and a table: `compare({"a": "runs/a", "b": "runs/b/model/metrics.jsonl"})`.
+    """Show several runs in one figure and a table: `compare({"a": "runs/a/model/metrics.jsonl", …})`.
 
     `x` is step or train_seconds (time in updates, without validation and saving). `floor` and `baselines` are in bits
-    per character. Speed and gradient norm are medians over the run. If a parameters.json lies beside the metrics, the
-    last column says in which parameters the runs differ. A run whose rows lack what `x` needs is only in the table. A
-    column whose figure is known of no run is left out.
+    per character. Speed and gradient norm are medians over the run. A run whose rows lack what `x` needs is only in the
+    table. A column whose figure is known of no run is left out.
     """
     if x not in log.AXES:
         raise ValueError(f"x is '{x}': choose one of {', '.join(log.AXES)}")
@@ -373,15 +316,11 @@ def compare_runs(
     drawn = names_in_figure(list(rows))
     names = [name if name == short else f"{short}: {name}" for name, short in zip(rows, drawn, strict=True)]
     lines = [[name, *_facts(each)] for name, each in zip(names, rows.values(), strict=True)]
-    header, differ = HEADER, differences([parameters_of(metrics) for metrics in runs.values()])
-    if any(differ):
-        lines = [[*line, words] for line, words in zip(lines, differ, strict=True)]
-        header = [*HEADER, "differs in"]
     # 2. the figure above it
     words = ", ".join(f"{line[0]} {line[4]}" for line in lines) or "no run"
     show_figure(compare_figure(rows, floor, baselines, x), f"validation bits per character: {words}")
-    shown = [i for i in range(len(header)) if i == 0 or not lines or any(line[i] != log.UNKNOWN for line in lines)]
-    show_table([[line[i] for i in shown] for line in lines], [header[i] for i in shown])
+    shown = [i for i in range(len(HEADER)) if i == 0 or not lines or any(line[i] != log.UNKNOWN for line in lines)]
+    show_table([[line[i] for i in shown] for line in lines], [HEADER[i] for i in shown])
 
 
 # ---- curves of any numbers ----
@@ -389,8 +328,8 @@ def compare_runs(
 _SHAPES = tuple(zip((BLUE, RUST, GREEN, VIOLET, INK), ("-", "--", "-.", ":", "-"), "os^Dv", strict=True))
 
 
-def describe_curves(series: Mapping[str, Sequence[tuple[float, float]]], levels: Mapping[str, float]) -> str:
-    """Return in words where each curve begins, where it is lowest and where it ends; then the levels."""
+def describe_curves(series: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    """Return in words where each curve begins, where it is lowest and where it ends."""
     words = []
     for name, points in series.items():
         known = [(x, y) for x, y in points if math.isfinite(y)]
@@ -399,20 +338,16 @@ def describe_curves(series: Mapping[str, Sequence[tuple[float, float]]], levels:
             continue
         (x0, first), (x1, last), (x, least) = known[0], known[-1], min(known, key=lambda point: point[1])
         words.append(f"{name}: {first:.2f} at {x0:g}, lowest {least:.2f} at {x:g}, {last:.2f} at {x1:g}")
-    return "; ".join([*words, *(f"{name} {value:.2f}" for name, value in levels.items())])
+    return "; ".join(words)
 
 
-def curves_figure(
-    series: Mapping[str, Sequence[tuple[float, float]]], x: str, y: str, levels: Mapping[str, float]
-) -> Figure:
+def curves_figure(series: Mapping[str, Sequence[tuple[float, float]]], y: str) -> Figure:
     """Return the figure of `curves`."""
-    for name in (*series, *levels, x, y):
+    for name in (*series, y):
         if not (name.isascii() and name.isprintable()):
             raise ValueError(f"'{name}' cannot be written into a figure, whose font has only English letters")
-    fig, ax = canvas(3.3, xlabel=x, ylabel=y)
-    ends = [(value, f"{name} {value:.2f}", GREY) for name, value in levels.items()]
-    for value in levels.values():
-        ax.axhline(value, color=GREY, linewidth=1.2, linestyle=(0, (1, 2)), zorder=2)
+    fig, ax = canvas(3.3, xlabel="updates", ylabel=y)
+    ends = []
     for (name, points), (colour, dash, marker) in zip(series.items(), cycle(_SHAPES), strict=False):
         places, values = (np.array([point[i] for point in points], dtype=float) for i in (0, 1))
         few = len(places) <= 40
@@ -426,18 +361,13 @@ def curves_figure(
     return fig
 
 
-def curves(
-    series: Mapping[str, Sequence[tuple[float, float]]],
-    x: str = "updates",
-    y: str = "bits per character",
-    levels: Mapping[str, float] | None = None,
-) -> None:
-    """Show curves by name, {"training": [(updates, bits), …], …}, and levels such as {"floor": 0.5} as dotted lines.
+def curves(series: Mapping[str, Sequence[tuple[float, float]]], y: str = "bits per character") -> None:
+    """Show curves by name, {"training": [(updates, bits), …], …}; `y` names the axis.
 
-    `x` and `y` name the axes. Each curve has its own colour and dash, and its last value stands at its right end. A
-    NaN is a gap. Raises ValueError for a name with other than English letters.
+    Each curve has its own colour and dash, and its last value stands at its right end. A NaN is a gap. Raises
+    ValueError for a name with other than English letters.
     """
-    show_figure(curves_figure(series, x, y, levels or {}), describe_curves(series, levels or {}))
+    show_figure(curves_figure(series, y), describe_curves(series))
 
 
 def panels_figure(rows: Sequence[Mapping], fields: Mapping[str, str]) -> Figure:

@@ -24,6 +24,7 @@ from helpers.wording import duration
 if TYPE_CHECKING:  # it loads torch
     from helpers.train.job import Training
 
+CHARACTERS = 300  # of a text that is shown
 SAY = 20.0  # seconds between two lines in a headless run
 DRAWN = ("step", "validation", "resume", "start", "spike")  # events that change the picture
 SPIKE = (
@@ -36,23 +37,23 @@ SPIKE = (
 # ---- what a run wrote ----
 
 
-def samples_over_time(metrics: RunRows, limit: int = 6, characters: int = 300) -> None:
-    """Show what a run wrote as it learned: at most `limit` samples from the first to the last, each with its loss."""
+def samples_over_time(metrics: RunRows) -> None:
+    """Show what a run wrote as it learned: at most six samples from the first to the last, each with its loss."""
     rows = log.rows_of(metrics)
     samples = [row for row in rows if row.get("event") == "sample"]
     rendered = []
-    for at in thinned(len(samples), limit):  # most is learned early
+    for at in thinned(len(samples), 6):  # most is learned early
         row = samples[at]
         before = [other for other in rows if other.get("event") in ("step", "validation")
                   and log.step_of(other) <= log.step_of(row) and log.finite(other.get("bits_per_char"))]  # fmt: skip
         note = f"step {log.step_of(row):,.0f}"
         if measured := log.last(before, "validation") or log.last(before, "step"):
             note += f" · {measured['bits_per_char']:.2f} bits/char"
-        rendered.append(render_noted(str(row.get("text", "")), note, characters))
+        rendered.append(render_noted(str(row.get("text", "")), note, CHARACTERS))
     show_all(rendered, "no sample yet")
 
 
-def spikes(metrics: RunRows, limit: int = 5, characters: int = 300) -> None:
+def spikes(metrics: RunRows, limit: int = 5) -> None:
     """Show the last `limit` loss spikes of a run and the windows of text that they came from, the worst first.
 
     A line under them says what a spike is.
@@ -64,7 +65,7 @@ def spikes(metrics: RunRows, limit: int = 5, characters: int = 300) -> None:
         for window in row.get("windows") or []:
             loss = log.fixed(window.get("loss"))
             note = f"step {log.step_of(row):,.0f} · window {window.get('index', '?')} · loss {loss}"
-            rendered.append(render_noted(str(window.get("text", "")), note, characters))
+            rendered.append(render_noted(str(window.get("text", "")), note, CHARACTERS))
     if rendered:
         rendered.append((element("div", "font-size:.85em;opacity:.8", escape(SPIKE)), SPIKE))
     html, plain = ("\n".join(parts) for parts in zip(*rendered, strict=True)) if rendered else ("", "")

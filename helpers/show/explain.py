@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # these load torch
     from helpers.generate.memorization import Cell, Copied, Stretch
 
 END = "■"  # stands for the document's end
-PIECE = "…"  # and for a byte: it is not yet a character
+PIECE = "…"  # and for a byte that is not yet a character
 # how strong the colour of each level of surprisal is; the first has none, and on the last white text can still be read
 ALPHAS = (0.0, 0.18, 0.34, 0.48, 0.6)
 SURPRISE = 2  # from this level of surprisal on, a character is underlined and has its bits where styles are stripped
@@ -73,15 +73,13 @@ def probabilities_in_words(alternatives: Iterable[tuple[str, float]]) -> str:
     return ", ".join(f"{with_marks(text) or END} {percent(probability)}" for text, probability in alternatives)
 
 
-def whole_characters(steps: Sequence["Step"], end: int | None) -> list[list["Step"]]:
-    """Return the steps in groups that each add text: byte pieces of one character together, the token `end` alone.
+def whole_characters(steps: Sequence["Step"]) -> list[list["Step"]]:
+    """Return the steps in groups that each add text: byte pieces of one character together.
 
     Pieces of a character that is never completed are a group without text.
     """
     groups: list[list[Step]] = [[]]
     for step in steps:
-        if step.token == end:
-            groups.append([])
         groups[-1].append(step)
         if step.text:
             groups.append([])
@@ -101,23 +99,20 @@ def step_in_words(step: "Step") -> str:
     return "\n".join(lines)
 
 
-def explained(steps: Sequence["Step"], prompt: str = "", end: int | None = None) -> None:
+def explained(steps: Sequence["Step"], prompt: str = "") -> None:
     """Show the steps of `explain.explain_text`: each character coloured by its probability, details under the mouse.
 
-    `end` is the id of the document's end, where that is among the tokens: it is shown as ■. Any other token without
-    text is a piece of a character, and is shown as … where that is not completed.
+    A token without text is a piece of a character, and is shown as … where that is not completed.
     """
     body = render_continuation(prompt, prompt) + (unstyled(CONTINUES) if prompt else "")
-    for group in whole_characters(steps, end):
+    for group in whole_characters(steps):
         text = group[-1].text
-        sign = END if group[-1].token == end else PIECE
         bits = sum(step.bits for step in group) / max(1, len(text))  # per character
-        body += with_bits(coloured(text or sign, 2**-bits, "\n\n".join(map(step_in_words, group))), bits)
+        body += with_bits(coloured(text or PIECE, 2**-bits, "\n\n".join(map(step_in_words, group))), bits)
     rows = []
     for step in steps:
-        text = step.text or (END if step.token == end else PIECE)
         likeliest = probabilities_in_words(step.alternatives[:3])
-        rows.append((text, percent(step.probability), step.rank, round(step.bits, 2), likeliest))
+        rows.append((step.text or PIECE, percent(step.probability), step.rank, round(step.bits, 2), likeliest))
     _, plain = render_table(rows, ["text", "probability", "rank", "bits", "likeliest"])
     show_html(card(body) + legend(), plain)
 
@@ -185,8 +180,6 @@ def show_grid(cells: Sequence["Cell"]) -> None:
     head = f'style="text-align:right;padding:.2em .7em;{UNDER_HEADER};font-weight:normal"'
     for field, title, in_words in MEASURES:
         values = [getattr(cell, field) for cell in cells]
-        if not values or None in values:  # without an index of the training text, two measures are missing
-            continue
         low, high = min(values), max(values)
         flat = [["t \\ p", *map(cell_text, top_ps)]]
         lines = [table_row("".join(f"<th {head}>{name}</th>" for name in flat[0]))]

@@ -177,16 +177,16 @@ def draw_schedule(ax: Axes, steps: ArrayLike, lrs: ArrayLike) -> None:
     ax.xaxis.set_major_formatter(THOUSANDS)
 
 
-def window_diagram(n_tokens: int, n_ctx: int, stride: int, limit: int = 8) -> None:
+def window_diagram(n_tokens: int, n_ctx: int, stride: int) -> None:
     """Show the windows that a stream of tokens is cut into: new tokens, tokens seen before, padding.
 
-    The windows are those of `tokens.windows.Windows`; of many, the first `limit` are shown.
+    The windows are those of `tokens.windows.Windows`; of many, the first eight are shown.
     """
     if n_tokens < 2 or not 1 <= stride <= n_ctx:
         raise ValueError(f"need n_tokens >= 2 and 1 <= stride <= n_ctx, got {n_tokens}, {stride}, {n_ctx}")
     inputs = n_tokens - 1  # the last token is only a label
     count = 1 + max(0, math.ceil((inputs - n_ctx) / stride))
-    shown = min(count, limit)
+    shown = min(count, 8)
     edge = (shown - 1) * stride + n_ctx  # where the picture ends
     fig, ax = canvas(0.9 + 0.27 * (shown + 1), xlabel="position in the stream of tokens")
     ax.barh(0, min(n_tokens, edge), color="#c9ccd2", height=0.6)

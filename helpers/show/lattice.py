@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 
 from helpers.show.svg import BLUE, EDGE, GOLD, GREY, INK, PALE_BLUE, PALE_GOLD, SHADE, Picture, shortened, width_of
 from helpers.show.text import plain_table, with_marks
@@ -40,25 +41,19 @@ def stacked(spans: Sequence[tuple[int, int]]) -> list[int]:
     return [levels[span] for span in spans]
 
 
-def lattice(text: str, scores: Mapping[str, float], cut: Sequence[str] | None = None) -> None:
-    """Show all ways to cut a text into pieces: positions as nodes, pieces as arcs with scores, one path bold.
+def lattice(text: str, scores: Mapping[str, float]) -> None:
+    """Show all ways to cut a text into pieces: positions as nodes, pieces as arcs with scores, the best path bold.
 
-    scores: {piece: logarithm of its probability}; what is not part of the text is left out. cut: the pieces of the
-    bold path; without it, the path with the highest sum is found. Raises ValueError for a text of more than
-    `LONGEST_TEXT` characters, or for a cut that is none.
+    scores: {piece: logarithm of its probability}; what is not part of the text is left out. Raises ValueError for a
+    text of more than `LONGEST_TEXT` characters.
     """
     if not 1 <= len(text) <= LONGEST_TEXT:
         raise ValueError(f"the text has {len(text)} characters: a lattice can be read with 1 to {LONGEST_TEXT}")
-    best = best_cut(text, scores)
-    cut = best if cut is None else list(cut)
-    if "".join(cut) != text or any(piece not in scores for piece in cut):
-        raise ValueError(f"the cut {'|'.join(cut)} is not one of '{text}' into pieces that have a score")
+    cut = best_cut(text, scores)
     # every piece at every position where it fits
     spans = [(i, j) for i in range(len(text)) for j in range(i + 1, len(text) + 1) if text[i:j] in scores]
-    ends = [sum(map(len, cut[: i + 1])) for i in range(len(cut))]
-    path = set(zip([0, *ends], ends, strict=False))
-    total, most = (sum(scores[piece] for piece in pieces) for pieces in (cut, best))
-    words = f"{'best path' if total > most - 1e-9 else 'this path'} {' + '.join(map(with_marks, cut))}: {total:.2f}"
+    path = set(pairwise(accumulate(map(len, cut), initial=0)))
+    words = f"best path {' + '.join(map(with_marks, cut))}: {sum(scores[piece] for piece in cut):.2f}"
     rows = [["from", "to", "piece", "score", ""]]
     for i, j in spans:
         mark = "on the path" if (i, j) in path else ""
@@ -123,7 +118,7 @@ def merges(lines: Sequence[str], merges: Sequence[tuple[str, str]]) -> None:
     states = [[list(line) for line in lines]]  # before the first merge, after each
     titles, news = ["start: characters"], [""]
     for number, (left, right) in enumerate(merges, 1):
-        pairs = Counter(pair for pieces in states[-1] for pair in zip(pieces, pieces[1:], strict=False))
+        pairs = Counter(pair for pieces in states[-1] for pair in pairwise(pieces))
         times = pairs[left, right]
         states.append([merged(pieces, (left, right)) for pieces in states[-1]])
         news.append(left + right)

@@ -12,11 +12,10 @@ from typing import TypeGuard
 
 import numpy as np
 
-from helpers import paths
 from helpers.files import log_rows
 from helpers.wording import duration
 
-RunRows = str | Path | Sequence[Mapping]  # rows, or where they are: a file, a folder, a run's name
+RunRows = str | Path | Sequence[Mapping]  # rows, or the file that holds them
 UNKNOWN = "–"  # stands for a figure that the rows lack
 Field = str | Callable[[Mapping], float | None]  # a field of a row, or a function that computes it from the row
 
@@ -73,34 +72,20 @@ def last(rows: Sequence[Mapping], event: str) -> Mapping:
     return next((row for row in reversed(rows) if row.get("event") == event), {})
 
 
-def locate(run: str | Path) -> Path:
-    """Return the metrics.jsonl of a run, given that file, a folder that holds it, a run's folder or a run's name."""
-    path = Path(run)
-    if path.suffix == ".jsonl":
-        return path
-    if path.is_dir():
-        inner = path / paths.STAGES["train"][1] / "metrics.jsonl"
-        return inner if inner.parent.is_dir() else path / "metrics.jsonl"
-    if isinstance(run, Path) or len(path.parts) > 1:
-        raise FileNotFoundError(f"{run} is no folder and no metrics.jsonl: give the file that notebook 04_train writes")
-    return paths.room(str(run), "train") / "metrics.jsonl"
-
-
-def read_metrics(run: str | Path) -> list[dict]:
+def read_metrics(file: str | Path) -> list[dict]:
     """Return the rows of a metrics.jsonl; after a resume, steps that were taken again replace the older ones.
 
-    `run` is the file, a folder, or a run's name. Raises FileNotFoundError if there is no such file.
+    Raises FileNotFoundError if there is no such file.
     """
-    path = locate(run)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is not there: notebook 04_train writes it")
-    tail = Tail(path)
+    if not Path(file).is_file():
+        raise FileNotFoundError(f"{file} is not there: notebook 04_train writes it")
+    tail = Tail(file)
     tail.read()
     return tail.rows
 
 
 def rows_of(metrics: RunRows) -> Sequence[Mapping]:
-    """Return rows as they are, or those of a file or a run."""
+    """Return rows as they are, or those of a file."""
     return read_metrics(metrics) if isinstance(metrics, str | Path) else metrics
 
 
@@ -161,9 +146,6 @@ AXES = {"step": "step", "train_seconds": "seconds of training"}
 
 def axis_positions(rows: Sequence[Mapping], x: str) -> tuple[np.ndarray, np.ndarray] | None:
     """Return (steps, position of each on the axis `x`, one of `AXES`), or None if the rows lack what `x` needs."""
-    if x == "step":
-        every = np.array([0.0, *sorted(step_of(row) for row in rows)])
-        return every, every
     known = sorted({(row["step"], row[x]) for row in rows if finite(row.get("step")) and finite(row.get(x))})
     return (np.array([0, *(step for step, _ in known)]), np.array([0, *(at for _, at in known)])) if known else None
 

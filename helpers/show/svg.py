@@ -81,11 +81,11 @@ class Picture:
 
     def rect(
         self, x: float, y: float, w: float, h: float, fill: str = PALE_BLUE, line: str | None = None, r: float = 6,
-        width: float = 1.3, dash: str | None = None,
+        dash: str | None = None,
     ) -> None:  # fmt: skip
         """Add a rectangle with rounded corners."""
         self.add("rect", x=x, y=y, width=w, height=h, rx=r or None, fill=fill, stroke=line,
-                 stroke_width=width if line else None, stroke_dasharray=dash)  # fmt: skip
+                 stroke_width=1.3 if line else None, stroke_dasharray=dash)  # fmt: skip
 
     def text(
         self, x: float, y: float, words: str, size: float = 14, colour: str = INK, anchor: str = "middle",
@@ -95,9 +95,9 @@ class Picture:
         self.add("text", words, x=x, y=y + 0.35 * size, font_size=size, fill=colour, text_anchor=anchor,
                  font_weight="bold" if bold else None)  # fmt: skip
 
-    def text_upright(self, x: float, y: float, words: str, size: float = 14, colour: str = INK) -> None:
+    def text_upright(self, x: float, y: float, words: str, size: float) -> None:
         """Add a line of words that rises to the right from (x, y), to stand above a narrow column."""
-        self.add("text", words, x=x, y=y, font_size=size, fill=colour, transform=f"rotate(-50 {x:.1f} {y:.1f})")
+        self.add("text", words, x=x, y=y, font_size=size, fill=INK, transform=f"rotate(-50 {x:.1f} {y:.1f})")
 
     def path(self, points: Sequence[Point], colour: str = GREY, width: float = 1.6) -> None:
         """Add a line through points."""

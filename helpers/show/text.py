@@ -20,6 +20,7 @@ from wcwidth import wcswidth
 HUES = ("66,133,244", "244,160,0", "15,157,88", "219,68,85", "142,68,173")
 CONTINUES = "▸"  # between a prompt and what was written
 UNDER_HEADER = "border-bottom:1px solid rgba(128,128,128,.35)"
+_COLUMNS = 96  # of a line of labels, in half-width characters
 _MARKS = {" ": "␣", "\u3000": "␣", "\n": "↵", "\r": "␍", "\t": "⇥"}
 
 
@@ -166,10 +167,10 @@ def render_noted(text: str, note: str, characters: int | None = None) -> tuple[s
     return card(escape(text), escape(note)), f"[{note}]\n{text}"
 
 
-def show_documents(texts: Iterable[str], limit: int = 3, characters: int = 400) -> None:
-    """Show the first `limit` documents, each cut after `characters` characters."""
+def show_documents(texts: Iterable[str], limit: int = 3) -> None:
+    """Show the first `limit` documents, each cut after 400 characters."""
     first = enumerate(islice(texts, limit), 1)
-    show_all(render_noted(text, f"{i} · {len(text):,} characters", characters) for i, text in first)
+    show_all(render_noted(text, f"{i} · {len(text):,} characters", 400) for i, text in first)
 
 
 def show_pieces(cuts: Mapping[str, Sequence[str]]) -> None:
@@ -238,20 +239,17 @@ def show_samples(texts: Iterable[str], prompt: str = "") -> None:
     show_all(rendered)
 
 
-def show_labels(inputs: Sequence[str], labels: Sequence[str | None], columns: int = 96) -> None:
-    """Show each input token above the label that it is trained to predict; a label None is masked, and dimmed.
-
-    `columns` is the width of a line in half-width characters.
-    """
+def show_labels(inputs: Sequence[str], labels: Sequence[str | None]) -> None:
+    """Show each input token above the label that it is trained to predict; a label None is masked, and dimmed."""
     if len(inputs) != len(labels):
         raise ValueError(f"{len(inputs)} inputs and {len(labels)} labels: a window has as many of one as of the other")
     # 1. break the pairs (input, label) into lines
     lines: list[list[tuple[str, str, bool]]] = []
-    used = columns + 1  # columns of the last line
+    used = _COLUMNS  # of the last line
     for token, label in zip(inputs, labels, strict=True):
         pair = (with_marks(token), "–" if label is None else with_marks(label), label is None)
         width = max(map(wcswidth, pair[:2])) + 2
-        if used + width > columns:
+        if used + width > _COLUMNS:
             lines.append([])
             used = 0
         lines[-1].append(pair)

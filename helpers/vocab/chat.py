@@ -99,11 +99,8 @@ def end_of_turn(tokenizer: PreTrainedTokenizerFast) -> int:
 # ---- checks ----
 
 
-def check_messages(messages: Sequence[Message], ends_with: str = USER) -> None:
-    """Raise ChatError unless an optional system line comes first, then user and assistant take turns.
-
-    `ends_with`: the last message's role: the user where an answer is wanted, the assistant in training.
-    """
+def check_messages(messages: Sequence[Message]) -> None:
+    """Raise ChatError unless an optional system line comes first, then user and assistant in turns, last the user."""
     spoken = messages[1:] if messages and messages[0]["role"] == SYSTEM else messages
     if not spoken:
         raise ChatError("there is no message of the user")
@@ -116,8 +113,8 @@ def check_messages(messages: Sequence[Message], ends_with: str = USER) -> None:
             raise ChatError(f"{where} is a system line: only the first message may be one")
         if role != wanted:
             raise ChatError(f"{where} is of the {role}, where the {wanted} should speak: they take turns")
-    if spoken[-1]["role"] != ends_with:
-        raise ChatError(f"the last message is of the {spoken[-1]['role']}; it should be of the {ends_with}")
+    if spoken[-1]["role"] != USER:
+        raise ChatError(f"the last message is of the {spoken[-1]['role']}; it should be of the {USER}")
 
 
 def _message(role: str, content: str) -> Message:

@@ -17,6 +17,7 @@ from concurrent.futures import Executor
 from importlib import metadata
 from itertools import accumulate
 from pathlib import Path
+from types import SimpleNamespace
 
 import thulac
 from thulac.base import Dat
@@ -55,15 +56,11 @@ def sample_texts(texts: Iterable[str], share: float) -> Iterator[str]:
             yield text
 
 
-class _FourBytes:
-    """Stands in for `struct` where thulac reads its model: each number stays four bytes, as in the file."""
-
-    @staticmethod
-    def unpack(layout: str, data: bytes) -> memoryview:
-        """Return the numbers of `data`; thulac's layout is always "<" and a number of "i"."""
-        if len(data) != struct.calcsize(layout):
-            raise ValueError("a file of thulac's model is cut off: install thulac again")
-        return memoryview(data).cast("i")
+def _unpack(layout: str, data: bytes) -> memoryview:
+    """Return the numbers of `data`, four bytes each as in thulac's file; its layout is always "<" and a number of i."""
+    if len(data) != struct.calcsize(layout):
+        raise ValueError("a file of thulac's model is cut off: install thulac again")
+    return memoryview(data).cast("i")
 
 
 @contextlib.contextmanager
@@ -74,7 +71,7 @@ def _compact() -> Iterator[None]:
     """
     readers = [Dat, CBModel] if sys.byteorder == "little" else []
     for module in readers:
-        vars(module).update(struct=_FourBytes, tuple=lambda numbers: numbers)
+        vars(module).update(struct=SimpleNamespace(unpack=_unpack), tuple=lambda numbers: numbers)
     try:
         yield
     finally:

@@ -1,10 +1,9 @@
 """Answers to many conversations at once are those to each alone, and end where the model ends its turn."""
 
-import torch
 from chats import TALKS, characters_tokenizer, tiny_model
 
-from helpers.chat.answer import answer_batch, as_messages
 from helpers.generate.batch import Row
+from helpers.generate.dialogue import answer_batch, as_messages
 from helpers.generate.generate import write_rows
 from helpers.generate.settings import Settings
 from helpers.vocab import chat
@@ -30,12 +29,3 @@ def test_a_seed_gives_each_conversation_random_numbers_of_its_own():
     write_rows(MODEL, TOK, rows, 1)  # one after the other
     assert answers == [row.new for row in rows]
     assert answers == [each.tokens for each in answer_batch(MODEL, TOK, [talk] * 8, settings)]
-
-
-def test_the_answer_begins_after_the_prompt_and_ends_with_the_turn():
-    ids = chat.encode_messages(TOK, as_messages("绿萝怎么浇水？"), True).ids
-    with torch.no_grad():
-        logits = MODEL(torch.tensor([ids])).logits[0, -1]
-    logits[TOK.all_special_ids] = -torch.inf
-    (sample,) = answer_batch(MODEL, TOK, [as_messages("绿萝怎么浇水？")], Settings(max_new_tokens=1, temperature=0.0))
-    assert sample.tokens == [int(logits.argmax())]

@@ -2,9 +2,6 @@
 
 import math
 import shutil
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -58,40 +55,6 @@ def test_a_stopped_run_goes_on_to_the_bit(chat_run, rank):
     assert tuning.run()["steps"] == 8  # asked in the middle of an update
     figures = fine_tune(lora_rank=rank)
     assert figures["steps"] == whole["steps"] > 8
-    got = weights(chat_run)
-    assert all(torch.equal(want[name], got[name]) for name in want)
-
-
-KILLED = """
-import os, signal
-import torch
-torch.set_num_threads(1)
-from helpers.chat import job
-from helpers.train.trainer import Trainer
-step = Trainer.step
-Trainer.step = lambda self: os.kill(os.getpid(), signal.SIGKILL) if self.progress.step == 13 else step(self)
-job.prepare_tuning(job.ChatSettings(**{settings})).run()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("damage", [False, True])
-def test_a_killed_run_goes_on_to_the_bit_also_past_a_bad_checkpoint(chat_run, damage):
-    fine_tune()
-    want = weights(chat_run)
-    shutil.rmtree(paths.room(chat_run, "chat"))
-    died = subprocess.run([sys.executable, "-c", KILLED.replace("{settings}", repr(SHORT))])
-    assert died.returncode == -signal.SIGKILL
-    folder = paths.room(chat_run, "chat") / "checkpoints"
-    assert sorted(each.name for each in folder.iterdir()) == ["step-00000005", "step-00000010"]
-    if damage:
-        file = folder / "step-00000010" / "model.safetensors"
-        data = bytearray(file.read_bytes())
-        data[-9] ^= 4
-        file.write_bytes(data)
-    tuning = job.prepare_tuning(ChatSettings(**SHORT))
-    assert tuning.trainer.progress.step == (5 if damage else 10)
-    tuning.run()
     got = weights(chat_run)
     assert all(torch.equal(want[name], got[name]) for name in want)
 

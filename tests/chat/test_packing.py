@@ -6,7 +6,6 @@ import torch
 from chats import N_CTX, TALKS, characters_tokenizer, tiny_model
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn import functional as F
 
 from helpers.chat.data import Conversations, fitting, pack_windows
 from helpers.tokens.windows import IGNORE
@@ -66,35 +65,6 @@ def test_a_packed_batch_equals_its_conversations_one_by_one(architecture):
             alone.append(loss_of(torch.tensor([ids[:-1]]), labels).loss[0])
     want = torch.stack([torch.stack([alone[i] for i in members]).sum() for members in packed.windows])
     torch.testing.assert_close(scores.loss, want, rtol=0, atol=1e-12 * float(want.max()))
-
-
-@ARCHITECTURES
-def test_what_one_conversation_says_never_reaches_another(architecture):
-    model = tiny_model(TOK, architecture).double().eval()
-    packed = Conversations(ENCODED, N_CTX, TOK.pad_token_id)
-    window = next(i for i, members in enumerate(packed.windows) if len(members) > 1)
-    inputs, labels, positions = packed.batch([window])
-    edge = int((positions[0] == 0).nonzero()[1])  # where the second conversation begins
-    with torch.no_grad():
-        before, _ = Loss(model)._body(inputs, positions)  # (1, T, C)
-        changed = inputs.clone()
-        changed[0, :edge] = TOK.convert_tokens_to_ids("。")
-        after, _ = Loss(model)._body(changed, positions)
-    assert (before[0, edge:] - after[0, edge:]).abs().max() < 1e-12
-    assert (before[0, 1:edge] - after[0, 1:edge]).abs().max() > 1e-3
-
-
-def test_the_gradient_is_that_of_torch_on_answers_alone():
-    model = tiny_model(TOK).double()
-    inputs, labels, positions = Conversations(ENCODED, N_CTX, TOK.pad_token_id).batch(range(3))
-    hidden = model.base_model(inputs_embeds=model.get_input_embeddings()(inputs), position_ids=positions)[0]
-    logits = model.lm_head(hidden)  # (B, T, V)
-    F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum").backward()
-    want = [p.grad.clone() for p in model.parameters()]
-    model.zero_grad()
-    Loss(model)(inputs, labels, positions).objective.backward()
-    for p, grad in zip(model.parameters(), want, strict=True):
-        torch.testing.assert_close(p.grad, grad, rtol=1e-9, atol=1e-9)
 
 
 def test_a_long_conversation_becomes_pieces_of_whole_exchanges():

@@ -4,19 +4,17 @@ import copy
 from dataclasses import replace
 from itertools import pairwise
 
-import models
 import pytest
 import torch
 from models import N_CTX, naive_logits
 
 from helpers.generate import generate, sampling
-from helpers.generate.batch import DecodeBatch, Row, active_filters, prompt_ids, window_start
+from helpers.generate.batch import DecodeBatch, Row, active_filters, banned, prompt_ids, window_start
 from helpers.generate.settings import Settings, TokenLogprob
 from helpers.vocab.tokenizer import encode
 
 PROMPTS = ["绿萝怎么浇水？", "", "龟背竹喜欢散射光，冬天", "水"]
 SAMPLED = Settings(max_new_tokens=30, temperature=0.9, top_k=40, top_p=0.95, repetition_penalty=1.2, seed=3)
-NO_END = {models.TOK.eos_token_id: -100}  # the same in every vocabulary of the course
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -80,10 +78,17 @@ def test_only_who_asks_is_told_and_as_much_as_asked(net, tok):
     assert counts == [[], *([n] * len(row.new) for n, row in zip((0, 2, size), rows[1:], strict=True))]
 
 
+@pytest.fixture
+def no_end(tok, monkeypatch):
+    """The document's end is never written."""
+    end = torch.tensor([tok.eos_token_id])
+    monkeypatch.setattr("helpers.generate.batch.banned", lambda *given: banned(*given).index_fill(0, end, True))
+
+
 @pytest.mark.parametrize("prompt", ["水", "浇水" * 2 * N_CTX], ids=["short", "long"])
-def test_no_ngram_comes_twice(net, tok, prompt):
+def test_no_ngram_comes_twice(net, tok, no_end, prompt):
     """In all of the text, also where the window has slid over what the model no longer sees."""
-    pairs_once = Settings(max_new_tokens=4 * N_CTX, temperature=0.3, seed=1, no_repeat_ngram=2, logit_bias=NO_END)
+    pairs_once = Settings(max_new_tokens=4 * N_CTX, temperature=0.3, seed=1, no_repeat_ngram=2)
     row, _ = write(net, tok, pairs_once, Settings(max_new_tokens=9, seed=2, no_repeat_ngram=3), prompt=prompt)
     pairs = list(pairwise(row.ids))
     assert len(row.new) == 4 * N_CTX
@@ -92,22 +97,21 @@ def test_no_ngram_comes_twice(net, tok, prompt):
 
 
 @pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty"])
-def test_penalties_of_what_was_written_outlast_the_window(net, tok, name):
+def test_penalties_of_what_was_written_outlast_the_window(net, tok, no_end, name):
     """A penalty that forbids: each token once, until none is left that has not come; the prompt does not count."""
-    settings = Settings(max_new_tokens=4 * N_CTX, temperature=0.0, logit_bias=NO_END, **{name: 100.0})
+    settings = Settings(max_new_tokens=4 * N_CTX, temperature=0.0, **{name: 100.0})
     (row,) = write(net, tok, settings, prompt=PROMPTS[0])
     assert len(row.new) == 4 * N_CTX == len(set(row.new)) and set(row.new) & set(row.ids[: row.prompt_length])
 
 
-def test_the_repetition_penalty_forgets_what_the_model_no_longer_sees(small, tok):
+def test_the_repetition_penalty_forgets_what_the_model_no_longer_sees(small, tok, no_end):
     """As it is documented: in a long text every common token would be penalized at last."""
-    settings = Settings(max_new_tokens=3 * N_CTX, temperature=0.0, logit_bias=NO_END, repetition_penalty=100.0)
+    settings = Settings(max_new_tokens=3 * N_CTX, temperature=0.0, repetition_penalty=100.0)
     row = Row(prompt_ids(tok, PROMPTS[0]), settings)
     batch = DecodeBatch(small, tok)
     batch.add([row])
     while batch.rows:
-        logits = batch.logits.index_add(1, torch.tensor([tok.eos_token_id]), torch.tensor([[-100.0]]))
-        wanted = sampling.repetition_penalty(logits, batch.ids, 100.0).argmax().item()
+        wanted = sampling.repetition_penalty(batch.logits, batch.ids, 100.0).argmax().item()
         batch.step()
         assert row.ids[-1] == wanted
 
@@ -161,24 +165,9 @@ def test_a_constraint_is_obeyed_and_ends_the_text(net, tok):
 def test_filters_that_are_off_in_all_rows_are_left_out():
     """Greedy rows are rows at temperature 0, whatever their top_p; a row that does not use a filter has it off."""
     rows = [Settings(), Settings(top_p=0, top_k=3), Settings(temperature=0.5, min_p=0.1)]
-    columns = {name: values.tolist() for name, values in active_filters(rows, 10).items()}
+    columns = {name: values.tolist() for name, values in active_filters(rows).items()}
     assert columns == {"temperature": [1, 0, 0.5], "top_k": [0, 3, 0], "min_p": [0, 0, 0.1]}
-    assert active_filters([Settings()], 10) == {}
-
-
-def test_a_bias_is_of_its_row_and_of_tokens_that_there_are(net, tok):
-    """A row beside one with a bias writes what it writes alone; no bias brings a banned token back."""
-    bias = active_filters([Settings(), Settings(logit_bias={3: 2.5, 0: -100})], 5)["logit_bias"]
-    assert bias.tolist() == [[0] * 5, [-100, 0, 0, 2.5, 0]]
-    with pytest.raises(ValueError, match="no token 5, the vocabulary has 0 to 4"):
-        active_filters([Settings(logit_bias={5: 1})], 5)
-    with pytest.raises(ValueError, match=f"no token {len(tok)}"):
-        generate.generate(net, tok, "水", Settings(logit_bias={len(tok): 1}))
-    plain = Settings(max_new_tokens=8, seed=3)
-    wishes = ({encode(tok, "水")[0]: 100}, {tok.pad_token_id: 100})
-    rows = write(net, tok, plain, *(replace(plain, logit_bias=wish) for wish in wishes))
-    alone = write(net, tok, plain)[0].new
-    assert [row.new for row in rows] == [alone, encode(tok, "水") * 8, alone]
+    assert active_filters([Settings()]) == {}
 
 
 @pytest.mark.parametrize("streamed", [True, False])

@@ -184,15 +184,6 @@ def test_rhymes_are_those_of_the_dictionary():
             assert {rhyme(character) for character in members} == {name}
 
 
-def test_forbidden_words_do_not_hide_behind_the_border_of_two_tokens():
-    state = Constraint(forbidden=("长山",)).begin(TOK, EOS, 10)
-    token = {text: i for i, text in TEXTS.items() if len(TOK.convert_ids_to_tokens(i)) < 6}
-    assert state.allowed(len(TOK))[token["山间"]]
-    state.advance(token["天长"])
-    assert not state.allowed(len(TOK))[token["山间"]] and not state.allowed(len(TOK))[token["山"]]
-    assert state.allowed(len(TOK))[token["光"]]
-
-
 def test_ends_that_no_line_has_need_not_be_in_the_vocabulary():
     tok = tokenizer.build_words({}, "天长。")
     assert Constraint(forbidden=("天",)).begin(tok, EOS, 5).allowed(len(tok)).any()
@@ -235,13 +226,6 @@ def test_another_kind_of_vocabulary():
     assert re.fullmatch(r"天\w{4}，山\w{4}。水\w{4}，长\w{4}。", text)
     with pytest.raises(ValueError, match="its tokens are bytes"):
         Constraint(heads="天").begin(tokenizer.build_bytes(), EOS, 50)
-
-
-def test_forbidden_words_may_be_many():
-    stream = random.Random(1)
-    words = tuple("".join(stream.choices(LETTERS, k=3)) for _ in range(1000))
-    ids = write(Constraint(lines=4, characters=7, forbidden=words), 32, random.Random(0).choice)
-    assert not any(word in tokenizer.decode(TOK, ids) for word in words)
 
 
 @pytest.mark.parametrize(

@@ -36,15 +36,6 @@ def test_stop_strings_are_a_search_in_the_text(tok, words, stop):
         assert whole.startswith(written.text) and len(written.text) <= complete[0]
 
 
-def test_a_character_appears_with_its_last_byte(tok):
-    written, seen = Detokenizer(tok), []
-    for token in encode(tok, "绿萝🌱水"):
-        assert not written.push(token)
-        seen.append(written.text)
-    assert seen == ["绿萝", "绿萝", "绿萝", "绿萝", "绿萝🌱", "绿萝🌱水"]
-    assert written.starts == [0, 2, 2, 2, 2, 3] and written.tokens == 6
-
-
 @pytest.mark.parametrize(
     ("text", "ended"),
     [("看土。浇", "看土。"), ("看土。", None), ("\n\n看土\n浇", "\n\n看土\n"), ("“看土！？”浇", "“看土！？”"),

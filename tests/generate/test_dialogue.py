@@ -6,6 +6,7 @@ import models
 import pytest
 
 from helpers.generate import generate
+from helpers.generate.constraints import Constraint
 from helpers.generate.dialogue import Dialogue, answer_prompt, check_tokenizer
 from helpers.generate.settings import Settings
 from helpers.vocab import chat
@@ -71,8 +72,8 @@ def test_an_answer_that_fails_is_as_if_the_question_had_not_been_asked(small, to
     """Unless something was written: that is part of the conversation, as after a stop."""
     talk = Dialogue(small, tok)
     first = "".join(talk.ask("土？", SETTINGS))
-    with pytest.raises(ValueError, match="there is no token 9999"):
-        list(talk.ask("水？", Settings(logit_bias={9999: 1})))
+    with pytest.raises(ValueError, match="cannot be written"):
+        list(talk.ask("水？", Settings(constraint=Constraint(heads="魑"))))
     assert talk.messages == [user("土？"), assistant(first)]
 
     def failing(*arguments):

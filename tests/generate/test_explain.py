@@ -10,7 +10,7 @@ from models import N_CTX, PLANTS, plants_model
 from helpers.generate import explain, generate, sampling
 from helpers.generate.batch import banned, prompt_ids, window_start
 from helpers.generate.constraints import Constraint
-from helpers.generate.explain import Score, score_texts
+from helpers.generate.explain import score_texts
 from helpers.generate.settings import Settings
 from helpers.vocab import tokenizer
 
@@ -21,21 +21,6 @@ EVERY = Settings(
     max_new_tokens=3 * N_CTX, temperature=0.9, top_k=60, top_p=0.95, min_p=0.002, typical_p=0.98, seed=5, logprobs=4,
     repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.2, no_repeat_ngram=3,
 )  # fmt: skip
-
-
-@pytest.mark.parametrize("prompt", ["绿萝怎么浇水？", "", PLANTS])
-def test_it_sees_what_the_generator_saw(net, tok, prompt):
-    """Past the context too: the text is three windows long."""
-    sample = generate.generate(net, tok, prompt, EVERY)[0]
-    steps = explain.explain_text(net, tok, prompt, sample.tokens, EVERY, alternatives=4)
-    assert "".join(step.text for step in steps) == sample.text[len(prompt) :]
-    assert [step.token for step in steps] == [noted.token for noted in sample.logprobs] == sample.tokens
-    for step, noted in zip(steps, sample.logprobs, strict=True):
-        assert math.log(step.probability) == pytest.approx(noted.logprob, abs=1e-4)
-        assert step.rank == noted.rank
-        assert [math.log(p) for _, p in step.alternatives] == pytest.approx(
-            [logprob for _, logprob in noted.alternatives], abs=1e-4
-        )
 
 
 @torch.inference_mode()
@@ -183,11 +168,6 @@ def test_a_text_longer_than_the_context_has_the_bits_that_its_writer_had(small, 
     steps = explain.explain_text(small, tok, "", [*ids, tok.eos_token_id])
     # the writer never writes special tokens, so its probabilities are a little larger
     assert found.bits == pytest.approx(sum(step.bits for step in steps), rel=0.02) and found.tokens == len(steps)
-
-
-def test_scores_add_up():
-    whole = Score(6.0, 3, 4) + Score(2.0, 1, 4)
-    assert whole == Score(8.0, 4, 8) and whole.per_character == 1
 
 
 # ---- attention ----

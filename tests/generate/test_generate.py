@@ -58,20 +58,6 @@ def test_cache_and_batch_change_nothing(net, tok, settings):
         assert sample == generate.generate(net, tok, prompt, settings)[0]
 
 
-def test_greedy_is_that_of_transformers(net, tok):
-    for prompt in PROMPTS:
-        ids = prompt_ids(tok, prompt)
-        suppressed = banned(net, tok).nonzero().flatten().tolist()
-        expected = net.generate(
-            torch.tensor([ids]), max_new_tokens=10, do_sample=False, suppress_tokens=suppressed, pad_token_id=0,
-            attention_mask=torch.ones(1, len(ids)), repetition_penalty=1.3,
-        )[0, len(ids) :].tolist()  # fmt: skip
-        sample = generate.generate(
-            net, tok, prompt, Settings(max_new_tokens=10, temperature=0.0, repetition_penalty=1.3)
-        )[0]
-        assert sample.tokens == [token for token in expected if token != tok.eos_token_id]
-
-
 @pytest.fixture
 def lettered(net, tok):
     """The model without its bytes: it writes whole characters (we leave half a character out, the library does not)."""
@@ -173,11 +159,6 @@ def test_special_tokens_are_never_sampled(tok, forced):
     assert not {token for s in sample for token in s.tokens} & set(unwanted)
 
 
-def test_a_special_token_typed_by_a_user_is_text(tok):
-    ids = prompt_ids(tok, "<eos><bos><user>")
-    assert ids[0] == tok.bos_token_id and not set(ids[1:]) & set(tok.all_special_ids)
-
-
 def test_no_character_is_ever_cut_in_two(tok, forced):
     """Neither in a stream nor at the last token."""
     whole = "看土𠮷🌱é浇"  # three are spelled in bytes: four, four, two
@@ -257,15 +238,6 @@ def test_logprobs_are_what_the_model_thought_before_the_filters(net, tok):
         ids.append(written.token)
 
 
-def test_a_stream_of_a_sample_is_that_sample(small, tok):
-    settings = Settings(max_new_tokens=9, seed=3)
-    for number, sample in enumerate(generate.generate(small, tok, "水", settings, samples=3)):
-        chunks = list(generate.stream_chunks(small, tok, "水", settings, sample=number))
-        assert "水" + "".join(chunk.text for chunk in chunks) == sample.text
-        assert {chunk.sample for chunk in chunks} == {number}
-        assert "水" + "".join(generate.stream_text(small, tok, "水", settings, sample=number)) == sample.text
-
-
 def test_stream_stops_when_asked(net, tok):
     stop, seen = threading.Event(), 0
     for _ in generate.stream_text(net, tok, "", Settings(max_new_tokens=1000, seed=0), stop):
@@ -288,13 +260,6 @@ def test_same_seed_same_text_and_no_global_dice(net, tok):
 def test_no_new_tokens_is_the_prompt(net, tok):
     assert [s.text for s in generate.generate_batch(net, tok, ["水", ""], Settings(max_new_tokens=0))] == ["水", ""]
     assert list(generate.stream_text(net, tok, "水", Settings(max_new_tokens=0))) == []
-
-
-def test_filtered_applies_the_settings(net, tok):
-    ids, logits = generate.next_logits(net, tok, "水")
-    assert generate.filtered(logits, ids, Settings()) is logits
-    assert generate.filtered(logits, ids, Settings(top_k=5)).isfinite().sum() == 5
-    assert generate.filtered(logits, ids, Settings(top_p=0)).isfinite().sum() == 1
 
 
 def test_impossible_wishes_are_refused_in_words(net, tok):

@@ -1,13 +1,10 @@
 """Before and after: counts by hand, intervals that cover, and answers marked as the judge marks."""
 
-import ast
 from types import SimpleNamespace
 
-import nbformat
 import numpy as np
 import pytest
 
-from helpers import paths
 from helpers.corpus import built_in
 from helpers.reward import examine
 
@@ -65,16 +62,3 @@ def test_marks_are_the_judges(monkeypatch):
     monkeypatch.setattr(examine, "answer_batch", answer_batch)
     found = examine.marks(None, None, [each.about for each in talks])
     assert found.tolist() == [bool(i % 3) for i in range(30)]
-
-
-def test_what_the_notebook_samples_has_a_seed():
-    """Its manifest records figures of sampled answers: with the same models they must come out again."""
-    cells = nbformat.read(paths.notebook("reward"), 4).cells
-    calls = [
-        {each.arg for each in node.keywords}
-        for cell in cells
-        if cell.cell_type == "code"
-        for node in ast.walk(ast.parse(cell.source))
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Settings"
-    ]
-    assert calls and all("seed" in names for names in calls)

@@ -33,24 +33,6 @@ def test_equal_endings_stand_once_and_weigh_together():
     assert weights == pytest.approx([0.25 + 0.25, -0.75 + 0.25])
 
 
-def test_the_policy_loss_by_hand():
-    endings, rewards = [[0, 2], [1], [0, 2], [3, 3, 1]], [1.0, 0.0, 1.0, 0.0]
-    logits = torch.tensor([0.3, -1.0, 0.8, 0.0], dtype=torch.float64, requires_grad=True)
-    (_, distinct), weights = losses.distinct_endings(group(endings, rewards))
-    loss = losses.policy_loss(scored(logits, distinct), weights, len(endings))
-    loss.backward()
-    # the same in numpy, answer by answer: d/dz Σ_t log p(x_t) = counts − length · p
-    z = logits.detach().numpy()
-    p = np.exp(z) / np.exp(z).sum()
-    advantage = np.array(rewards) - np.mean(rewards)
-    value = -sum(a * sum(np.log(p[i]) for i in ending) for a, ending in zip(advantage, endings, strict=True)) / 4
-    gradient = -sum(
-        a * (np.bincount(ending, minlength=4) - len(ending) * p) for a, ending in zip(advantage, endings, strict=True)
-    )
-    assert loss.item() == pytest.approx(value, rel=1e-12)
-    np.testing.assert_allclose(logits.grad.numpy(), gradient / 4, rtol=1e-12)
-
-
 def test_on_average_it_is_the_gradient_of_the_expected_reward():
     """Enumerated, not sampled: all groups of three answers, each with its probability.
 
@@ -69,15 +51,6 @@ def test_on_average_it_is_the_gradient_of_the_expected_reward():
         (gradient,) = torch.autograd.grad(loss, logits)
         mean -= p[list(drawn)].prod() * gradient
     torch.testing.assert_close(mean, exact * (size - 1) / size, rtol=1e-10, atol=1e-12)
-
-
-def test_a_group_without_differences_moves_nothing():
-    same = group([[1], [2]], [1.0, 1.0])
-    assert not same.mixed and same.mean == 1.0
-    logits = torch.zeros(4, requires_grad=True)
-    (_, distinct), weights = losses.distinct_endings(same)
-    losses.policy_loss(scored(logits, distinct), weights, 2).backward()
-    assert not logits.grad.any()
 
 
 def test_only_mixed_groups_give_a_pair():

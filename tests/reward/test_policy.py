@@ -1,6 +1,5 @@
 """Log-probabilities of endings are those of a plain forward pass, gradient included; KL is that of brute force."""
 
-import itertools
 import math
 
 import pytest
@@ -69,19 +68,3 @@ def test_kl_and_entropy_of_a_row():
     assert policy.kl(p.log(), q.log()).item() == pytest.approx(by_hand)
     assert policy.kl(p.log(), p.log()).item() == 0
     assert policy.entropy(p.log()).item() == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(4))
-
-
-def test_kl_of_whole_endings_is_the_sum_of_those_of_their_tokens():
-    """Brute force: all endings of three tokens over four, by two models of a chain."""
-    torch.manual_seed(0)
-    p, q = torch.randn(2, 5, 4, dtype=torch.float64).log_softmax(-1)  # (token before; 4: the start, next token)
-    every = list(itertools.product(range(4), repeat=3))
-
-    def log_probability(chain, ending):
-        return sum(chain[before, now] for before, now in zip((4, *ending), ending, strict=False))
-
-    log_p, log_q = (torch.stack([log_probability(chain, each) for each in every]) for chain in (p, q))
-    whole = log_p.exp() @ (log_p - log_q)
-    token_kl = policy.kl(p, q)  # (5,), after each token
-    expected = log_p.exp() @ torch.stack([sum(token_kl[before] for before in (4, *each[:2])) for each in every])
-    assert expected.item() == pytest.approx(whole.item(), rel=1e-12)

@@ -5,8 +5,8 @@ import random
 import pytest
 from chats import characters_tokenizer, tiny_model
 
-from helpers.chat.answer import as_messages
 from helpers.corpus import built_in
+from helpers.generate.dialogue import as_messages
 from helpers.reward import judge, rollout
 from helpers.vocab import chat
 from helpers.vocab.tokenizer import decode, encode

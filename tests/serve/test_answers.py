@@ -72,22 +72,6 @@ def test_a_chat_answer_tells_each_token_and_its_rivals():
     assert (told["object"], told["messages_left_out"]) == ("chat.completion", 2)
 
 
-@pytest.mark.parametrize("usage", [False, True])
-def test_the_first_event_of_each_answer_tells_the_role(usage):
-    writer = chat_writer(stream=True, n=2, **{"stream_options": {"include_usage": True}} if usage else {})
-    asked = [(0, "x", None), (1, "y", None), (0, "", "end"), (1, "z", "length")]
-    told = [json.loads(writer.event(index, text, (), reason)) for index, text, reason in asked]
-    choices = [event["choices"][0] for event in told]
-    assert [choice["delta"].get("role") for choice in choices] == ["assistant", "assistant", None, None]
-    assert [choice["delta"]["content"] for choice in choices] == ["x", "y", "", "z"]
-    assert [choice["finish_reason"] for choice in choices] == [None, None, "stop", "length"]
-    assert [event.get("messages_left_out", "-") for event in told] == [2, "-", "-", "-"]
-    assert {(event["id"], event["object"]) for event in told} == {(told[0]["id"], "chat.completion.chunk")}
-    assert all(("usage" in event) == usage for event in told)
-    ending = writer.ending([[SAMPLE, SAMPLE]])
-    assert (json.loads(ending)["usage"]["completion_tokens"] == 2) if usage else ending is None
-
-
 # ---- the description for programs ----
 
 

@@ -78,15 +78,8 @@ async def test_all_addresses_with_a_key():
 
 OWN = ["localhost", "LOCALHOST:80", "127.0.0.1:9", "[::1]:5005", "[::1]"]
 OWN += ["friend.example", "friend.example:5005", "friend.example."]
-FOREIGN = [
-    "evil.example",
-    "localhost.evil.example",
-    "evil.example:127.0.0.1",
-    "",
-    "127.0.0.1.evil.example",
-    "127.0.0.2",
-]
-FOREIGN += ["xfriend.example", "user@localhost"]
+FOREIGN = ["evil.example", "localhost.evil.example", "evil.example:127.0.0.1", "", "127.0.0.1.evil.example"]
+FOREIGN += ["127.0.0.2", "xfriend.example", "user@localhost"]
 
 
 @pytest.mark.parametrize("host, status", [(host, 200) for host in OWN] + [(host, 421) for host in FOREIGN])
@@ -113,12 +106,7 @@ def test_only_its_own_names(host, status):
     ],
 )
 def test_what_is_not_named_as_it_should_be_is_refused(option, wrong):
-    what = {
-        "api_key": "API key must be",
-        "hosts": "name of a host",
-        "proxies": "of a proxy",
-        "origins": "not an origin",
-    }
+    what = dict(api_key="API key must be", hosts="name of a host", proxies="of a proxy", origins="not an origin")
     with pytest.raises(ValueError, match=what[option]):
         make_app(FakeEngine(), **{option: wrong})
 

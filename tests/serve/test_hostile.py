@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import random
-import re
 from urllib.parse import quote
 
 import pytest
@@ -16,11 +14,6 @@ from yarl import URL
 
 from helpers.serve import auth
 from helpers.serve.app import POSTS
-from helpers.serve.limits import DEFAULT_LIMITS
-from helpers.serve.schema import request_models
-
-MODELS = request_models(DEFAULT_LIMITS)
-BODIES = dict(zip(POSTS, (MODELS.generate, MODELS.completion, MODELS.chat), strict=True))
 
 text = st.text(st.characters(), max_size=50) | st.sampled_from(
     ["<eos>", "<pad><user>", "\0", "<0xE6>", "</s>", "﷽" * 40, "\u202e", "\ud800", "😀" * 60, "' OR 1=1 --", "{{7*7}}"]
@@ -31,35 +24,6 @@ anything = st.recursive(
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(text, inner, max_size=5),
     max_leaves=8,
 )
-parts = st.fixed_dictionaries({"type": st.sampled_from(["text", "image_url", 3]), "text": text | numbers})
-roles = st.sampled_from(["user", "assistant", "system", "tool", "", "<user>", None, 1])
-messages = st.fixed_dictionaries({"role": roles, "content": text | st.lists(parts, max_size=3) | anything}) | anything
-turns = st.lists(text, min_size=1, max_size=9).map(
-    lambda texts: [{"role": ("user", "assistant")[i % 2], "content": each} for i, each in enumerate(texts)]
-)
-RIGHT = {
-    "maxlength": 2,
-    "max_tokens": 2,
-    "samples": 2,
-    "n": 2,
-    "temperature": 0,
-    "stop": "a",
-    "stream": True,
-    "seed": 1,
-}
-
-
-@st.composite
-def nearly_right(draw, path):
-    """Return a body that is right, or wrong in a key or two."""
-    fields = BODIES[path].model_fields
-    body = {key: value for key, value in RIGHT.items() if key in fields and draw(st.booleans())}
-    body[next(key for key in ("context", "prompt", "messages") if key in fields)] = draw(
-        text if path != "/v1/chat/completions" else turns | st.lists(messages, max_size=4) | anything
-    )
-    for key in draw(st.lists(st.sampled_from([*fields, "extra", "Prompt"]), max_size=2)):
-        body[key] = draw(st.integers(-1, 4) | st.booleans() | anything)
-    return body
 
 
 def dump(value) -> bytes:
@@ -77,8 +41,7 @@ odd_bodies = st.sampled_from(
     ]
 )  # fmt: skip
 paths = st.sampled_from(list(POSTS))
-bodies = paths.flatmap(lambda path: st.tuples(st.just(path), nearly_right(path).map(dump)))
-bodies |= st.tuples(paths, anything.map(dump) | st.binary(max_size=200) | odd_bodies)
+bodies = st.tuples(paths, anything.map(dump) | st.binary(max_size=200) | odd_bodies)
 header = st.sampled_from(
     ["Content-Type", "Content-Encoding", "Accept", "Origin", "Cookie", "Range", "If-Match", "Expect", "Upgrade", "X"]
 )
@@ -196,23 +159,6 @@ async def test_what_breaks_the_rules_is_a_mistake_of_the_client(data, caplog):
     assert not caplog.records
 
 
-@pytest.mark.slow
-@in_loop
-async def test_requests_that_were_cut_doubled_or_changed():
-    body, dice = dump({"context": "<eos>", "maxlength": 2}), random.Random(0)
-    whole = HEAD.replace(b"100", str(len(body)).encode()) + b"\r\n" + body
-    cases = [bytearray(whole * dice.randint(1, 2)) for _ in range(100)]
-    for data in cases:
-        for _ in range(dice.randint(0, 4)):
-            data[dice.randrange(len(data))] = dice.choice(b"\0\r\n :\xff{}[]9a")
-        del data[dice.randint(1, len(data)) :]
-    async with listening(FakeEngine(), header_seconds=0.3, body_seconds=0.3) as (session, port):
-        for answer in await asyncio.gather(*(raw(port, bytes(data)) for data in cases)):
-            assert {status[:1] for status in re.findall(rb"HTTP/1\.[01] (\d+) ", answer)} <= {b"2", b"4"}, answer
-        async with session.get("/healthz") as response:
-            assert response.status == 200
-
-
 # ---- connections ----
 
 
@@ -236,13 +182,6 @@ async def test_silent_and_dripping_connections_are_closed_and_others_feel_nothin
             async with session.post("/generate", json={"context": "x"}) as response:
                 assert response.status == 200
         assert all(task.result().startswith(answer) if answer else task.result() == b"" for task in slow)
-
-
-@in_loop
-async def test_pipelined_requests_are_answered_in_order():
-    async with listening(FakeEngine(), header_seconds=0.3) as (_, port):
-        answer = await raw(port, GET + GET.replace(b"healthz", b"readyz") + GET)
-    assert [part.partition(b"}")[0] for part in answer.split(b'{"status":')[1:]] == [b'"ok"', b'"ready"', b'"ok"']
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/nothing", "/v1/models"])

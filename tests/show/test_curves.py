@@ -44,18 +44,15 @@ def test_experts_load_is_told_in_fair_shares(shown):
 # ---- several runs ----
 
 
-def test_compare_names_what_differs(shown, tmp_path):
-    for name, changes in (("slow", {"lr": 1e-4, "seed": 1}), ("quick", {"lr": 3e-3, "seed": 1})):
-        (tmp_path / name).mkdir()
-        rows = "".join(json.dumps(row) + "\n" for row in full_rows(200 if name == "slow" else 300))
-        (tmp_path / name / "metrics.jsonl").write_text(rows)
-        (tmp_path / name / "parameters.json").write_text(json.dumps({"run": name, "log_step": 5} | changes))
-    show.compare({"slow": tmp_path / "slow", "quick": str(tmp_path / "quick")}, floor=1.0, x="train_seconds")
+def test_runs_are_compared_in_a_figure_and_a_table(shown, tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in full_rows(200)))
+    show.compare({"slow": file, "quick": full_rows(300)}, floor=1.0, x="train_seconds")
     picture, table = (output["data"] for output in shown)
     assert picture["text/plain"] == "validation bits per character: slow 1.301, quick 1.280"
     assert [line.replace("␣", " ").split() for line in table["text/plain"].splitlines()[1:]] == [
-        ["slow", "200", "20", "s", "1.201", "1.301", "50,000", "0.58", "lr", "0.0001"],
-        ["quick", "300", "30", "s", "1.180", "1.280", "50,000", "0.553", "lr", "0.003"],
+        ["slow", "200", "20", "s", "1.201", "1.301", "50,000", "0.58"],
+        ["quick", "300", "30", "s", "1.180", "1.280", "50,000", "0.553"],
     ]
 
 
@@ -83,24 +80,23 @@ TWO = {"training": [(0, 6.0), (100, 0.5)], "validation": [(0, 6.0), (50, 2.25), 
 
 
 def test_any_curves_are_drawn_and_told_in_words(shown):
-    show.curves(TWO, y="bits per character", levels={"floor": 0.75})
+    show.curves(TWO)
     assert png_of(shown[0])
     assert shown[0]["data"]["text/plain"] == (
-        "training: 6.00 at 0, lowest 0.50 at 100, 0.50 at 100; "
-        "validation: 6.00 at 0, lowest 2.25 at 50, 3.50 at 200; floor 0.75"
+        "training: 6.00 at 0, lowest 0.50 at 100, 0.50 at 100; validation: 6.00 at 0, lowest 2.25 at 50, 3.50 at 200"
     )
     show.curves({"nothing": [], "gap": [(1, math.nan)]})
     assert shown[1]["data"]["text/plain"] == "nothing: nothing measured; gap: nothing measured"
 
 
 def test_curves_differ_in_more_than_their_colour_and_are_named_at_their_ends():
-    (ax,) = curves.curves_figure(TWO, "updates", "nats", {"floor": 0.75}).axes
+    (ax,) = curves.curves_figure(TWO, "nats").axes
     drawn = [line for line in ax.lines if line.get_marker() not in ("", "None")]
     assert len({(line.get_linestyle(), line.get_marker()) for line in drawn}) == 2
-    assert {note.get_text() for note in ax.texts} == {"training 0.50", "validation 3.50", "floor 0.75"}
+    assert {note.get_text() for note in ax.texts} == {"training 0.50", "validation 3.50"}
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("updates", "nats")
     with pytest.raises(ValueError, match="训练"):
-        curves.curves_figure({"训练": []}, "updates", "nats", {})
+        curves.curves_figure({"训练": []}, "nats")
 
 
 @pytest.mark.parametrize(

@@ -157,10 +157,10 @@ def test_troubles_are_seen_live_and_headless(shown, tmp_path, capsys):
 def test_samples_go_from_the_first_to_the_last(shown):
     rows = rows_of(100)
     rows += [{"event": "sample", "step": step, "text": f"<{step}>" + "字" * 500} for step in range(1, 101)]
-    show.samples_over_time(rows, limit=4, characters=20)
+    show.samples_over_time(rows)
     words = shown[0]["data"]["text/plain"]
-    assert [int(found) for found in re.findall(r"\[step (\d+)", words)] == [1, 5, 22, 100]
-    assert "[step 100 · 1.19 bits/char]\n<100>" in words and words.count("字 …") == 4
+    assert [int(found) for found in re.findall(r"\[step (\d+)", words)] == [1, 3, 6, 16, 40, 100]
+    assert "[step 100 · 1.19 bits/char]\n<100>" in words and words.count("字 …") == 6
 
 
 def test_a_spike_shows_the_text_it_came_from(shown):

@@ -1,13 +1,11 @@
 """A guess against the answer: each kind of guess gets its word, and no guess that a reader may type raises."""
 
-import nbformat
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers import paths
 from helpers.show import notebook as show
 from helpers.show.exercise import judged
 
@@ -45,17 +43,3 @@ VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | s
 def test_no_guess_raises_and_the_answer_itself_is_right(guess, answer, close):
     assert judged(guess, answer, close).startswith(("No guess yet", "Your guess: "))
     assert "nan" in str(answer) or judged(answer, answer).endswith(", right")
-
-
-@pytest.mark.parametrize(
-    ("guess", "said"),
-    [("'rate 3e-3'", "right"), ("'+ rate 3e-3'", "right"), ("'Muon'", "not right"), ("2", "not right")],
-)
-def test_a_change_is_right_by_either_of_its_names(guess, said, capsys):
-    """The recipes are listed as `rate 3e-3` in the text, and as `+ rate 3e-3` in the table."""
-    cells = nbformat.read(paths.notebook("recipes"), 4).cells
-    (source,) = (cell.source for cell in cells if "show.predict(" in cell.source and "gains.get" in cell.source)
-    gains = {"+ rate 3e-3": 2.0, "+ Muon": 0.3}
-    exec(source.replace("None", guess, 1), {"gains": gains, "recipe_seconds": 12.0, "show": show})
-    out = capsys.readouterr().out
-    assert f", {said}. Answer: rate 3e-3 gains the most." in out and out.count("right") == 1

@@ -1,4 +1,4 @@
-"""metrics.jsonl: read while it grows, after a crash, after a resume, by file, folder and name; as arrays, in words."""
+"""metrics.jsonl: read while it grows, after a crash, after a resume; as arrays, in words."""
 
 import json
 import math
@@ -63,16 +63,9 @@ def test_a_line_that_is_no_row_is_passed_over(tmp_path, line):
     assert show.read_metrics(path) == []
 
 
-def test_a_run_is_found_by_file_folder_and_name(tmp_path, monkeypatch):
-    monkeypatch.setenv("RUNS_DIR", str(tmp_path))
-    file = tmp_path / "mine" / "model" / "metrics.jsonl"
-    file.parent.mkdir(parents=True)
-    write_rows(file, rows_of(1))
-    for run in (file, str(file), file.parent, tmp_path / "mine", "mine"):
-        assert show.read_metrics(run) == rows_of(1)
-    for missing in ("not_yet", tmp_path / "metrics.jsonl", "runs/of/nobody"):
-        with pytest.raises(FileNotFoundError, match="04_train"):
-            show.read_metrics(missing)
+def test_a_file_that_is_not_there_is_named_with_the_notebook_that_writes_it(tmp_path):
+    with pytest.raises(FileNotFoundError, match="04_train"):
+        show.read_metrics(tmp_path / "metrics.jsonl")
 
 
 # ---- as arrays ----

@@ -13,12 +13,10 @@ from helpers.generate.memorization import Cell
 from helpers.show import notebook as show
 from helpers.show.explain import ALPHAS
 
-EOS = 2
 
-
-def step(text: str, p: float, *filters: explain.Filter, others=(), token=7) -> explain.Step:
+def step(text: str, p: float, *filters: explain.Filter, others=()) -> explain.Step:
     bits = -math.log2(p)
-    return explain.Step(token, text, p, 3, bits, bits / len(text) if text else None, tuple(others), filters)
+    return explain.Step(7, text, p, 3, bits, bits / len(text) if text else None, tuple(others), filters)
 
 
 def took(name: str, removed: int, lost: float, chosen: float, *likeliest) -> explain.Filter:
@@ -51,30 +49,25 @@ def test_any_text_can_be_seen_through(shown, one, two):
 def test_each_character_has_the_colour_of_its_own_chance(shown):
     """Three characters that share a word's bits are each more likely than the word; three bytes are one character."""
     steps = [step("好", 0.6), step("龟背竹", 0.001), step("", 0.5), step("", 0.5), step("🌱", 0.02)]
-    show.explained([*steps, step("", 0.3, token=EOS)], prompt="问\n", end=EOS)
+    show.explained(steps, prompt="问\n")
     html = shown[0]["data"]["text/html"]
     assert len(ALPHAS) == len(surprisal.LEVELS) + 1 and sorted(ALPHAS) == list(ALPHAS)
     grounds = re.findall(r'<span(?: style="background:rgba\([\d,]+,([\d.]+)\)[^"]*")? title="[^"]*">(.*?)</span>', html)
     # 0.001 ** (1/3) = 0.1, and 0.5 × 0.5 × 0.02 = 0.005
-    assert grounds == [("", "好"), ("0.34", "龟背竹"), ("0.6", "🌱"), ("0.18", "■")]
+    assert grounds == [("", "好"), ("0.34", "龟背竹"), ("0.6", "🌱")]
     assert '<span style="opacity:.7">问<br></span>' in html
     first = stripped(shown[0]).splitlines()[:2]
-    assert first == ["问", "▸好_龟背竹_^3.3_🌱_^7.6■"], "surprises are underlined, with bits per character"
+    assert first == ["问", "▸好_龟背竹_^3.3_🌱_^7.6"], "surprises are underlined, with bits per character"
     assert "less than 20 % is underlined, with its bits" in stripped(shown[0])
     lines = shown[0]["data"]["text/plain"].splitlines()
-    assert lines[0].split() == ["text", "probability", "rank", "bits", "likeliest"] and len(lines) == 7
+    assert lines[0].split() == ["text", "probability", "rank", "bits", "likeliest"] and len(lines) == 6
     assert lines[1].split()[:2] == ["好", "60.0"]
 
 
-@pytest.mark.parametrize(
-    ("last", "signs"),
-    [([step("", 0.6)], "…"), ([step("", 0.6), step("", 0.7)], "…"), ([step("", 0.6), step("", 0.7, token=EOS)], "…■")],
-)
-def test_a_text_cut_inside_a_character_has_not_ended(shown, last, signs):
-    show.explained([step("好", 0.6), *last], end=EOS)
-    assert stripped(shown[0]).splitlines()[0] == f"好{signs}"
-    plain = [line.split()[0] for line in shown[0]["data"]["text/plain"].splitlines()[2:]]
-    assert plain == ["■" if each.token == EOS else "…" for each in last]
+def test_a_character_that_is_not_completed_has_a_sign(shown):
+    show.explained([step("好", 0.6), step("", 0.6), step("", 0.7)])
+    assert stripped(shown[0]).splitlines()[0] == "好…"
+    assert [line.split()[0] for line in shown[0]["data"]["text/plain"].splitlines()[2:]] == ["…", "…"]
 
 
 def test_the_mouse_tells_what_the_filters_did(shown):
@@ -124,8 +117,6 @@ def test_the_grid_has_a_table_a_measure(shown):
     assert plain.count("t \\ p") == 4
     lines = stripped(shown[0]).splitlines()
     assert lines[:4] == ["diversity: n-grams that differ", "t \\ p\t0.9\t1", "0.5\t0.60\t0.60", "1\t1.10\t1.10"]
-    show.grid([Cell(1.0, 1.0, 0.5, 0.0, None, None)])  # without an index: two measures
-    assert shown[1]["data"]["text/plain"].count("t \\ p") == 2
 
 
 def test_attention_shows_the_last_tokens_and_where_each_looks(shown):

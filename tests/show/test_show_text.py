@@ -36,13 +36,9 @@ def test_blanks_and_newlines_can_be_seen(shown):
 
 def test_table_aligns_chinese_in_plain_text(shown):
     show.table([["龙血树", 12345, True], ["a", 7, False]], ["word", "times", "seen"])
-    assert shown[0]["data"]["text/plain"].splitlines() == [
-        "word     times  seen",
-        "龙血树  12,345  True",
-        "a            7  False",
-    ]
-    assert text.cell_text(0.123456) == "0.1235"
-    assert text.cell_text(123456.7) == "123,457"
+    lines = shown[0]["data"]["text/plain"].splitlines()
+    assert lines == ["word     times  seen", "龙血树  12,345  True", "a            7  False"]
+    assert [text.cell_text(number) for number in (0.123456, 123456.7)] == ["0.1235", "123,457"]
     with pytest.raises(ValueError, match="2 columns got a row of 1"):
         show.table([["a"]], ["one", "two"])
 
@@ -53,8 +49,8 @@ def test_documents_reads_no_more_than_it_shows(shown):
         yield "二"
         raise AssertionError("read too far")
 
-    show.documents(endless(), limit=2, characters=10)
-    assert shown[0]["data"]["text/plain"] == f"[1 · 1,000 characters]\n{'字' * 10} …\n\n[2 · 1 characters]\n二"
+    show.documents(endless(), limit=2)
+    assert shown[0]["data"]["text/plain"] == f"[1 · 1,000 characters]\n{'字' * 400} …\n\n[2 · 1 characters]\n二"
 
 
 def test_what_is_no_number_is_a_dash_without_a_bar(shown):
@@ -92,9 +88,8 @@ def test_columns_are_those_of_a_terminal():
 
 def test_without_styles_pieces_are_apart(shown):
     show.pieces({"thulac": ["我", "喜欢", "花"], "bytes": ["<0xE7>", " "]})
-    assert stripped(shown[0]).splitlines() == [
-        "thulac", "3 pieces\t我|喜欢|花", "bytes", "2 pieces\t<0xE7>|␣",
-    ]  # fmt: skip
+    lines = stripped(shown[0]).splitlines()
+    assert lines == ["thulac", "3 pieces\t我|喜欢|花", "bytes", "2 pieces\t<0xE7>|␣"]
 
 
 def test_without_styles_bars_are_as_long_as_their_probabilities(shown):
@@ -102,21 +97,13 @@ def test_without_styles_bars_are_as_long_as_their_probabilities(shown):
     _, first, second, third = (line.split("\t") for line in stripped(shown[0]).splitlines())
     assert first == ["太阳", "██████ 50.0 %", "████████████ 100.0 %"]
     assert second == ["阴", "███ 25.0 %", " –"] and third == ["雨", " < 0.1 %", " –"]
-    assert [text.bar_of_blocks(share, 4) for share in (0, 1 / 32, 0.125, 0.99, 1, 7)] == [
-        "",
-        "▏",
-        "▌",
-        "████",
-        "████",
-        "████",
-    ]
+    bars = [text.bar_of_blocks(share, 4) for share in (0, 1 / 32, 0.125, 0.99, 1, 7)]
+    assert bars == ["", "▏", "▌", *["████"] * 3]
 
 
 def test_without_styles_inputs_stand_above_their_labels(shown):
     show.labels(["<bos>", "花", "<pad>"], ["花", "<eos>", None])
-    assert stripped(shown[0]).splitlines() == [
-        "input\t<bos>\t花\t<pad>", "label\t花\t<eos>\t–",
-    ]  # fmt: skip
+    assert stripped(shown[0]).splitlines() == ["input\t<bos>\t花\t<pad>", "label\t花\t<eos>\t–"]
 
 
 def test_without_styles_lines_and_texts_stay_apart(shown):

@@ -76,16 +76,6 @@ def test_a_place_that_cannot_be_written_costs_no_result(tmp_path, capsys):
     assert capsys.readouterr().err.count("cannot be used") == 1
 
 
-def test_a_damaged_file_that_cannot_be_removed_costs_no_result(cache, monkeypatch):
-    def refuse(*_, **__):
-        raise PermissionError("another process has it open")
-
-    cache.path.write_bytes(b"no database at all " * 99)
-    monkeypatch.setattr(type(cache.path), "unlink", refuse)
-    assert cache.find(CUT) == {} and not cache.usable
-    cache.keep(CUT)
-
-
 WRITER = """if True:
     import sys
     from helpers.vocab.segment_cache import SegmentCache
@@ -101,20 +91,3 @@ def test_several_processes_write_at_the_same_time(tmp_path):
     assert [writer.wait() for writer in writers] == [0, 0]
     with sqlite3.connect(path) as file:
         assert file.execute("SELECT count(*) FROM cuts").fetchone() == (2 * 40 * 50,)
-
-
-def test_a_process_that_is_killed_leaves_all_or_nothing(tmp_path):
-    path = tmp_path / "cuts.sqlite"
-    code = """if True:
-        import os, sqlite3, sys
-        from helpers.vocab import segment_cache
-        segment_cache.SegmentCache(sys.argv[1]).keep({"a": segment_cache.pack_lengths(["a"])})
-        rows = (os.kill(os.getpid(), 9) if i == 50000 else (str(i).encode(), b"\\1\\0") for i in range(100000))
-        with sqlite3.connect(sys.argv[1]) as file:
-            file.execute("PRAGMA cache_size = 10")  # so that much of it is on the disk already
-            file.executemany("INSERT INTO cuts VALUES (?, ?)", rows)
-    """
-    assert subprocess.run([sys.executable, "-c", code, path], cwd=paths.repo_root(), check=False).returncode == -9
-    assert SegmentCache(path).find(["a"])
-    with sqlite3.connect(path) as file:
-        assert file.execute("SELECT count(*) FROM cuts").fetchone() == (1,)

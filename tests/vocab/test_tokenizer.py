@@ -3,8 +3,6 @@
 import json
 import math
 import os
-import random
-import re
 import subprocess
 import sys
 from collections import Counter
@@ -142,26 +140,6 @@ def test_ids_follow_the_word_list_and_strangers_are_spelled_in_bytes():
     assert tokens == ["绿", "<0xC3>", "<0xA9>"]
 
 
-def naive(text: str, scores: dict[str, float]) -> float:
-    """The best sum of scores over all ways to cut the text: every way is tried."""
-    if not text:
-        return 0.0
-    heads = (text[:n] for n in range(1, len(text) + 1))
-    return max((scores[head] + naive(text[len(head) :], scores) for head in heads if head in scores), default=-math.inf)
-
-
-def test_the_cut_is_the_best_of_all_cuts():
-    """Against an exhaustive search, on random vocabularies over three letters (scores agree to 1e-9)."""
-    chance = random.Random(0)
-    for _ in range(60):
-        words = {"".join(chance.choices("甲乙丙", k=chance.randint(1, 4))): chance.randint(1, 99) for _ in range(8)}
-        small = tokenizer.build_words(words, "甲乙丙")
-        scores = tokenizer.piece_scores(small)
-        text = "".join(chance.choices("甲乙丙", k=9))
-        found = sum(scores[piece] for piece in tokenizer.to_pieces(small, text))
-        assert found == pytest.approx(naive(text, scores), abs=1e-9)
-
-
 @pytest.mark.parametrize("piece, count", [("绿萝", 90), ("叶", 20), ("黄", 1)])  # 黄 is no word of its own
 def test_a_score_is_the_log_of_the_frequency(piece, count):
     assert tokenizer.piece_scores(tok)[piece] == pytest.approx(math.log(count / sum(WORDS.values())))
@@ -211,40 +189,6 @@ def test_bytes_are_all_there_is():
     for text in ("绿é a\n", *LOOK_ALIKES):
         assert tokenizer.encode(made, text) == [N + byte for byte in text.encode()]
     assert tokenizer.to_pieces(made, "绿é") == ["绿", "é"]
-
-
-def naive_bpe(texts: list[str], merges: int, min_count: int) -> list[str]:
-    """The merges of Sennrich 2016, counted anew each time; of equal pairs the one whose pieces came first."""
-    runs = [list(run) for text in texts for run in re.findall(r"\w+|\W", text)]
-    rank = {piece: i for i, piece in enumerate(sorted({letter for run in runs for letter in run}))}
-    made = []
-    while len(made) < merges:
-        pairs = Counter(pair for run in runs for pair in zip(run, run[1:], strict=False))
-        best = min(pairs, key=lambda pair: (-pairs[pair], rank[pair[0]], rank[pair[1]]), default=None)
-        if best is None or pairs[best] < min_count:
-            break
-        made.append("".join(best))
-        rank.setdefault(made[-1], len(rank))
-        runs = [merged(run, best) for run in runs]
-    return made
-
-
-def merged(run: list[str], pair: tuple[str, str]) -> list[str]:
-    out = []
-    for piece in run:
-        out[-1:] = [out[-1] + piece] if out and (out[-1], piece) == pair else [*out[-1:], piece]
-    return out
-
-
-def test_bpe_makes_the_merges_of_a_naive_count():
-    chance = random.Random(0)
-    for _ in range(20):
-        texts = ["".join(chance.choices("甲乙丙丁，", (5, 4, 3, 2, 1), k=60)) for _ in range(3)]
-        made = tokenizer.build_bpe(texts, 500, min_count=2)
-        expected = naive_bpe(texts, 100, 2)
-        first = N + len({*"".join(texts), *tokenizer._ASCII})
-        assert made.convert_ids_to_tokens(range(first, first + len(expected))) == expected
-        assert len(made) == first + len(expected) + 256
 
 
 def test_a_bpe_vocabulary_has_its_size_and_all_characters():
