@@ -170,22 +170,18 @@ class _Plan:
     def __init__(self, on: frozenset[str]):
         self.spacing = tuple(rule for rule in _SPACING if rule[0] in on)
         self.rules = tuple(rule for rule in RULES[:-4] + OPTIONAL if rule[0] in on)
-        starts = [_START.findall(pattern.pattern)[0] for _, pattern, _ in self.rules]
-        self.suspect = re.compile("|".join(starts) or "(?!)")  # one class: most texts have nothing of it
-        self.starts = [re.compile(start) for start in starts]
-        self.bits: dict[str, int] = {}  # character -> the numbers of the rules that start with it, as bits
-        self.chosen: dict[int, tuple[int, ...]] = {0: ()}  # bits -> the numbers
+        self.starts = [re.compile(_START.findall(pattern.pattern)[0]) for _, pattern, _ in self.rules]
+        # one class: most texts have nothing of it
+        self.suspect = re.compile("|".join(start.pattern for start in self.starts) or "(?!)")
 
     def needed(self, text: str) -> tuple[int, ...]:
         """Return the numbers of the rules that start with a character of this text, in order."""
-        needed = 0
-        for character in set(self.suspect.findall(text)):
-            if character not in self.bits:
-                self.bits[character] = sum(1 << i for i, start in enumerate(self.starts) if start.match(character))
-            needed |= self.bits[character]
-        if needed not in self.chosen:
-            self.chosen[needed] = tuple(i for i in range(len(self.rules)) if needed >> i & 1)
-        return self.chosen[needed]
+        return _started_by(self, frozenset(self.suspect.findall(text)))
+
+
+@functools.lru_cache(2**14)  # most texts have the same few of these characters
+def _started_by(plan: _Plan, characters: frozenset[str]) -> tuple[int, ...]:
+    return tuple(number for number, start in enumerate(plan.starts) if any(map(start.match, characters)))
 
 
 _plan = functools.cache(_Plan)
@@ -282,7 +278,7 @@ def _apply(rule: tuple, text: str, counts: Counter, examples: dict | None) -> st
 def _show(examples: dict | None, name: str, before: str, after: str) -> None:
     """Keep an example, unless there are enough; what is invisible is written out."""
     if examples is not None and len(shown := examples.setdefault(name, [])) < EXAMPLES:
-        shown.append((show_invisible(before), show_invisible(after)))
+        shown.append((_visible(before), _visible(after)))
 
 
 def _show_difference(examples: dict | None, name: str, before: str, after: str, old: int, new: int) -> None:
@@ -291,22 +287,15 @@ def _show_difference(examples: dict | None, name: str, before: str, after: str, 
     _show(examples, name, before[max(0, at - 8) : at + old], after[max(0, at - 8) : at + new])
 
 
-def show_invisible(text: str) -> str:
+def _visible(text: str) -> str:
     """Return a text with invisible characters written out: a zero-width space as \\u200b, a newline as \\n."""
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
-    )
-
-
-@functools.lru_cache(2**15)
-def _is_composed(character: str) -> bool:
-    return unicodedata.is_normalized("NFC", character)
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def _compose(text: str) -> tuple[str, int]:
     """Return the text in Unicode's composed form NFC, and how many characters that touched (at least 1)."""
     composed = unicodedata.normalize("NFC", text)
-    single = sum(not _is_composed(character) for character in set(text))
+    single = sum(not unicodedata.is_normalized("NFC", character) for character in set(text))
     return composed, max(1, single, len(text) - len(composed))
 
 
@@ -334,8 +323,6 @@ _CLOSED = re.compile("[。！？!?；;…：:][”’」』）)]*$")
 _NEW_PARAGRAPH = re.compile(
     r"[ \t\u3000]|第.{1,9}[章回节卷部集篇]|[一二三四五六七八九十]{1,3}[、．.]|[-*•·#>（(【]|\d+[.、)）]"
 )
-
-
 _OPEN_END = re.compile("\n(?:(?<=[^。！？!?；;…：:”’」』）)\\s]\n)|(?<=[^。！？!?；;…：:”’」』）)\\s][ \t\u3000]\n))")
 
 
@@ -475,7 +462,6 @@ def unfit(text: str, min_chinese: float = 0.0, max_symbols: float = 1.0, max_rep
 
 
 # ---- cutting ----
-
 
 _SENTENCE_END = re.compile("[。！？!?；;…][”’」』）)]*|[.](?=\\s)")
 

@@ -26,13 +26,16 @@ def slice_file(item: Input, options: ReadOptions, max_bytes: int) -> list[Input]
     """Cut one large file into inputs of about `max_bytes` that give the same documents, in order; or [item].
 
     Only a .txt or .jsonl is cut, if it is neither packed nor in an archive and has one encoding, with line ends of one
-    byte: at ends of documents, or in mode "file" at line ends. Reads the file once. Raises BadFile.
+    byte: at ends of documents, or in mode "file" at line ends. Reads the file once.
     """
     kind, packing = kind_of(item.path.name)
     if item.member or packing or kind not in (".txt", ".jsonl") or item.size <= max_bytes:
         return [item]
-    encoding = encodings.find_encoding(item.path)
-    mode = _mode(item.path, encoding, options) if kind == ".txt" else ""
+    try:
+        encoding = encodings.find_encoding(item.path)
+        mode = _mode(item.path, encoding, options) if kind == ".txt" else ""
+    except (BadFile, OSError):  # reading it will say why
+        return [item]
     item = replace(item, encoding=encoding, mode=mode)
     if encoding.sections or encoding.name.startswith(("utf-16", "utf-32")):
         return [item]

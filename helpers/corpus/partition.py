@@ -22,11 +22,10 @@ from pathlib import Path
 import numpy as np
 
 from helpers import parallel
-from helpers.corpus import cleaning, conversations, dedup, formats, repeats
+from helpers.corpus import cleaning, conversations, dedup, formats, mojibake, repeats
 from helpers.corpus.archives import Input
 from helpers.corpus.conversations import Conversation
 from helpers.corpus.encodings import BadFile
-from helpers.corpus.records import ReadOptions
 from helpers.corpus.report import FileReport, PartReport
 from helpers.corpus.settings import CorpusSettings
 from helpers.files import atomic_write, fingerprint, stamp, write_text
@@ -79,19 +78,12 @@ def read_report(part: Path) -> PartReport:
 # ---- which files make which part ----
 
 
-def _slice_large(item: Input, options: ReadOptions, max_bytes: int) -> list[Input]:
-    try:
-        return formats.slice_file(item, options, max_bytes)
-    except (BadFile, OSError):  # reading it will say why
-        return [item]
-
-
 def make_tasks(inputs: list[Input], folder: Path, settings: CorpusSettings, pool: Executor) -> list[Task]:
     """Group inputs for the workers, by size alone, so that the number of workers changes nothing."""
     # 1. large files become slices
     large = [item for item in inputs if item.size > TASK_BYTES and not item.stop]
-    slice_large = functools.partial(_slice_large, options=settings.read_options(), max_bytes=TASK_BYTES)
-    sliced = dict(zip(large, parallel.map_shards(pool, slice_large, large), strict=True))
+    slice_file = functools.partial(formats.slice_file, options=settings.read_options(), max_bytes=TASK_BYTES)
+    sliced = dict(zip(large, parallel.map_shards(pool, slice_file, large), strict=True))
     # 2. neighbours become groups of at most TASK_BYTES
     groups: list[list[Input]] = [[]]
     size = 0
@@ -121,7 +113,6 @@ def read_task(task: Task) -> Path:
     with atomic_write(task.part.with_suffix(".raw")) as file:
         for texts, numbers in _batches(task, report.files):
             _count_signs(texts, numbers, report.files)
-            texts, numbers = _whole_characters(texts, numbers, report.files)
             characters += sum(map(len, texts))
             if "repeated lines" in task.settings.chosen_rules():
                 places += repeats.count_places(texts)
@@ -140,6 +131,8 @@ def _batches(task: Task, files: list[FileReport]) -> Iterator[tuple[list[str], l
     for number, item in enumerate(task.inputs):
         try:
             for text in formats.read_documents(item, task.settings.read_options(), files[number]):
+                if _has_half_character(text, files[number]):
+                    continue
                 texts.append(text)
                 numbers.append(number)
                 size += len(text)
@@ -155,26 +148,22 @@ def _batches(task: Task, files: list[FileReport]) -> Iterator[tuple[list[str], l
         yield texts, numbers
 
 
+def _has_half_character(text: str, file: FileReport) -> bool:
+    """Return whether a text holds half a character (a lone surrogate), which no file can store; count it."""
+    try:
+        text.encode()  # three times as fast as searching it
+    except UnicodeEncodeError as error:
+        if not file.dropped["with half characters"]:
+            file.notes.append(f"character {error.start:,} of a document is half a character (lone surrogate)")
+        file.drop("with half characters", len(text))
+        return True
+    return False
+
+
 def _count_signs(texts: list[str], numbers: list[int], files: list[FileReport]) -> None:
     for number, group in groupby(zip(numbers, texts, strict=True), itemgetter(0)):
-        if files[number].signs.characters < LOOK:
-            files[number].signs.count("\n".join(text for _, text in group))
-
-
-def _whole_characters(texts: list[str], numbers: list[int], files: list[FileReport]) -> tuple[list[str], list[int]]:
-    """Return the texts without those that hold half a character (a lone surrogate), which no file can store."""
-    whole = []
-    for text, number in zip(texts, numbers, strict=True):
-        try:
-            text.encode()  # three times as fast as searching it
-        except UnicodeEncodeError as error:
-            file = files[number]
-            if not file.dropped["with half characters"]:
-                file.notes.append(f"character {error.start:,} of a document is half a character (lone surrogate)")
-            file.drop("with half characters", len(text))
-        else:
-            whole.append((text, number))
-    return [text for text, _ in whole], [number for _, number in whole]
+        if files[number].counts["characters"] < LOOK:
+            files[number].counts.update(mojibake.count_signs("\n".join(text for _, text in group)))
 
 
 def with_repeats(tasks: list[Task], places: list[Path]) -> list[Task]:
@@ -290,8 +279,7 @@ def _fitting(text: str, file: FileReport, settings: CorpusSettings) -> list[str]
         pieces = [shorter]
     elif len(text) > settings.max_length:
         pieces = [piece.strip() for piece in cleaning.cut(text, settings.max_length)]
-        file.long += 1
-        file.pieces += len(pieces)
+        file.counts.update(long=1, pieces=len(pieces))
     kept = []
     for piece in pieces:
         if len(piece) < settings.min_length or not piece:
