@@ -52,7 +52,6 @@ def test_the_bytes_do_not_depend_on_the_workers(raw, monkeypatch):
 def test_memory_is_bounded_by_a_batch_not_by_the_corpus(raw, monkeypatch):
     """The book held the whole corpus in memory, several times over."""
     monkeypatch.setattr(partition, "BATCH", 100_000)
-    monkeypatch.setattr(split, "REDUCE_BYTES", 500_000)
     with open(raw / "big.txt", "w", encoding="utf-8") as file:
         file.writelines(f"{n} {SENTENCE * 40}\n" for n in range(6000))
     tracemalloc.start()
