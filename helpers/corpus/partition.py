@@ -1,11 +1,10 @@
 """The map step of room 01: files, and slices of large ones, become parts of cleaned documents, in parallel.
 
-Two passes, each a function of a `Task`, for what is dirt depends on the whole corpus. `read_task` reads a task's
-documents as they are (.raw) and counts the lines that are advertisements if they repeat (.places); `with_repeats` tells
-each task which of its lines do. `clean_task` then writes a part: .lines, the lines of the shards to be; .npy, an index
-with a row per document; .minhash, where near duplicates are looked for, their signatures; and last .json, what became
-of the files. A later build that needs the same part finds it by its name. Knows nothing of other parts, nor of the
-split.
+Two passes, each a function of a `Task`, for what is dirt depends on the whole corpus. `count_task` counts a task's lines
+that are advertisements if they repeat (.places); `with_repeats` tells each task which of its lines do. `clean_task` then
+reads the same documents again and writes a part: .lines, the lines of the shards to be; .npy, an index with a row per
+document; .minhash, where near duplicates are looked for, their signatures; and last .json, what became of the files. A
+later build that needs the same part finds it by its name. Knows nothing of other parts, nor of the split.
 """
 
 import functools
@@ -42,14 +41,18 @@ class Task:
     """The files of one part, and where it is to be written."""
 
     inputs: tuple[Input, ...]
-    part: Path  # the name that the files of the first pass share
+    part: Path  # the name of its files
     settings: CorpusSettings
     repeated: frozenset[int] = frozenset()  # keys of its lines that repeat in the corpus; see `repeats`
 
     def cleaned(self) -> Path:
-        """Return the name that the files of the second pass share: without other lines, it is another part."""
+        """Return the name of the files of the second pass: without other lines, it is another part."""
         lines = fingerprint(sorted(self.repeated))[:16]
         return self.part.with_name(f"{self.part.name}-{lines}") if self.repeated else self.part
+
+    def new_report(self) -> PartReport:
+        """Return the report of its files before they are read."""
+        return PartReport([FileReport(item.name) for item in self.inputs])
 
 
 def digest(text: str) -> str:
@@ -103,23 +106,16 @@ def make_tasks(inputs: list[Input], folder: Path, settings: CorpusSettings, pool
 # ---- the first pass ----
 
 
-def read_task(task: Task) -> Path:
-    """Read the documents of some files as they are, and count their lines; return the file of the counts."""
+def count_task(task: Task) -> Path:
+    """Count the lines of some files, where that rule is on; return the file of the counts."""
     path = task.part.with_suffix(".places")
-    if path.is_file():
-        return path
-    report = PartReport([FileReport(item.name) for item in task.inputs])
-    places, characters = [], 0
-    with atomic_write(task.part.with_suffix(".raw")) as file:
-        for texts, numbers in _batches(task, report.files):
-            _count_signs(texts, numbers, report.files)
-            characters += sum(map(len, texts))
-            if "repeated lines" in task.settings.chosen_rules():
+    if not path.is_file():
+        places, characters = [], 0
+        if "repeated lines" in task.settings.chosen_rules():
+            for texts, _ in _batches(task, task.new_report().files):
+                characters += sum(map(len, texts))
                 places += repeats.count_places(texts)
-            documents = [text.messages if isinstance(text, Conversation) else text for text in texts]
-            file.write(json.dumps([documents, numbers], ensure_ascii=False).encode() + b"\n")
-    write_text(task.part.with_suffix(".report"), report.as_json())
-    repeats.write_places(places, characters, path)
+        repeats.write_places(places, characters, path)
     return path
 
 
@@ -177,10 +173,10 @@ def with_repeats(tasks: list[Task], places: list[Path]) -> list[Task]:
 
 
 def clean_task(task: Task) -> Path:
-    """Clean and cut the documents that the first pass has read; return their part."""
+    """Clean and cut the documents of some files; return their part."""
     part = task.cleaned()
     if not _is_finished(part):
-        report = PartReport.from_json(task.part.with_suffix(".report").read_text("utf-8"))
+        report = task.new_report()
         write_part(part, _clean_batches(task, report), task.settings, report)
     return part
 
@@ -236,19 +232,18 @@ def _clean_batches(task: Task, report: PartReport) -> Iterator[tuple[list[str], 
     settings = task.settings
     # filters are checked by `_fitting`, and so is what may be too short or too long
     least = max(1, settings.min_length) if settings.filters() == (0, 1, 1) else settings.max_length + 1
-    with open(task.part.with_suffix(".raw"), encoding="utf-8", newline="\n") as batches:
-        for documents, numbers in map(json.loads, batches):
-            texts = [Conversation(each) if isinstance(each, list) else each for each in documents]
-            kept: list[str] = []
-            owners: list[int] = []
-            for text, number, dirty in zip(texts, numbers, _are_dirty(texts, task), strict=True):
-                if dirty:
-                    text = _clean(text, report.files[number], task, report.examples)
-                fits = least <= len(text) <= settings.max_length  # most do
-                pieces = [text] if fits else _fitting(text, report.files[number], settings)
-                kept += pieces
-                owners += [number] * len(pieces)
-            yield kept, owners
+    for texts, numbers in _batches(task, report.files):
+        _count_signs(texts, numbers, report.files)
+        kept: list[str] = []
+        owners: list[int] = []
+        for text, number, dirty in zip(texts, numbers, _are_dirty(texts, task), strict=True):
+            if dirty:
+                text = _clean(text, report.files[number], task, report.examples)
+            fits = least <= len(text) <= settings.max_length  # most do
+            pieces = [text] if fits else _fitting(text, report.files[number], settings)
+            kept += pieces
+            owners += [number] * len(pieces)
+        yield kept, owners
 
 
 def _clean(text: str, file: FileReport, task: Task, examples: dict) -> str:
