@@ -1,10 +1,11 @@
 """The map step of room 01: files, and slices of large ones, become parts of cleaned documents, in parallel.
 
-Two passes, each a function of a `Task`, for what is dirt depends on the whole corpus. `count_task` counts a task's lines
-that are advertisements if they repeat (.places); `with_repeats` tells each task which of its lines do. `clean_task` then
-reads the same documents again and writes a part: .lines, the lines of the shards to be; .npy, an index with a row per
-document; .minhash, where near duplicates are looked for, their signatures; and last .json, what became of the files. A
-later build that needs the same part finds it by its name. Knows nothing of other parts, nor of the split.
+Two passes, each a function of a `Task`, for what is dirt depends on the whole corpus. `count_task` counts the lines of
+a task that are advertisements if they repeat (.places); `with_repeats` tells each task which of its lines do.
+`clean_task` then reads the same documents again and writes a part: .lines, the lines of the shards to be; .npy, an
+index with a row per document; .minhash, where near duplicates are looked for, their signatures; and last .json, what
+became of the files. A later build that needs the same part finds it by its name. Knows nothing of other parts, nor of
+the split.
 """
 
 import functools
