@@ -44,8 +44,11 @@ def build_corpus(run: str, source: str = BUILT_IN, *, workers: int = 0, cluster:
     folder = paths.room(run, "corpus")
     with occupied(folder):
         parts = folder / "parts"
-        clear_room(folder)
         parts.mkdir(parents=True, exist_ok=True)
+        # the manifest goes first: a room without one is unfinished
+        left_behind = [*folder.glob("*-[0-9]*.jsonl"), *folder.glob(".*.part")]
+        for old in [folder / MANIFEST, folder / "report.json", *left_behind]:
+            old.unlink(missing_ok=True)
         try:
             if source == BUILT_IN:
                 _build_built_in(folder, report, wanted)
@@ -63,13 +66,6 @@ def build_corpus(run: str, source: str = BUILT_IN, *, workers: int = 0, cluster:
         report.outputs.append(folder / "report.json")
         write_text(report.outputs[-1], text)
         return report
-
-
-def clear_room(folder: Path) -> None:
-    """Remove an old corpus, but not its parts; the manifest goes first: a room without one is unfinished."""
-    left_behind = [*folder.glob("*-[0-9]*.jsonl"), *folder.glob(".*.part")]
-    for old in [folder / MANIFEST, folder / "report.json", *left_behind]:
-        old.unlink(missing_ok=True)
 
 
 def _build_files(inputs: list[Input], folder: Path, report: Report, wanted: CorpusSettings, pool: Executor) -> None:

@@ -9,10 +9,10 @@ import functools
 import hashlib
 import html
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection
 from html.entities import html5
+from unicodedata import is_normalized, normalize
 
 from helpers.wording import did_you_mean
 
@@ -98,14 +98,6 @@ _START = re.compile(r"(?:\(\?:)*(\[(?:[^\]\\]|\\.)+\]|\\x..|[^\\(\[])", re.S)
 # ---- rules that are off unless asked for ----
 
 
-def _narrow(match: re.Match) -> str:
-    return "".join(chr(ord(character) - 0xFEE0) for character in match[0])
-
-
-def _wide(match: re.Match) -> str:
-    return chr(ord(match[0]) + 0xFEE0)
-
-
 def _identity(match: re.Match) -> str:
     """Mask a number that is a Chinese ID: a real date of birth, and the check character of GB 11643 (ISO 7064)."""
     number = match[0].upper()
@@ -120,8 +112,8 @@ def _identity(match: re.Match) -> str:
 
 _NOT_BEFORE = r"(?<![0-9A-Za-z.].)"
 OPTIONAL: tuple[tuple[str, re.Pattern, str | Callable], ...] = (
-    ("full width", re.compile("[\uff10-\uff19\uff21-\uff3a\uff41-\uff5a]+"), _narrow),
-    ("half-width punctuation", re.compile(f"[,:;!?](?<=[{_CHINESE}].)(?![!-~])"), _wide),
+    ("full width", re.compile("[\uff10-\uff19\uff21-\uff3a\uff41-\uff5a]+"), lambda m: normalize("NFKC", m[0])),
+    ("half-width punctuation", re.compile(f"[,:;!?](?<=[{_CHINESE}].)(?![!-~])"), lambda m: chr(ord(m[0]) + 0xFEE0)),
     ("personal data", re.compile(rf"[1-9]{_NOT_BEFORE}[0-9]{{16}}[0-9Xx](?![0-9A-Za-z])"), _identity),
     (
         "personal data",
@@ -228,7 +220,7 @@ def clean(
                 text = _apply(rule, text, counts, examples)
         if composed and text == before:
             break
-        if "NFC" in on and not unicodedata.is_normalized("NFC", text):
+        if "NFC" in on and not is_normalized("NFC", text):
             normal, places = _compose(text)
             _show_difference(examples, "NFC", text, normal, 8, 7)
             text, counts["NFC"] = normal, counts["NFC"] + places
@@ -294,8 +286,8 @@ def _visible(text: str) -> str:
 
 def _compose(text: str) -> tuple[str, int]:
     """Return the text in Unicode's composed form NFC, and how many characters that touched (at least 1)."""
-    composed = unicodedata.normalize("NFC", text)
-    single = sum(not unicodedata.is_normalized("NFC", character) for character in set(text))
+    composed = normalize("NFC", text)
+    single = sum(not is_normalized("NFC", character) for character in set(text))
     return composed, max(1, single, len(text) - len(composed))
 
 
@@ -307,7 +299,7 @@ def needs_nothing(texts: list[str], on: frozenset[str]) -> bool:
     if on & set(OPTIONAL_RULES):
         return False
     joined = "\n".join(texts)
-    if _plan(on).suspect.search(joined) or "\n\n\n" in joined or not unicodedata.is_normalized("NFC", joined):
+    if _plan(on).suspect.search(joined) or "\n\n\n" in joined or not is_normalized("NFC", joined):
         return False
     if any(blank in joined for blank in " \t\u3000") and any(rule[1].search(joined) for rule in _SPACING[:3]):
         return False

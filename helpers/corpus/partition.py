@@ -165,9 +165,8 @@ def _count_signs(texts: list[str], numbers: list[int], files: list[FileReport]) 
 
 def with_repeats(tasks: list[Task], places: list[Path]) -> list[Task]:
     """Return the tasks with those of their lines that repeat in the corpus, of which all are counted."""
-    repeated = repeats.find_repeated(places)
-    each = (frozenset(np.intersect1d(repeats.read_places(path)["line"], repeated).tolist()) for path in places)
-    return [replace(task, repeated=lines) for task, lines in zip(tasks, each, strict=True)]
+    found = repeats.find_repeated(places)
+    return [replace(task, repeated=lines) for task, lines in zip(tasks, found, strict=True)]
 
 
 # ---- the second pass ----

@@ -22,7 +22,7 @@ def find(tmp_path, *parts):
     files = [tmp_path / f"{number}.places" for number in range(len(parts))]
     for file, texts in zip(files, parts, strict=True):
         repeats.write_places(repeats.count_places(texts), sum(map(len, texts)), file)
-    return frozenset(repeats.find_repeated(files).tolist())
+    return frozenset().union(*repeats.find_repeated(files))
 
 
 def strip_repeats(tmp_path, texts):
