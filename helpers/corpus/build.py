@@ -79,7 +79,7 @@ def _build_files(inputs: list[Input], folder: Path, report: Report, wanted: Corp
             if re.split("[-.]", old.name)[0] not in needed:
                 old.unlink()
         several = len(tasks) > 1
-        places = parallel.map_shards(pool, partition.count_task, tasks, label="reading" if several else "")
+        places = parallel.map_shards(pool, partition.read_task, tasks, label="reading" if several else "")
         tasks = partition.with_repeats(tasks, places)
         finished = parallel.map_shards(pool, partition.clean_task, tasks, label="cleaning" if several else "")
     # 2. reduce

@@ -291,23 +291,6 @@ def _compose(text: str) -> tuple[str, int]:
     return composed, max(1, single, len(text) - len(composed))
 
 
-def needs_nothing(texts: list[str], on: frozenset[str]) -> bool:
-    """Return whether `clean` would return each of these texts as it is; checking them together is cheaper.
-
-    It may be False for texts that need nothing, but is never True for one that needs cleaning.
-    """
-    if on & set(OPTIONAL_RULES):
-        return False
-    joined = "\n".join(texts)
-    if _plan(on).suspect.search(joined) or "\n\n\n" in joined or not is_normalized("NFC", joined):
-        return False
-    if any(blank in joined for blank in " \t\u3000") and any(rule[1].search(joined) for rule in _SPACING[:3]):
-        return False
-    if "hard wraps" in on and "\n" in joined and any(map(_may_be_wrapped, texts)):
-        return False
-    return not any(not text or text[0] == "\n" or text[-1] == "\n" for text in texts)
-
-
 # ---- hard wraps ----
 
 _WRAP_COLUMNS = 40  # lines of prose are cut at 20 Chinese characters or more; verse is shorter

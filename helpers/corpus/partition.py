@@ -1,11 +1,11 @@
 """The map step of room 01: files, and slices of large ones, become parts of cleaned documents, in parallel.
 
-Two passes, each a function of a `Task`, for what is dirt depends on the whole corpus. `count_task` counts the lines of
-a task that are advertisements if they repeat (.places); `with_repeats` tells each task which of its lines do.
-`clean_task` then reads the same documents again and writes a part: .lines, the lines of the shards to be; .npy, an
-index with a row per document; .minhash, where near duplicates are looked for, their signatures; and last .json, what
-became of the files. A later build that needs the same part finds it by its name. Knows nothing of other parts, nor of
-the split.
+Two passes, each a function of a `Task`, for what is dirt depends on the whole corpus. `read_task` reads a task's
+documents as they are (.raw) and counts the lines that are advertisements if they repeat (.places); `with_repeats` tells
+each task which of its lines do. `clean_task` then writes a part: .lines, the lines of the shards to be; .npy, an index
+with a row per document; .minhash, where near duplicates are looked for, their signatures; and last .json, what became
+of the files. A later build that needs the same part finds it by its name. Knows nothing of other parts, nor of the
+split.
 """
 
 import functools
@@ -32,7 +32,6 @@ from helpers.files import atomic_write, fingerprint, stamp, write_text
 
 TASK_BYTES, TASK_FILES = 8 * 2**20, 2000  # small files travel to a worker together, large ones in slices
 BATCH = 1_000_000  # characters that are cleaned together
-TOGETHER = 50  # documents that are checked for dirt together
 LOOK = 500_000  # characters of a file, or of each slice of it, that are searched for mojibake
 _ROW = np.dtype([("hash", "<u8", 2), ("position", "<f8"), ("characters", "<u4"), ("bytes", "<u4"), ("file", "<u4")])
 
@@ -50,10 +49,6 @@ class Task:
         """Return the name of the files of the second pass: without other lines, it is another part."""
         lines = fingerprint(sorted(self.repeated))[:16]
         return self.part.with_name(f"{self.part.name}-{lines}") if self.repeated else self.part
-
-    def new_report(self) -> PartReport:
-        """Return the report of its files before they are read."""
-        return PartReport([FileReport(item.name) for item in self.inputs])
 
 
 def digest(text: str) -> str:
@@ -107,16 +102,23 @@ def make_tasks(inputs: list[Input], folder: Path, settings: CorpusSettings, pool
 # ---- the first pass ----
 
 
-def count_task(task: Task) -> Path:
-    """Count the lines of some files, where that rule is on; return the file of the counts."""
+def read_task(task: Task) -> Path:
+    """Read the documents of some files as they are, and count their lines; return the file of the counts."""
     path = task.part.with_suffix(".places")
-    if not path.is_file():
-        places, characters = [], 0
-        if "repeated lines" in task.settings.chosen_rules():
-            for texts, _ in _batches(task, task.new_report().files):
-                characters += sum(map(len, texts))
+    if path.is_file():
+        return path
+    report = PartReport([FileReport(item.name) for item in task.inputs])
+    places, characters = [], 0
+    with atomic_write(task.part.with_suffix(".raw")) as file:
+        for texts, numbers in _batches(task, report.files):
+            _count_signs(texts, numbers, report.files)
+            characters += sum(map(len, texts))
+            if "repeated lines" in task.settings.chosen_rules():
                 places += repeats.count_places(texts)
-        repeats.write_places(places, characters, path)
+            documents = [text.messages if isinstance(text, Conversation) else text for text in texts]
+            file.write(json.dumps([documents, numbers], ensure_ascii=False).encode() + b"\n")
+    write_text(task.part.with_suffix(".report"), report.as_json())
+    repeats.write_places(places, characters, path)
     return path
 
 
@@ -128,7 +130,10 @@ def _batches(task: Task, files: list[FileReport]) -> Iterator[tuple[list[str], l
     for number, item in enumerate(task.inputs):
         try:
             for text in formats.read_documents(item, task.settings.read_options(), files[number]):
-                if _has_half_character(text, files[number]):
+                try:
+                    text.encode()  # three times as fast as searching it
+                except UnicodeEncodeError as error:
+                    files[number].drop_broken(text, error.start)
                     continue
                 texts.append(text)
                 numbers.append(number)
@@ -143,18 +148,6 @@ def _batches(task: Task, files: list[FileReport]) -> Iterator[tuple[list[str], l
             files[number] = FileReport(item.name, files[number].encoding, bad=why)
     if texts:
         yield texts, numbers
-
-
-def _has_half_character(text: str, file: FileReport) -> bool:
-    """Return whether a text holds half a character (a lone surrogate), which no file can store; count it."""
-    try:
-        text.encode()  # three times as fast as searching it
-    except UnicodeEncodeError as error:
-        if not file.dropped["with half characters"]:
-            file.notes.append(f"character {error.start:,} of a document is half a character (lone surrogate)")
-        file.drop("with half characters", len(text))
-        return True
-    return False
 
 
 def _count_signs(texts: list[str], numbers: list[int], files: list[FileReport]) -> None:
@@ -173,10 +166,10 @@ def with_repeats(tasks: list[Task], places: list[Path]) -> list[Task]:
 
 
 def clean_task(task: Task) -> Path:
-    """Clean and cut the documents of some files; return their part."""
+    """Clean and cut the documents that the first pass has read; return their part."""
     part = task.cleaned()
     if not _is_finished(part):
-        report = task.new_report()
+        report = PartReport.from_json(task.part.with_suffix(".report").read_text("utf-8"))
         write_part(part, _clean_batches(task, report), task.settings, report)
     return part
 
@@ -229,30 +222,27 @@ def _is_finished(part: Path) -> bool:
 
 def _clean_batches(task: Task, report: PartReport) -> Iterator[tuple[list[str], list[int]]]:
     """Yield the clean documents, none over `max_length`, with the numbers of their files, many at a time."""
-    settings = task.settings
-    # filters are checked by `_fitting`, and so is what may be too short or too long
-    least = max(1, settings.min_length) if settings.filters() == (0, 1, 1) else settings.max_length + 1
-    for texts, numbers in _batches(task, report.files):
-        _count_signs(texts, numbers, report.files)
-        kept: list[str] = []
-        owners: list[int] = []
-        for text, number, dirty in zip(texts, numbers, _are_dirty(texts, task), strict=True):
-            if dirty:
-                text = _clean(text, report.files[number], task, report.examples)
-            fits = least <= len(text) <= settings.max_length  # most do
-            pieces = [text] if fits else _fitting(text, report.files[number], settings)
-            kept += pieces
-            owners += [number] * len(pieces)
-        yield kept, owners
+    with open(task.part.with_suffix(".raw"), encoding="utf-8", newline="\n") as batches:
+        for documents, numbers in map(json.loads, batches):
+            kept: list[str] = []
+            owners: list[int] = []
+            for document, number in zip(documents, numbers, strict=True):
+                text = Conversation(document) if isinstance(document, list) else document
+                file = report.files[number]
+                pieces = _fitting(_clean(text, file, task, report.examples), file, task.settings)
+                kept += pieces
+                owners += [number] * len(pieces)
+            yield kept, owners
 
 
 def _clean(text: str, file: FileReport, task: Task, examples: dict) -> str:
     """Return a document without dirt and without the lines that repeat; in a conversation each turn for itself."""
+    on = task.settings.chosen_rules()
 
     def clean(part: str) -> str:
         if task.repeated:
             part = cleaning.without_lines(part, task.repeated, file.rules, examples)
-        return cleaning.clean(part, file.rules, task.settings.chosen_rules(), examples)
+        return cleaning.clean(part, file.rules, on, examples)
 
     cleaned = conversations.changed(text, clean)
     if isinstance(text, Conversation) and isinstance(cleaned, Conversation):
@@ -275,23 +265,12 @@ def _fitting(text: str, file: FileReport, settings: CorpusSettings) -> list[str]
     elif len(text) > settings.max_length:
         pieces = [piece.strip() for piece in cleaning.cut(text, settings.max_length)]
         file.counts.update(long=1, pieces=len(pieces))
-    kept = []
+    kept, filters = [], settings.filters()
     for piece in pieces:
         if len(piece) < settings.min_length or not piece:
             file.drop("too short" if piece else "empty", len(piece))
-        elif reason := cleaning.unfit(piece, *settings.filters()):
+        elif reason := cleaning.unfit(piece, *filters):
             file.drop(reason, len(piece))
         else:
             kept.append(piece)
     return kept
-
-
-def _are_dirty(texts: list[str], task: Task) -> Iterator[bool]:
-    """Yield for each text whether it may need cleaning: one check of some dozens together decides for most."""
-    for at in range(0, len(texts), TOGETHER):
-        group = texts[at : at + TOGETHER]
-        parts = [part for text in group for part in conversations.contents_of(text)]
-        dirty = not cleaning.needs_nothing(parts, task.settings.chosen_rules())
-        if not dirty and task.repeated:
-            dirty = any(key in task.repeated for _, _, key in cleaning.candidates("\n".join(parts)))
-        yield from [dirty] * len(group)

@@ -37,6 +37,12 @@ class FileReport:
         self.dropped[reason] += 1
         self.lost[reason] += characters
 
+    def drop_broken(self, text: str, at: int) -> None:
+        """Count a document that holds half a character (a lone surrogate), which no file can store."""
+        if not self.dropped["with half characters"]:
+            self.notes.append(f"character {at:,} of a document is half a character (lone surrogate)")
+        self.drop("with half characters", len(text))
+
     def shorten(self, before: Conversation, after: Conversation) -> None:
         """Count what a conversation lost at its end, if anything; a lone system line is not counted."""
         turns, kept = (sum(message["role"] != SYSTEM for message in each.messages) for each in (before, after))

@@ -165,7 +165,7 @@ def test_a_text_without_advertisements_gives_the_same_bytes_as_without_the_rule(
     assert bytes_of(build(raw, **settings)) == expected
 
 
-def test_a_build_that_stopped_uses_what_it_counted(raw, monkeypatch):
+def test_a_build_that_stopped_uses_what_it_read(raw, monkeypatch):
     for n in range(4):
         (raw / f"{n}.txt").write_text(f"第{n}篇\n{SENTENCE}\n{AD}\n", "utf-8")
     expected = bytes_of(build(raw))
@@ -173,5 +173,5 @@ def test_a_build_that_stopped_uses_what_it_counted(raw, monkeypatch):
         patch.setattr(partition, "clean_task", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             build(raw)
-    monkeypatch.setattr(repeats, "count_places", lambda *_: 1 / 0)  # all is counted
+    monkeypatch.setattr(partition, "_batches", lambda *_: 1 / 0)  # all is read
     assert bytes_of(build(raw)) == expected
