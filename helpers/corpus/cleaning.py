@@ -301,11 +301,6 @@ _NEW_PARAGRAPH = re.compile(
 _OPEN_END = re.compile("\n(?:(?<=[^。！？!?；;…：:”’」』）)\\s]\n)|(?<=[^。！？!?；;…：:”’」』）)\\s][ \t\u3000]\n))")
 
 
-def _may_be_wrapped(text: str) -> bool:
-    """Return False, quickly, for texts with few lines, or with lines that end where a sentence does: most texts."""
-    return text.count("\n") >= 4 and len(text) >= 4 * _WRAP_COLUMNS // 2 and len(_OPEN_END.findall(text)) >= 3
-
-
 def unwrap(text: str) -> tuple[str, int]:
     """Join lines that were cut at a fixed width; return the text and how many line ends went.
 
@@ -313,7 +308,8 @@ def unwrap(text: str) -> tuple[str, int]:
     of those stop in the middle of a sentence. A line is joined to the next one unless that is blank, indented, or
     looks like a heading or an item of a list. Verse, dialogue and code give no such evidence and stay.
     """
-    if not _may_be_wrapped(text):
+    # most texts have few lines, or lines that end where a sentence does
+    if text.count("\n") < 4 or len(text) < 2 * _WRAP_COLUMNS or len(_OPEN_END.findall(text)) < 3:
         return text, 0
     lines = [line.rstrip(" \t\u3000") for line in text.split("\n")]
     widths = [len(line.encode("gb18030", "replace")) for line in lines]  # 2 columns per Chinese character, else 1

@@ -1,11 +1,10 @@
 """The map step of room 01: files, and slices of large ones, become parts of cleaned documents, in parallel.
 
 Two passes, each a function of a `Task`, for what is dirt depends on the whole corpus. `read_task` reads a task's
-documents as they are (.raw) and counts the lines that are advertisements if they repeat (.places); `with_repeats` tells
-each task which of its lines do. `clean_task` then writes a part: .lines, the lines of the shards to be; .npy, an index
-with a row per document; .minhash, where near duplicates are looked for, their signatures; and last .json, what became
-of the files. A later build that needs the same part finds it by its name. Knows nothing of other parts, nor of the
-split.
+documents as they are (.raw) and counts the lines that are advertisements if they repeat (.places). `clean_task`, told
+which of them do, writes a part: .lines, the lines of the shards to be; .npy, an index with a row per document;
+.minhash, where near duplicates are looked for, their signatures; and last .json, what became of the files. A later
+build that needs the same part finds it by its name. Knows nothing of other parts, nor of the split.
 """
 
 import functools
@@ -13,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from json.encoder import encode_basestring
 from operator import itemgetter
@@ -154,12 +153,6 @@ def _count_signs(texts: list[str], numbers: list[int], files: list[FileReport]) 
     for number, group in groupby(zip(numbers, texts, strict=True), itemgetter(0)):
         if files[number].counts["characters"] < LOOK:
             files[number].counts.update(mojibake.count_signs("\n".join(text for _, text in group)))
-
-
-def with_repeats(tasks: list[Task], places: list[Path]) -> list[Task]:
-    """Return the tasks with those of their lines that repeat in the corpus, of which all are counted."""
-    found = repeats.find_repeated(places)
-    return [replace(task, repeated=lines) for task, lines in zip(tasks, found, strict=True)]
 
 
 # ---- the second pass ----
