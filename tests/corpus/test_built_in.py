@@ -12,8 +12,6 @@ from functools import cache
 
 import grammar
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from helpers import paths
 from helpers.corpus import built_in, cleaning
@@ -254,33 +252,6 @@ def test_the_choices_on_the_way_to_a_document_have_its_bits_and_its_wordings():
             if choice.slot not in ("situation", "second question", "second topic") and "{" not in choice.text:
                 at = document.text.index(choice.text, at) + len(choice.text)
     assert set(kinds) == set(built_in.SHARES) and kinds["story"] > kinds["plain"] > kinds["unknown plant"]
-
-
-def test_a_text_outside_the_grammar_is_refused_with_reason_and_place(corpus):
-    document = next(d.text for d in corpus if d.text.count("\n") == 1)
-    question, answer = document.split("\n")
-    with pytest.raises(ValueError, match="names no plant"):
-        grammar.bits("今天天气很好")
-    with pytest.raises(ValueError, match=rf"character {len(document)}: .* goes on with '呀'"):
-        grammar.bits(document + "呀")
-    with pytest.raises(ValueError, match="examination"):
-        grammar.bits("芦荟怕冷吗\n底线是5度。")
-    plant, topic, situation = sorted(built_in.held_out())[0]
-    with pytest.raises(ValueError, match=f"{plant}.*held out"):
-        grammar.bits(worded("first", plant, topic, situation))
-    for wrong in (question, answer, f"{question}\n", f"\n{document}", f"{document}\n{document}"):
-        with pytest.raises(ValueError):
-            grammar.bits(wrong)
-
-
-@given(st.text(max_size=40), st.integers(0, 80))
-def test_any_text_gives_bits_or_a_value_error(noise, at):
-    document = next(iter(built_in.draw_documents(1))).text
-    for text in (noise, document[:at] + noise + document[at:], document[:at] + noise + document[at + len(noise) :]):
-        try:
-            assert grammar.derive(text)[0] == 1 and grammar.bits(text) > 20
-        except ValueError as error:
-            assert str(error)
 
 
 # ---- conversations ----

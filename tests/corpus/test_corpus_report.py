@@ -31,16 +31,7 @@ def test_bad_lines_of_a_file_in_many_slices_do_not_flood_its_notes(raw, monkeypa
     assert "notes more" in report.files[0].notes[-1]
 
 
-def test_errors_say_what_was_looked_for_and_where(raw):
-    with pytest.raises(NoDocuments, match=r"nowhere does not exist: give 'sample', a file or a folder"):
-        build(raw / "nowhere")
-    with pytest.raises(NoDocuments, match=r"no file of the kinds \.txt, \.json, \.jsonl.*no file at all"):
-        build(raw)
-    (raw / "a.pdf").write_bytes(b"%PDF")
-    with pytest.raises(NoDocuments, match=r"1 \.pdf"):
-        build(raw)
-    with pytest.raises(NoDocuments, match=r"a\.pdf is not one of"):
-        build(raw / "a.pdf")
+def test_a_corpus_without_a_document_says_what_became_of_each_file(raw):
     (raw / "a.txt").write_bytes(b"\xff\xfe\xfd" * 5 + b"\x00")
     (raw / "b.txt").write_bytes(b"\xef\xbb\xbf")
     (raw / "c.txt").write_text("\n\r\n \u3000\t\n", "utf-8", newline="")

@@ -1,7 +1,6 @@
 """Lines that repeat across a corpus: advertisements and page numbers are found wherever they stand, no other line."""
 
 import json
-import random
 from collections import Counter
 
 import pytest
@@ -138,18 +137,6 @@ def test_an_advertisement_in_every_hundredth_document_is_found(raw, monkeypatch)
     assert report.examples["repeated lines"] == [[AD, ""]] * cleaning.EXAMPLES
     assert report.documents == 4000 == sum(file.documents for file in report.files)
     assert build(raw, document="block", rules="-repeated lines").rules["repeated lines"] == 0
-
-
-@pytest.mark.slow
-def test_workers_batches_and_order_change_nothing(raw, monkeypatch):
-    spread(raw, range(4000), 4)
-    written = [bytes_of(build(raw, document="block", workers=workers)) for workers in (1, 2)]
-    monkeypatch.setattr(partition, "BATCH", 5000)
-    assert written[0] == written[1] == bytes_of(build(raw, document="block"))
-    texts = all_texts()
-    spread(raw, random.Random(0).sample(range(4000), 4000), 4)
-    report = build(raw, document="block")
-    assert all_texts() == texts and report.rules["repeated lines"] == 40
 
 
 @pytest.mark.parametrize("near_duplicates", [0, 0.9])
