@@ -47,18 +47,6 @@ def test_a_corpus_comes_from_the_net_once_and_is_then_at_hand(raw):
     assert list(read_texts("again", "train")) == list(read_texts("test", "train"))
 
 
-def test_a_pattern_and_an_archive_are_sources_too(raw):
-    for n in range(3):
-        (raw / f"{n}.txt").write_text(f"第{n}篇，{SENTENCE}\n\n{n}{SENTENCE}", "utf-8")
-    with zipfile.ZipFile(raw / "books.zip", "w") as archive:
-        archive.write(raw / "1.txt", "甲/1.txt")
-    report = build(raw / "[01].txt")
-    assert [file.name for file in report.files] == ["0.txt", "1.txt"] and report.documents == 4
-    report = build(raw / "books.zip")
-    assert [file.name for file in report.files] == ["books.zip/甲/1.txt"] and report.documents == 2
-    assert report.inputs == [raw / "books.zip"]
-
-
 def test_rules_and_filters_are_parameters(raw):
     rows = [
         "<b>绿萝</b>喜欢散射光，电话13812345678。",

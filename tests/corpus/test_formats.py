@@ -113,23 +113,6 @@ def test_byte_order_marks_inside_a_file(tmp_path):
     assert documents == ["一", "二", "三", "四"] and not report.dropped
 
 
-def test_mojibake_is_mended_on_request(tmp_path):
-    text = (SENTENCE + "\n") * 9
-    broken = text.encode("gb18030").decode("latin-1")
-    documents, report = read_text(tmp_path, "a.txt", broken, repair=True)
-    assert documents == [text.rstrip()] and report.rules["mojibake repaired"] == 1
-    documents, report = read_text(tmp_path, "a.txt", broken)
-    assert SENTENCE not in documents[0] and "mojibake repaired" not in report.rules
-
-
-def test_the_report_says_what_was_found(tmp_path):
-    (tmp_path / "a.txt").write_bytes((SENTENCE + "\n").encode() * 3 + (SENTENCE + "\n").encode("gb18030") * 3)
-    documents, report = everything(tmp_path, document="line")
-    assert documents == [SENTENCE] * 6
-    assert report.encoding == "utf-8 + gb18030"
-    assert "from byte 138 (line 4)" in report.notes[0]
-
-
 # ---- JSON ----
 
 

@@ -79,9 +79,7 @@ def test_decent_text_is_not_mended(text):
 
 def test_the_signs_of_several_texts_add_up():
     texts = [PROSE, reversible(SENTENCE, "latin-1", "gb18030"), "???\n？好\n", PROSE.encode().decode("gbk", "replace")]
-    signs = Counter()
-    for text in texts:
-        signs.update(mojibake.count_signs(text))
+    signs = sum((Counter(mojibake.count_signs(text)) for text in texts), Counter())
     assert (signs["characters"], signs["repairable"]) == (sum(map(len, texts)), 1)
     assert (signs["?"], signs["？"]) == (3, 1) and signs["misread"] and signs["latin"]
     assert "2 U+FFFD" in "; ".join(mojibake.notes_on(signs, Counter({"U+FFFD": 2})))

@@ -76,14 +76,6 @@ def test_a_large_file_is_cut_into_slices_that_change_nothing(raw, monkeypatch, w
     assert report.dropped == whole.dropped and report.dropped["duplicate"] > 40
 
 
-def test_many_small_files_travel_together(raw, monkeypatch, written):
-    for n in range(300):
-        (raw / f"{n:03}.txt").write_text(f"第{n}行，{SENTENCE}", "utf-8")
-    monkeypatch.setattr(partition, "TASK_FILES", 100)
-    report = build(raw)
-    assert len(written) == 3 and report.documents == 300 and len(report.files) == 300
-
-
 CHILD = """
 import os, signal, sys
 from helpers.corpus import partition

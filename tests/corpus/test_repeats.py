@@ -139,19 +139,6 @@ def test_an_advertisement_in_every_hundredth_document_is_found(raw, monkeypatch)
     assert build(raw, document="block", rules="-repeated lines").rules["repeated lines"] == 0
 
 
-@pytest.mark.parametrize("near_duplicates", [0, 0.9])
-def test_a_text_without_advertisements_gives_the_same_bytes_as_without_the_rule(raw, near_duplicates):
-    rows = [
-        f"第{n}篇，<b>{SENTENCE[n % 9 :]}</b>{n * n}"
-        + (f"\n见 http://{chr(97 + n)}.example.cn\n字&amp;" if n % 3 else "")
-        for n in range(26)
-    ]
-    (raw / "a.jsonl").write_text("".join(json.dumps({"text": text * 2}) + "\n" for text in rows), "utf-8")
-    settings = {"max_length": 60, "near_duplicates": near_duplicates}
-    expected = bytes_of(build(raw, rules="-repeated lines", **settings))
-    assert bytes_of(build(raw, **settings)) == expected
-
-
 def test_a_build_that_stopped_uses_what_it_read(raw, monkeypatch):
     for n in range(4):
         (raw / f"{n}.txt").write_text(f"第{n}篇\n{SENTENCE}\n{AD}\n", "utf-8")
