@@ -83,12 +83,9 @@ class Conversation(str):
 
     def with_lines(self, text: str) -> "Conversation":
         """Return the conversation with the lines of another text, which has as many."""
-        lines, contents = text.split("\n"), []
-        for message in self.messages:
-            count = message["content"].count("\n") + 1
-            contents.append("\n".join(lines[:count]))
-            lines = lines[count:]
-        return self.with_contents(contents)
+        lines = iter(text.split("\n"))
+        counts = (message["content"].count("\n") + 1 for message in self.messages)
+        return self.with_contents(["\n".join(itertools.islice(lines, count)) for count in counts])
 
     def shortened(self, max_length: int) -> "Conversation":
         """Return the conversation without the last exchanges, as many as make it too long; without the first, nothing.

@@ -206,6 +206,9 @@ def test_bits_from_the_text_alone_equal_the_bits_of_the_drawing(corpus):
         count, probability = grammar.derive(document.text)
         assert count == 1  # unambiguous
         assert -math.log2(probability) == pytest.approx(document.bits, abs=1e-9)
+    plant, topic, situation = sorted(built_in.held_out())[0]
+    for text in (f"{document.text}呀", "芦荟怕冷吗\n底线是5度。", worded("first", plant, topic, situation)):
+        assert grammar.derive(text) == (0, 0)  # the second asks one of the examination's questions
 
 
 @pytest.mark.parametrize("name,state", [

@@ -115,22 +115,13 @@ def advertised(n):
     return "\n".join(lines), kept
 
 
-def spread(raw, order, files):
-    """Write documents in some order, half to .jsonl and half to .txt, over some files."""
-    for number in range(files):
-        texts = [advertised(n)[0] for n in order[number::files]]
-        if number % 2:
-            rows = [json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts]
-            (raw / f"{number}.jsonl").write_text("".join(rows), "utf-8")
-        else:
-            (raw / f"{number}.txt").write_text("\n\n".join(texts) + "\n", "utf-8")
-
-
 def test_an_advertisement_in_every_hundredth_document_is_found(raw, monkeypatch):
     """A count that starts anew with each batch sees it once or twice."""
     monkeypatch.setattr(partition, "BATCH", 5000)  # 100 documents
     monkeypatch.setattr(partition, "TASK_BYTES", 60_000)
-    spread(raw, range(4000), 7)
+    texts = [advertised(n)[0] for n in range(4000)]
+    (raw / "a.jsonl").write_text("\n".join(map(json.dumps, texts[::2])), "utf-8")
+    (raw / "b.txt").write_text("\n\n".join(texts[1::2]), "utf-8")
     report = build(raw, document="block")
     assert all_texts() == sorted(advertised(n)[1] for n in range(4000))
     assert report.rules["repeated lines"] == 40
