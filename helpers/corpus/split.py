@@ -116,9 +116,9 @@ def reduce_parts(
     sides = iter(np.where(kept, validation, 2).tolist())  # 2: neither
     with train.shard, val.shard:
         for part, rows in zip(parts, indices, strict=True):
-            with open(part.with_suffix(".lines"), "rb") as file:
+            with open(part.with_suffix(".lines"), "rb") as lines:
                 for size, side in zip(rows["bytes"].tolist(), sides, strict=False):
-                    line = file.read(size)
+                    line = lines.read(size)
                     if side < 2:
                         (train, val)[side].write(line)
 
