@@ -99,7 +99,9 @@ def reduce_parts(
     # 1. the fate of each document
     indices = [read_index(part) for part in parts]
     owners = np.concatenate([np.asarray(numbers)[index["file"]] for numbers, index in zip(files, indices, strict=True)])
+    borders = np.cumsum(list(map(len, indices)))[:-1]
     index = np.concatenate(indices)
+    del indices  # the same rows once more
     bad = np.array([bool(file.bad) for file in report.files], bool)
     fate, leader = _decide(parts, index["hash"], ~bad[owners], settings)
     kept = fate == _KEPT
@@ -113,11 +115,12 @@ def reduce_parts(
 
     # 3. the shards
     train, val = _ShardWriter(folder, "train"), _ShardWriter(folder, "val")
-    sides = iter(np.where(kept, validation, 2).tolist())  # 2: neither
+    sides = np.where(kept, validation, np.uint8(2))  # 2: neither
+    rows = zip(parts, np.split(index["bytes"], borders), np.split(sides, borders), strict=True)
     with train.shard, val.shard:
-        for part, rows in zip(parts, indices, strict=True):
+        for part, part_sizes, part_sides in rows:
             with open(part.with_suffix(".lines"), "rb") as lines:
-                for size, side in zip(rows["bytes"].tolist(), sides, strict=False):
+                for size, side in zip(part_sizes.tolist(), part_sides.tolist(), strict=True):
                     line = lines.read(size)
                     if side < 2:
                         (train, val)[side].write(line)
