@@ -247,7 +247,7 @@ def test_there_are_at_most_a_hundred_modules_and_no_room_is_too_large():
     lines = {
         file.parent.name: lines_of(file.parent.rglob("*.py")) for file in PACKAGES if file.parent.name != "helpers"
     }
-    too_large_still = {"corpus": 4220, "train": 3430}  # numbers that only fall
+    too_large_still = {"corpus": 4027, "train": 3430}  # numbers that only fall
     assert not {room: n for room, n in lines.items() if n > too_large_still.get(room, 3200)}
 
 

@@ -4,10 +4,12 @@ That is the train.json of other projects; `--split val` writes those for validat
 """
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
-from helpers.corpus.shards import write_json_list
+from helpers.corpus.shards import read_texts
+from helpers.files import atomic_write
 from helpers.manifest import RoomError, open_room
 from helpers.wording import let_console_replace
 
@@ -22,9 +24,13 @@ def export_json(arguments: list[str] | None = None) -> int:
     parser.add_argument("--split", choices=("train", "val"), default="train", help="which documents (default: train)")
     asked = parser.parse_args(arguments)
     let_console_replace()
+    documents = 0
     try:
         open_room(asked.run, "corpus")
-        documents = write_json_list(asked.run, asked.split, asked.json.absolute())
+        with atomic_write(asked.json.absolute()) as file:
+            for documents, text in enumerate(read_texts(asked.run, asked.split), 1):
+                file.write(((",\n" if documents > 1 else "[\n") + json.dumps(text, ensure_ascii=False)).encode())
+            file.write(b"\n]\n")
     except (RoomError, ValueError, OSError) as error:
         print(f"nothing was written: {error}", file=sys.stderr)
         return 2

@@ -7,7 +7,6 @@ small files that unpack to very much. Knows nothing of characters.
 import contextlib
 import functools
 import gzip
-import io
 import os
 import re
 import stat
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import IO, BinaryIO
 
 from helpers.corpus import encodings
-from helpers.corpus.encodings import BadFile, ByteSource, Encoding
+from helpers.corpus.encodings import BadFile, Encoding
 
 FILE_KINDS = (".txt", ".json", ".jsonl", ".csv", ".tsv", ".parquet")
 ALSO = {".ndjson": ".jsonl", ".jsonlines": ".jsonl"}  # other names of these kinds
@@ -159,18 +158,18 @@ def close_archives() -> None:
 _DAMAGE = (EOFError, gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
 
 
-def open_bytes(item: Input, stack: contextlib.ExitStack) -> ByteSource:
-    """Return the file, unpacked if need be, or what opens its bytes any number of times, until `stack` closes."""
+@contextlib.contextmanager
+def plain_file(item: Input) -> Iterator[Path]:
+    """Give the file of an input, or one that it is unpacked to while the block runs."""
     packing = kind_of(item.member or item.path.name)[1]
     if not item.member and not packing:
-        if item.start + item.stop or item.size > encodings.SAMPLE_BYTES:
-            return item.path
-        data = item.path.read_bytes()  # it is opened several times: of many small files, opening is the work
-        return lambda: io.BytesIO(data)
-    path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chinese-gpt-"))) / "unpacked"
-    with _open_member(item) if item.member else open(item.path, "rb") as stream, open(path, "wb") as file:
-        _unpack(stream, packing, item.size, file)
-    return path
+        yield item.path
+        return
+    with tempfile.TemporaryDirectory(prefix="chinese-gpt-") as folder:
+        path = Path(folder, "unpacked")
+        with _open_member(item) if item.member else open(item.path, "rb") as stream, open(path, "wb") as file:
+            _unpack(stream, packing, item.size, file)
+        yield path
 
 
 def _open_member(item: Input) -> IO[bytes]:

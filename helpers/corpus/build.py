@@ -7,11 +7,11 @@ import re
 import shutil
 from collections import Counter
 from concurrent.futures import Executor
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 from helpers import parallel, paths
-from helpers.corpus import built_in, download, partition, split
+from helpers.corpus import built_in, download, partition, repeats, split
 from helpers.corpus.archives import Input, NoDocuments, close_archives
 from helpers.corpus.conversations import Conversation
 from helpers.corpus.find import BUILT_IN, find_corpus
@@ -44,8 +44,11 @@ def build_corpus(run: str, source: str = BUILT_IN, *, workers: int = 0, cluster:
     folder = paths.room(run, "corpus")
     with occupied(folder):
         parts = folder / "parts"
-        clear_room(folder)
         parts.mkdir(parents=True, exist_ok=True)
+        # the manifest goes first: a room without one is unfinished
+        left_behind = [*folder.glob("*-[0-9]*.jsonl"), *folder.glob(".*.part")]
+        for old in [folder / MANIFEST, folder / "report.json", *left_behind]:
+            old.unlink(missing_ok=True)
         try:
             if source == BUILT_IN:
                 _build_built_in(folder, report, wanted)
@@ -65,13 +68,6 @@ def build_corpus(run: str, source: str = BUILT_IN, *, workers: int = 0, cluster:
         return report
 
 
-def clear_room(folder: Path) -> None:
-    """Remove an old corpus, but not its parts; the manifest goes first: a room without one is unfinished."""
-    left_behind = [*folder.glob("*-[0-9]*.jsonl"), *folder.glob(".*.part")]
-    for old in [folder / MANIFEST, folder / "report.json", *left_behind]:
-        old.unlink(missing_ok=True)
-
-
 def _build_files(inputs: list[Input], folder: Path, report: Report, wanted: CorpusSettings, pool: Executor) -> None:
     """Make the parts that are missing, and the shards of all parts."""
     parts = folder / "parts"
@@ -84,7 +80,8 @@ def _build_files(inputs: list[Input], folder: Path, report: Report, wanted: Corp
                 old.unlink()
         several = len(tasks) > 1
         places = parallel.map_shards(pool, partition.read_task, tasks, label="reading" if several else "")
-        tasks = partition.with_repeats(tasks, places)
+        repeated = repeats.find_repeated(places)
+        tasks = [replace(task, repeated=lines) for task, lines in zip(tasks, repeated, strict=True)]
         finished = parallel.map_shards(pool, partition.clean_task, tasks, label="cleaning" if several else "")
     # 2. reduce
     numbers = {name: number for number, name in enumerate(dict.fromkeys(item.name for item in inputs))}

@@ -13,7 +13,7 @@ import hashlib
 import math
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -90,7 +90,7 @@ class _Slot(tuple):
     """Alternatives, (probability, parts) each, a part being a text or again a slot; and the name they have."""
 
     name: str
-    options: tuple[tuple[float, str], ...]  # the alternatives as (probability, template)
+    options: list[tuple[float, str]]  # the alternatives as (probability, template)
 
 
 # ---- the facts, and what follows from them ----
@@ -105,12 +105,8 @@ def plant_facts() -> dict[str, dict[str, str]]:
 
 @cache
 def _grammar() -> dict:
-    def with_text_keys(node):  # YAML reads the keys 5 and -5 as numbers, the CSV gives text
-        if isinstance(node, dict):
-            return {str(key): with_text_keys(value) for key, value in node.items()}
-        return [with_text_keys(value) for value in node] if isinstance(node, list) else node
-
-    return with_text_keys(yaml.safe_load((paths.repo_root() / "data" / "grammar.yaml").read_text("utf-8")))
+    # the base loader reads all as text, as a CSV does: the values 5 and -5, too
+    return yaml.load((paths.repo_root() / "data" / "grammar.yaml").read_text("utf-8"), yaml.BaseLoader)
 
 
 def topics() -> list[str]:
@@ -201,8 +197,8 @@ def seen_situations(plant: str, topic: str) -> tuple[str, ...]:
 # ---- the grammar ----
 
 
-def _alternatives(slot: str, state: _State) -> list[tuple[str, float]]:
-    """Return [(template, probability)] of a slot, from the most special part of the grammar that has it."""
+def _alternatives(slot: str, state: _State) -> list[tuple[float, str]]:
+    """Return [(probability, template)] of a slot, from the most special part of the grammar that has it."""
     topic = _entry(state.topic)
     situation = topic.get("situations", {}).get(state.situation, {})
     needed = topic.get("values", {}).get(state.value, {})
@@ -210,8 +206,8 @@ def _alternatives(slot: str, state: _State) -> list[tuple[str, float]]:
     for part in (situation, needed, concluded, topic, _grammar()["common"]):
         if slot in part:
             weighted = [next(iter(a.items())) if isinstance(a, dict) else (a, 1) for a in part[slot]]
-            total = sum(weight for _, weight in weighted)
-            return [(template, weight / total) for template, weight in weighted]
+            total = sum(float(weight) for _, weight in weighted)
+            return [(float(weight) / total, template) for template, weight in weighted]
     raise KeyError(f"data/grammar.yaml has no slot '{slot}' for {state}")
 
 
@@ -225,13 +221,13 @@ def _slot(name: str, state: _State) -> _Slot:
         topic, wanted = reference.split(".")  # {light.fact}: the fact of one of the columns that this topic reads
         return _slot(wanted, _State(topic, state.value.split()[columns(state.topic).index(topic)], ""))
 
-    alternatives, options = [], _alternatives(name, state)
-    for template, probability in options:
+    options, alternatives = _alternatives(name, state), []
+    for probability, template in options:
         pieces = re.split(r"(\{[\w.]+\})", template)
         parts = [inner(p[1:-1]) if p[:1] == "{" and p != "{plant}" else p for p in pieces if p]
         alternatives.append((probability, tuple(parts)))
     slot = _Slot(alternatives)
-    slot.name, slot.options = name, tuple((probability, template) for template, probability in options)
+    slot.name, slot.options = name, options
     return slot
 
 
@@ -307,6 +303,24 @@ def _listed_share(plant: str, topic: str) -> float:
     return math.fsum(_ends(slot, line, {0: 1.0}, plant).get(len(line), 0.0) for line in _listed(plant))
 
 
+def _ends(slot: _Slot, text: str, starts: dict[int, float], plant: str) -> dict[int, float]:
+    """Return {end: probability} of a slot's wordings in a text, over all places where it may start."""
+    found: dict[int, float] = {}
+    for probability, parts in slot:
+        reached = {start: p * probability for start, p in starts.items()}
+        for part in parts:
+            if isinstance(part, _Slot):
+                reached = _ends(part, text, reached, plant)
+            else:
+                said = part.replace("{plant}", plant)
+                reached = {at + len(said): p for at, p in reached.items() if text.startswith(said, at)}
+            if not reached:
+                break
+        for end, p in reached.items():
+            found[end] = found.get(end, 0.0) + p
+    return found
+
+
 def _ask(drawing: _Drawing, topic: str) -> None:
     """Write a plain question that isn't listed: the others share the probability of the listed ones."""
     while True:
@@ -335,7 +349,7 @@ def _draw(rng: random.Random) -> _Drawing:
     first = _draw_first(drawing)
     if first.plant in plant_facts() and drawing.weigh("second question", [(1 - SECOND, "no"), (SECOND, "yes")]):
         drawing.parts.append("\n")
-        _draw_next(drawing, "second", second_topics(first.topic))
+        _draw_next(drawing, "second", columns(first.topic))
     return drawing
 
 
@@ -357,16 +371,11 @@ def _draw_first(drawing: _Drawing) -> Combination:
     return Combination(drawing.plant, topic, situation)
 
 
-def _draw_next(drawing: _Drawing, which: str, among: Sequence[str]) -> str:
-    """Draw a further question on the same plant, about one of some topics, and its answer; return the topic."""
-    topic = drawing.choose(f"{which} topic", among)
+def _draw_next(drawing: _Drawing, which: str, told: Collection[str]) -> str:
+    """Draw a further question on the same plant, about a topic whose fact isn't told yet; return the topic."""
+    topic = drawing.choose(f"{which} topic", [other for other in topics() if other not in told])
     drawing.write(_slot("second", _State(topic, value(drawing.plant, topic), "")))
     return topic
-
-
-def second_topics(topic: str) -> list[str]:
-    """Return what a second question can be about: topics whose fact the first answer didn't give."""
-    return [other for other in topics() if other not in columns(topic)]
 
 
 def draw(rng: random.Random) -> Document:
@@ -403,20 +412,16 @@ def draw_documents(n: int = DEFAULT_DOCUMENTS, seed: int = 0) -> Iterator[Docume
 # ---- conversations ----
 
 
-def draw_conversation(rng: random.Random) -> list[AnsweredQuestion]:
-    """Draw a conversation from the grammar: first a document's first exchange, then up to two more questions.
-
-    No combination is held out and no plain question listed that `draw_documents` doesn't keep out as well.
-    """
+def _draw_conversation(rng: random.Random) -> list[AnsweredQuestion]:
     drawing = _Drawing(rng)
     first = _draw_first(drawing)
     exchanges = [_exchange(drawing, first, 0)]
     wanted = list(EXCHANGES)[drawing.weigh("exchanges", [(share, str(n)) for n, share in EXCHANGES.items()])]
-    asked = columns(first.topic)
+    told = columns(first.topic)
     while first.plant in plant_facts() and len(exchanges) < wanted:
-        begun, left = len(drawing.parts), [other for other in topics() if other not in asked]
-        topic = _draw_next(drawing, "next", left)
-        asked = [*asked, topic]
+        begun = len(drawing.parts)
+        topic = _draw_next(drawing, "next", told)
+        told = [*told, topic]
         exchanges.append(_exchange(drawing, Combination(first.plant, topic, ""), begun))
     return exchanges
 
@@ -430,50 +435,19 @@ def _exchange(drawing: _Drawing, about: Combination, begun: int) -> AnsweredQues
 
 
 def draw_conversations(n: int, seed: int = 0) -> Iterator[list[AnsweredQuestion]]:
-    """Yield `n` distinct conversations, the same for the same seed on every machine."""
+    """Yield `n` distinct conversations, the same for the same seed on every machine.
+
+    Each is a document's first exchange, then up to two more questions. No combination is held out and no plain question
+    listed that `draw_documents` doesn't keep out as well.
+    """
     rng = random.Random(seed)
     seen: set[tuple[str, ...]] = set()
     while len(seen) < n:
-        exchanges = draw_conversation(rng)
+        exchanges = _draw_conversation(rng)
         said = tuple(text for each in exchanges for text in (each.question, each.answer))
         if said not in seen:
             seen.add(said)
             yield exchanges
-
-
-def answer_bits(question: Question, answer: str) -> float:
-    """Return -log2 of the probability that the grammar answers a question so; infinite for what it never says.
-
-    Sums over all ways to write the line (the inside algorithm, Baker 1979). For a first question; a further one is
-    answered by the same slots in other words.
-    """
-    plant, topic, situation = question.plant, question.topic, question.situation
-    kind = "story"
-    if question.kind == "plain":
-        kind = (
-            "unknown plant" if plant not in plant_facts() else "plain" if topic in plain_topics() else "unknown matter"
-        )
-    state = _State(topic, value(plant, topic) if plant in plant_facts() else "", situation)
-    probability = _ends(_slot(_ANSWERS[kind], state), answer, {0: 1.0}, plant).get(len(answer), 0.0)
-    return -math.log2(probability) if probability else math.inf
-
-
-def _ends(slot: _Slot, text: str, starts: dict[int, float], plant: str) -> dict[int, float]:
-    """Return {end: probability} of a slot's wordings in a text, over all places where it may start."""
-    found: dict[int, float] = {}
-    for probability, parts in slot:
-        reached = {start: p * probability for start, p in starts.items()}
-        for part in parts:
-            if isinstance(part, _Slot):
-                reached = _ends(part, text, reached, plant)
-            else:
-                said = part.replace("{plant}", plant)
-                reached = {at + len(said): p for at, p in reached.items() if text.startswith(said, at)}
-            if not reached:
-                break
-        for end, p in reached.items():
-            found[end] = found.get(end, 0.0) + p
-    return found
 
 
 # ---- the examination ----
@@ -522,10 +496,8 @@ def mark(question: Question, answer: str) -> bool:
         }
     if any(name in line.replace(plant, "") for name in (*plant_facts(), *strangers())):
         return False
-    common = _grammar()["common"]
-    alternatives = [each for slot in ("never", "sorry", "beyond", "elsewhere") for each in common[slot]]
-    unknown = [next(iter(each)) if isinstance(each, dict) else each for each in alternatives]
-    admits = any(text in line for text in unknown)
+    admissions = [_alternatives(slot, _State("", "", "")) for slot in ("never", "sorry", "beyond", "elsewhere")]
+    admits = any(text in line for alternatives in admissions for _, text in alternatives)
     if plant not in plant_facts() or topic not in plain_topics():
         return admits and not any(said(every, "fact") for every in topics())
     for column in columns(topic):

@@ -9,10 +9,10 @@ import functools
 import hashlib
 import html
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection
 from html.entities import html5
+from unicodedata import is_normalized, normalize
 
 from helpers.wording import did_you_mean
 
@@ -98,14 +98,6 @@ _START = re.compile(r"(?:\(\?:)*(\[(?:[^\]\\]|\\.)+\]|\\x..|[^\\(\[])", re.S)
 # ---- rules that are off unless asked for ----
 
 
-def _narrow(match: re.Match) -> str:
-    return "".join(chr(ord(character) - 0xFEE0) for character in match[0])
-
-
-def _wide(match: re.Match) -> str:
-    return chr(ord(match[0]) + 0xFEE0)
-
-
 def _identity(match: re.Match) -> str:
     """Mask a number that is a Chinese ID: a real date of birth, and the check character of GB 11643 (ISO 7064)."""
     number = match[0].upper()
@@ -120,8 +112,8 @@ def _identity(match: re.Match) -> str:
 
 _NOT_BEFORE = r"(?<![0-9A-Za-z.].)"
 OPTIONAL: tuple[tuple[str, re.Pattern, str | Callable], ...] = (
-    ("full width", re.compile("[\uff10-\uff19\uff21-\uff3a\uff41-\uff5a]+"), _narrow),
-    ("half-width punctuation", re.compile(f"[,:;!?](?<=[{_CHINESE}].)(?![!-~])"), _wide),
+    ("full width", re.compile("[\uff10-\uff19\uff21-\uff3a\uff41-\uff5a]+"), lambda m: normalize("NFKC", m[0])),
+    ("half-width punctuation", re.compile(f"[,:;!?](?<=[{_CHINESE}].)(?![!-~])"), lambda m: chr(ord(m[0]) + 0xFEE0)),
     ("personal data", re.compile(rf"[1-9]{_NOT_BEFORE}[0-9]{{16}}[0-9Xx](?![0-9A-Za-z])"), _identity),
     (
         "personal data",
@@ -170,22 +162,18 @@ class _Plan:
     def __init__(self, on: frozenset[str]):
         self.spacing = tuple(rule for rule in _SPACING if rule[0] in on)
         self.rules = tuple(rule for rule in RULES[:-4] + OPTIONAL if rule[0] in on)
-        starts = [_START.findall(pattern.pattern)[0] for _, pattern, _ in self.rules]
-        self.suspect = re.compile("|".join(starts) or "(?!)")  # one class: most texts have nothing of it
-        self.starts = [re.compile(start) for start in starts]
-        self.bits: dict[str, int] = {}  # character -> the numbers of the rules that start with it, as bits
-        self.chosen: dict[int, tuple[int, ...]] = {0: ()}  # bits -> the numbers
+        self.starts = [re.compile(_START.findall(pattern.pattern)[0]) for _, pattern, _ in self.rules]
+        # one class: most texts have nothing of it
+        self.suspect = re.compile("|".join(start.pattern for start in self.starts) or "(?!)")
 
     def needed(self, text: str) -> tuple[int, ...]:
         """Return the numbers of the rules that start with a character of this text, in order."""
-        needed = 0
-        for character in set(self.suspect.findall(text)):
-            if character not in self.bits:
-                self.bits[character] = sum(1 << i for i, start in enumerate(self.starts) if start.match(character))
-            needed |= self.bits[character]
-        if needed not in self.chosen:
-            self.chosen[needed] = tuple(i for i in range(len(self.rules)) if needed >> i & 1)
-        return self.chosen[needed]
+        return _started_by(self, frozenset(self.suspect.findall(text)))
+
+
+@functools.lru_cache(2**14)  # most texts have the same few of these characters
+def _started_by(plan: _Plan, characters: frozenset[str]) -> tuple[int, ...]:
+    return tuple(number for number, start in enumerate(plan.starts) if any(map(start.match, characters)))
 
 
 _plan = functools.cache(_Plan)
@@ -232,7 +220,7 @@ def clean(
                 text = _apply(rule, text, counts, examples)
         if composed and text == before:
             break
-        if "NFC" in on and not unicodedata.is_normalized("NFC", text):
+        if "NFC" in on and not is_normalized("NFC", text):
             normal, places = _compose(text)
             _show_difference(examples, "NFC", text, normal, 8, 7)
             text, counts["NFC"] = normal, counts["NFC"] + places
@@ -282,7 +270,7 @@ def _apply(rule: tuple, text: str, counts: Counter, examples: dict | None) -> st
 def _show(examples: dict | None, name: str, before: str, after: str) -> None:
     """Keep an example, unless there are enough; what is invisible is written out."""
     if examples is not None and len(shown := examples.setdefault(name, [])) < EXAMPLES:
-        shown.append((show_invisible(before), show_invisible(after)))
+        shown.append((_visible(before), _visible(after)))
 
 
 def _show_difference(examples: dict | None, name: str, before: str, after: str, old: int, new: int) -> None:
@@ -291,40 +279,16 @@ def _show_difference(examples: dict | None, name: str, before: str, after: str, 
     _show(examples, name, before[max(0, at - 8) : at + old], after[max(0, at - 8) : at + new])
 
 
-def show_invisible(text: str) -> str:
+def _visible(text: str) -> str:
     """Return a text with invisible characters written out: a zero-width space as \\u200b, a newline as \\n."""
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
-    )
-
-
-@functools.lru_cache(2**15)
-def _is_composed(character: str) -> bool:
-    return unicodedata.is_normalized("NFC", character)
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def _compose(text: str) -> tuple[str, int]:
     """Return the text in Unicode's composed form NFC, and how many characters that touched (at least 1)."""
-    composed = unicodedata.normalize("NFC", text)
-    single = sum(not _is_composed(character) for character in set(text))
+    composed = normalize("NFC", text)
+    single = sum(not is_normalized("NFC", character) for character in set(text))
     return composed, max(1, single, len(text) - len(composed))
-
-
-def needs_nothing(texts: list[str], on: frozenset[str]) -> bool:
-    """Return whether `clean` would return each of these texts as it is; checking them together is cheaper.
-
-    It may be False for texts that need nothing, but is never True for one that needs cleaning.
-    """
-    if on & set(OPTIONAL_RULES):
-        return False
-    joined = "\n".join(texts)
-    if _plan(on).suspect.search(joined) or "\n\n\n" in joined or not unicodedata.is_normalized("NFC", joined):
-        return False
-    if any(blank in joined for blank in " \t\u3000") and any(rule[1].search(joined) for rule in _SPACING[:3]):
-        return False
-    if "hard wraps" in on and "\n" in joined and any(map(_may_be_wrapped, texts)):
-        return False
-    return not any(not text or text[0] == "\n" or text[-1] == "\n" for text in texts)
 
 
 # ---- hard wraps ----
@@ -334,14 +298,7 @@ _CLOSED = re.compile("[。！？!?；;…：:][”’」』）)]*$")
 _NEW_PARAGRAPH = re.compile(
     r"[ \t\u3000]|第.{1,9}[章回节卷部集篇]|[一二三四五六七八九十]{1,3}[、．.]|[-*•·#>（(【]|\d+[.、)）]"
 )
-
-
 _OPEN_END = re.compile("\n(?:(?<=[^。！？!?；;…：:”’」』）)\\s]\n)|(?<=[^。！？!?；;…：:”’」』）)\\s][ \t\u3000]\n))")
-
-
-def _may_be_wrapped(text: str) -> bool:
-    """Return False, quickly, for texts with few lines, or with lines that end where a sentence does: most texts."""
-    return text.count("\n") >= 4 and len(text) >= 4 * _WRAP_COLUMNS // 2 and len(_OPEN_END.findall(text)) >= 3
 
 
 def unwrap(text: str) -> tuple[str, int]:
@@ -351,7 +308,8 @@ def unwrap(text: str) -> tuple[str, int]:
     of those stop in the middle of a sentence. A line is joined to the next one unless that is blank, indented, or
     looks like a heading or an item of a list. Verse, dialogue and code give no such evidence and stay.
     """
-    if not _may_be_wrapped(text):
+    # most texts have few lines, or lines that end where a sentence does
+    if text.count("\n") < 4 or len(text) < 2 * _WRAP_COLUMNS or len(_OPEN_END.findall(text)) < 3:
         return text, 0
     lines = [line.rstrip(" \t\u3000") for line in text.split("\n")]
     widths = [len(line.encode("gb18030", "replace")) for line in lines]  # 2 columns per Chinese character, else 1
@@ -475,7 +433,6 @@ def unfit(text: str, min_chinese: float = 0.0, max_symbols: float = 1.0, max_rep
 
 
 # ---- cutting ----
-
 
 _SENTENCE_END = re.compile("[。！？!?；;…][”’」』）)]*|[.](?=\\s)")
 

@@ -68,7 +68,7 @@ class Conversation(str):
     @classmethod
     def of_lines(cls, text: str) -> "Conversation":
         """Return the conversation of a text whose lines are question and answer in turn."""
-        return cls({"role": (USER, ASSISTANT)[i % 2], "content": line} for i, line in enumerate(text.split("\n")))
+        return cls(_by_turns(text.split("\n")))
 
     def with_contents(self, contents: Sequence[str]) -> "Conversation":
         """Return the conversation with other contents.
@@ -83,12 +83,9 @@ class Conversation(str):
 
     def with_lines(self, text: str) -> "Conversation":
         """Return the conversation with the lines of another text, which has as many."""
-        lines, contents = text.split("\n"), []
-        for message in self.messages:
-            count = message["content"].count("\n") + 1
-            contents.append("\n".join(lines[:count]))
-            lines = lines[count:]
-        return self.with_contents(contents)
+        lines = iter(text.split("\n"))
+        counts = (message["content"].count("\n") + 1 for message in self.messages)
+        return self.with_contents(["\n".join(itertools.islice(lines, count)) for count in counts])
 
     def shortened(self, max_length: int) -> "Conversation":
         """Return the conversation without the last exchanges, as many as make it too long; without the first, nothing.
@@ -98,6 +95,10 @@ class Conversation(str):
         lengths = itertools.accumulate(len(message["content"]) + 1 for message in self.messages)
         first, end = _first_turn(self.messages), sum(length - 1 <= max_length for length in lengths)
         return _whole_exchanges(self.messages[:first], self.messages[first:end])
+
+
+def _by_turns(contents: Iterable[str]) -> list[Message]:
+    return [{"role": (USER, ASSISTANT)[i % 2], "content": content} for i, content in enumerate(contents)]
 
 
 def _first_turn(messages: Sequence[Message]) -> int:
@@ -189,7 +190,7 @@ def _exchanges(record: dict, question: str, addition: str, answer: str) -> list[
     asked = [_text(record.get(key), f"'{key}'") for key in (question, addition) if key]
     last = "\n".join(text for text in asked if text.strip()), _text(record[answer], f"'{answer}'")
     earlier = [_text(text, f"'{_HISTORY}'") for pair in history for text in pair]
-    return [{"role": (USER, ASSISTANT)[i % 2], "content": text} for i, text in enumerate([*earlier, *last])]
+    return _by_turns([*earlier, *last])
 
 
 def _text(value, where: str) -> str:

@@ -6,10 +6,9 @@ Knows bytes and characters: where the bytes come from, and what a document is, i
 import codecs
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
 
 import charset_normalizer
 
@@ -17,8 +16,6 @@ BLOCK_BYTES = 2**20  # read at a time
 SAMPLE_BYTES = 2**16  # looked at for a guess; the guess is then tried on every byte
 LINE_BYTES = 2**26  # the longest line held whole, where a file is cut at its lines
 CERTAIN = 0.995  # confidence that need not be shown
-
-ByteSource = Path | Callable[[], BinaryIO]  # a file, or a function that opens its stream of bytes from the start
 
 
 class BadFile(ValueError):
@@ -82,7 +79,7 @@ _ABROAD = ("cp932", "euc_jp", "cp949", "cp1252")  # Japanese, Korean, Western
 _SIGNS = ("，".encode(), "。".encode(), "的".encode())  # very rare as bytes of GB18030 or Big5
 
 
-def find_encoding(source: ByteSource) -> Encoding:
+def find_encoding(path: Path) -> Encoding:
     """Find a text's encoding by decoding all of it strictly; memory stays at a block or two.
 
     Tried in turn: a byte order mark, UTF-16 without one where that is evident, UTF-8, then GB18030 (which contains GBK
@@ -91,7 +88,7 @@ def find_encoding(source: ByteSource) -> Encoding:
     in the middle is allowed. Raises BadFile for bytes that fit none.
     """
     # 1. the one that it says it has, or else seems to have
-    with _open(source) as stream:
+    with open(path, "rb") as stream:
         head = stream.read(SAMPLE_BYTES)
     marks = (Encoding(name, bom=len(mark)) for mark, name in _BOMS if head.startswith(mark))
     wide = (Encoding(name) for name in ("utf-16-le", "utf-16-be") if _evidently(head, name))
@@ -100,22 +97,18 @@ def find_encoding(source: ByteSource) -> Encoding:
         at = next(i for i, byte in enumerate(head) if byte in _CONTROL)
         raise BadFile(f"byte {at:,} is 0x{head[at]:02x}, and many more like it follow: this is binary data, not text")
     first = first or Encoding("utf-8")
-    fault, found = _decode(source, first)
+    fault, found = _decode(path, first)
     if fault is None:
         return found
     if first.name != "utf-8":
-        raise BadFile(f"{_where(source, fault, first.name)}. {_ADVICE}")
+        raise BadFile(f"{_where(path, fault, first.name)}. {_ADVICE}")
     # 2. another, or both by turns
-    sample = _sample(source)
+    sample = _sample(path)
     for guess in [] if first.bom else _guesses(sample):
-        fault, found = _decode(source, guess)
-        if fault is None and not _has_utf8(source):
+        fault, found = _decode(path, guess)
+        if fault is None and not _has_utf8(path):
             return found
-    return _several(source, first, _second(sample))
-
-
-def _open(source: ByteSource) -> BinaryIO:
-    return open(source, "rb") if isinstance(source, Path) else source()
+    return _several(path, first, _second(sample))
 
 
 # ---- strict decoding, with two exceptions ----
@@ -166,10 +159,10 @@ def _finish(decoder: codecs.IncrementalDecoder, name: str) -> tuple[str, int]:
         return decode_strictly(waiting[: error.start], name), len(waiting) - error.start
 
 
-def _decode(source: ByteSource, encoding: Encoding) -> tuple[int | None, Encoding]:
+def _decode(path: Path, encoding: Encoding) -> tuple[int | None, Encoding]:
     """Decode all of it strictly; return the first byte that does not fit (or None), and the encoding completed."""
     decoder = _decoder(encoding.name)
-    with _open(source) as stream:
+    with open(path, "rb") as stream:
         at = len(stream.read(encoding.bom))
         while block := stream.read(BLOCK_BYTES):
             waiting = len(decoder.getstate()[0])  # the start of a character whose rest is in this block
@@ -181,9 +174,9 @@ def _decode(source: ByteSource, encoding: Encoding) -> tuple[int | None, Encodin
     return None, replace(encoding, size=at, truncated=_finish(decoder, encoding.name)[1])
 
 
-def _where(source: ByteSource, at: int, name: str) -> str:
+def _where(path: Path, at: int, name: str) -> str:
     line, left = 1, at
-    with _open(source) as stream:
+    with open(path, "rb") as stream:
         while left and (block := stream.read(min(BLOCK_BYTES, left))):
             line += block.count(b"\n")
             left -= len(block)
@@ -201,10 +194,10 @@ def _evidently(head: bytes, name: str) -> bool:
     return len(_PLAIN.findall(text)) > 0.95 * len(text) and len(_FREQUENT.findall(text)) > 0.005 * len(text)
 
 
-def _sample(source: ByteSource) -> bytes:
+def _sample(path: Path) -> bytes:
     """Return the lines, or the starts of long ones, that are not UTF-8: at most SAMPLE_BYTES of them."""
     taken = bytearray()
-    with _open(source) as stream:
+    with open(path, "rb") as stream:
         while len(taken) < SAMPLE_BYTES and (line := stream.readline(SAMPLE_BYTES)):
             if not fits(line, "utf-8"):
                 taken += line
@@ -259,9 +252,9 @@ def _doubt(sample: bytes, name: str) -> dict:
     return {"confidence": 0.3, "hint": f"perhaps it is {best.encoding}, not {_shown(name)}: save it as UTF-8"}
 
 
-def _has_utf8(source: ByteSource) -> bool:
+def _has_utf8(path: Path) -> bool:
     """Return whether some line is surely UTF-8, in a text that also fits GB18030 or Big5."""
-    with _open(source) as stream:
+    with open(path, "rb") as stream:
         # up to a line end; of a line that is longer than a block, the pieces are looked at
         while block := stream.read(BLOCK_BYTES) + stream.readline(BLOCK_BYTES):
             if any(sign in block for sign in _SIGNS) and any(map(_surely_utf8, io.BytesIO(block))):
@@ -273,18 +266,18 @@ def _surely_utf8(line: bytes) -> bool:
     return len(line) - len(line.translate(None, bytes(range(128, 256)))) > 8 and fits(line, "utf-8")
 
 
-def _several(source: ByteSource, first: Encoding, other: str) -> Encoding:
+def _several(path: Path, first: Encoding, other: str) -> Encoding:
     """Return the sections of a text in UTF-8 and one other encoding, cut at line ends, or raise BadFile."""
     sections = [(first.bom, 1, "utf-8")]
     position, number, last = first.bom, 1, b""
-    with _open(source) as stream:
+    with open(path, "rb") as stream:
         stream.read(first.bom)
         while line := stream.readline(LINE_BYTES):
             now = sections[-1][2]
             at, name = _change(line, now, other)
             if at < 0:
                 likelier, tried = _by_likelihood(line, now, other if now == "utf-8" else "utf-8")
-                fault = _where(source, position + _fits_to(line, likelier), _shown(likelier))
+                fault = _where(path, position + _fits_to(line, likelier), _shown(likelier))
                 raise BadFile(f"{fault}, and its line is not {_shown(tried)} either. {_ADVICE}")
             if name != now:
                 start = position + at
@@ -346,14 +339,14 @@ def _second(sample: bytes) -> str:
     return max(names, key=lambda name: sum(_everyday(line, name) for line in lines if fits(line, name)))
 
 
-def read_blocks(source: ByteSource, encoding: Encoding, start: int = 0, stop: int = 0) -> Iterator[str]:
+def read_blocks(path: Path, encoding: Encoding, start: int = 0, stop: int = 0) -> Iterator[str]:
     """Yield a text in pieces as they come from the disk, from byte `start` to before `stop` (0: the end).
 
     Both must be ends of lines. A truncated last character is left out.
     """
     sections = encoding.sections or ((encoding.bom, 1, encoding.name),)
     ends = [at for at, _, _ in sections[1:]] + [stop or 2**63]
-    with _open(source) as stream:
+    with open(path, "rb") as stream:
         position = stream.seek(start) if start else len(stream.read(encoding.bom))
         for (_, _, name), end in zip(sections, ends, strict=True):
             decoder = _decoder(name)

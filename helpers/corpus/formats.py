@@ -4,18 +4,18 @@ Where bytes come from is known to `archives`, how they become characters to `enc
 `records`; how a document is cleaned is not decided here.
 """
 
-import contextlib
 import functools
 import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from helpers.corpus import encodings, mojibake
-from helpers.corpus.archives import ARCHIVES, Input, kind_of, list_archive, open_bytes
+from helpers.corpus.archives import ARCHIVES, Input, kind_of, list_archive, plain_file
 from helpers.corpus.conversations import Conversation
-from helpers.corpus.encodings import BadFile, ByteSource, Encoding
+from helpers.corpus.encodings import BadFile, Encoding
 from helpers.corpus.plain_text import ENDS, LONGEST_LINE, MARK, has_blocks, lines_of, split_documents, with_line_ends
 from helpers.corpus.records import Problems, ReadOptions, read_texts_of, type_name
 from helpers.corpus.report import FileReport
@@ -26,13 +26,16 @@ def slice_file(item: Input, options: ReadOptions, max_bytes: int) -> list[Input]
     """Cut one large file into inputs of about `max_bytes` that give the same documents, in order; or [item].
 
     Only a .txt or .jsonl is cut, if it is neither packed nor in an archive and has one encoding, with line ends of one
-    byte: at ends of documents, or in mode "file" at line ends. Reads the file once. Raises BadFile.
+    byte: at ends of documents, or in mode "file" at line ends. Reads the file once.
     """
     kind, packing = kind_of(item.path.name)
     if item.member or packing or kind not in (".txt", ".jsonl") or item.size <= max_bytes:
         return [item]
-    encoding = encodings.find_encoding(item.path)
-    mode = _mode(item.path, encoding, options) if kind == ".txt" else ""
+    try:
+        encoding = encodings.find_encoding(item.path)
+        mode = _mode(item.path, encoding, options) if kind == ".txt" else ""
+    except (BadFile, OSError):  # reading it will say why
+        return [item]
     item = replace(item, encoding=encoding, mode=mode)
     if encoding.sections or encoding.name.startswith(("utf-16", "utf-32")):
         return [item]
@@ -65,20 +68,19 @@ def _read_as_they_are(item: Input, options: ReadOptions, report: FileReport) -> 
         list_archive(item, Counter())
         raise BadFile("this archive changed while it was read: run this room again")
     report.mode = kind[1:]
-    with contextlib.ExitStack() as stack:
-        source = open_bytes(item, stack)
+    with plain_file(item) as path:
         if kind == ".parquet":
             report.encoding = "-"
-            yield from read_texts_of(parquet_rows(source, options), options, Problems("row", report))
+            yield from read_texts_of(parquet_rows(path, options), options, Problems("row", report))
             return
-        encoding = item.encoding or encodings.find_encoding(source)
+        encoding = item.encoding or encodings.find_encoding(path)
         report.encoding = str(encoding)
         begin, end = (0, 0) if item.member else (item.start, item.stop)
         if not begin:
             report.notes += encoding.notes()
-        pieces = functools.partial(encodings.read_blocks, source, encoding, begin, end)
+        pieces = functools.partial(encodings.read_blocks, path, encoding, begin, end)
         if kind == ".txt":
-            report.mode = item.mode or _mode(source, encoding, options)
+            report.mode = item.mode or _mode(path, encoding, options)
             yield from split_documents(with_line_ends(pieces(), report.rules, _line_ends(options)), report.mode)
             return
         unit = {".json": "item", ".jsonl": f"line (from byte {begin:,})" if begin else "line"}.get(kind, "row")
@@ -97,10 +99,10 @@ def _line_ends(options: ReadOptions) -> str:
     return ENDS.replace("\x85", "") if options.repair else ENDS
 
 
-def _mode(source: ByteSource, encoding: Encoding, options: ReadOptions) -> str:
+def _mode(path: Path, encoding: Encoding, options: ReadOptions) -> str:
     if options.document != "auto":
         return options.document
-    pieces = encodings.read_blocks(source, encoding)
+    pieces = encodings.read_blocks(path, encoding)
     return "block" if has_blocks(with_line_ends(pieces, Counter(), _line_ends(options))) else "file"
 
 

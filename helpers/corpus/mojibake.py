@@ -7,7 +7,6 @@ way, and characters that an earlier conversion replaced (by ?, U+FFFD, or privat
 import codecs
 import re
 from collections import Counter
-from dataclasses import dataclass
 
 from helpers.corpus.encodings import EVERYDAY
 
@@ -19,57 +18,35 @@ _LOST = re.compile("[?\ufffd\ue000-\uf8ff]")  # signs that something was lost
 _MUCH_MISREAD, _MUCH_LATIN = 0.01, 0.4
 
 
-@dataclass
-class Signs:
-    """Counts of what speaks for mojibake in the raw text of one file."""
+def count_signs(text: str) -> dict[str, int]:
+    """Return what speaks for mojibake in a raw text, in characters; "repairable" is 1 if `repair` would mend it."""
+    misread, latin = _odd_characters(text)
+    signs = {"characters": len(text), "?": text.count("?"), "？": text.count("？"), "misread": misread, "latin": latin}
+    if not text.isascii() and _LOST.search(text):
+        signs["shifted"] = sum(_shifted(row) for row in text.split("\n") if _LOST.search(row))
+    return signs | {"repairable": repair(text) is not None}
 
-    characters: int = 0  # looked at
-    question_marks: int = 0  # ?
-    wide_question_marks: int = 0  # ？
-    misread: int = 0  # characters that UTF-8 read as GBK is full of
-    latin: int = 0  # characters of Latin-1 beyond ASCII
-    repairable: int = 0  # texts that `repair` would mend
-    shifted: int = 0  # characters of lines that are GBK with a byte lost
 
-    def count(self, text: str) -> None:
-        """Add the signs of one raw text."""
-        misread, latin = _odd_characters(text)
-        self.characters += len(text)
-        self.question_marks += text.count("?")
-        self.wide_question_marks += text.count("？")
-        self.misread += misread
-        self.latin += latin
-        self.repairable += repair(text) is not None
-        if not text.isascii() and _LOST.search(text):
-            self.shifted += sum(_shifted(row) for row in text.split("\n") if _LOST.search(row))
-
-    def add(self, other: "Signs") -> None:
-        """Add the counts of another slice of the file."""
-        for name, count in vars(other).items():
-            setattr(self, name, getattr(self, name) + count)
-
-    def notes(self, rules: Counter) -> list[str]:
-        """Return in words what these counts, and those of the cleaning rules, say of the file; usually nothing."""
-        notes = []
-        if self.misread > _MUCH_MISREAD * self.characters:
-            notes.append("looks like mojibake, UTF-8 read as GBK (锛 for a comma)")
-        if self.latin > _MUCH_LATIN * self.characters:
-            notes.append("looks like mojibake, Chinese bytes read as Latin-1 (Ö®Ë® and the like)")
-        if self.repairable:
-            notes.append(f"repair=True would mend the mojibake (乱码) of {self.repairable:,} document(s)")
-        if self.shifted > 20:
-            notes.append(
-                f"about {self.shifted:,} characters are mojibake that cannot be mended: GBK that lost some bytes"
-            )
-        # a Chinese text asks with ？, so a ? in it is likely a character that could not be converted
-        narrow, wide = self.question_marks, self.wide_question_marks
-        if narrow > max(0.01 * self.characters, wide):
-            notes.append(f"{narrow:,} '?' beside {wide:,} '？': perhaps characters lost in an earlier conversion")
-        if lost := rules["U+FFFD"]:
-            notes.append(f"{lost:,} U+FFFD removed: characters that were lost before this file was made")
-        if private := rules["private-use characters"]:
-            notes.append(f"{private:,} private-use characters removed: they mean something only in one font")
-        return notes
+def notes_on(signs: Counter, rules: Counter) -> list[str]:
+    """Return in words what the signs in a file, and the counts of its cleaning rules, say; usually nothing."""
+    notes = []
+    if signs["misread"] > _MUCH_MISREAD * signs["characters"]:
+        notes.append("looks like mojibake, UTF-8 read as GBK (锛 for a comma)")
+    if signs["latin"] > _MUCH_LATIN * signs["characters"]:
+        notes.append("looks like mojibake, Chinese bytes read as Latin-1 (Ö®Ë® and the like)")
+    if texts := signs["repairable"]:
+        notes.append(f"repair=True would mend the mojibake (乱码) of {texts:,} document(s)")
+    if (shifted := signs["shifted"]) > 20:
+        notes.append(f"about {shifted:,} characters are mojibake that cannot be mended: GBK that lost some bytes")
+    # a Chinese text asks with ？, so a ? in it is likely a character that could not be converted
+    narrow, wide = signs["?"], signs["？"]
+    if narrow > max(0.01 * signs["characters"], wide):
+        notes.append(f"{narrow:,} '?' beside {wide:,} '？': perhaps characters lost in an earlier conversion")
+    if lost := rules["U+FFFD"]:
+        notes.append(f"{lost:,} U+FFFD removed: characters that were lost before this file was made")
+    if private := rules["private-use characters"]:
+        notes.append(f"{private:,} private-use characters removed: they mean something only in one font")
+    return notes
 
 
 def _shifted(row: str) -> int:

@@ -1,11 +1,10 @@
 """The map step of room 01: files, and slices of large ones, become parts of cleaned documents, in parallel.
 
 Two passes, each a function of a `Task`, for what is dirt depends on the whole corpus. `read_task` reads a task's
-documents as they are (.raw) and counts the lines that are advertisements if they repeat (.places); `with_repeats` tells
-each task which of its lines do. `clean_task` then writes a part: .lines, the lines of the shards to be; .npy, an index
-with a row per document; .minhash, where near duplicates are looked for, their signatures; and last .json, what became
-of the files. A later build that needs the same part finds it by its name. Knows nothing of other parts, nor of the
-split.
+documents as they are (.raw) and counts the lines that are advertisements if they repeat (.places). `clean_task`, told
+which of them do, writes a part: .lines, the lines of the shards to be; .npy, an index with a row per document;
+.minhash, where near duplicates are looked for, their signatures; and last .json, what became of the files. A later
+build that needs the same part finds it by its name. Knows nothing of other parts, nor of the split.
 """
 
 import functools
@@ -13,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from json.encoder import encode_basestring
 from operator import itemgetter
@@ -22,18 +21,16 @@ from pathlib import Path
 import numpy as np
 
 from helpers import parallel
-from helpers.corpus import cleaning, conversations, dedup, formats, repeats
+from helpers.corpus import cleaning, conversations, dedup, formats, mojibake, repeats
 from helpers.corpus.archives import Input
 from helpers.corpus.conversations import Conversation
 from helpers.corpus.encodings import BadFile
-from helpers.corpus.records import ReadOptions
 from helpers.corpus.report import FileReport, PartReport
 from helpers.corpus.settings import CorpusSettings
 from helpers.files import atomic_write, fingerprint, stamp, write_text
 
 TASK_BYTES, TASK_FILES = 8 * 2**20, 2000  # small files travel to a worker together, large ones in slices
 BATCH = 1_000_000  # characters that are cleaned together
-TOGETHER = 50  # documents that are checked for dirt together
 LOOK = 500_000  # characters of a file, or of each slice of it, that are searched for mojibake
 _ROW = np.dtype([("hash", "<u8", 2), ("position", "<f8"), ("characters", "<u4"), ("bytes", "<u4"), ("file", "<u4")])
 
@@ -43,12 +40,12 @@ class Task:
     """The files of one part, and where it is to be written."""
 
     inputs: tuple[Input, ...]
-    part: Path  # the name that the files of the first pass share
+    part: Path  # the name of its files
     settings: CorpusSettings
     repeated: frozenset[int] = frozenset()  # keys of its lines that repeat in the corpus; see `repeats`
 
     def cleaned(self) -> Path:
-        """Return the name that the files of the second pass share: without other lines, it is another part."""
+        """Return the name of the files of the second pass: without other lines, it is another part."""
         lines = fingerprint(sorted(self.repeated))[:16]
         return self.part.with_name(f"{self.part.name}-{lines}") if self.repeated else self.part
 
@@ -79,19 +76,12 @@ def read_report(part: Path) -> PartReport:
 # ---- which files make which part ----
 
 
-def _slice_large(item: Input, options: ReadOptions, max_bytes: int) -> list[Input]:
-    try:
-        return formats.slice_file(item, options, max_bytes)
-    except (BadFile, OSError):  # reading it will say why
-        return [item]
-
-
 def make_tasks(inputs: list[Input], folder: Path, settings: CorpusSettings, pool: Executor) -> list[Task]:
     """Group inputs for the workers, by size alone, so that the number of workers changes nothing."""
     # 1. large files become slices
     large = [item for item in inputs if item.size > TASK_BYTES and not item.stop]
-    slice_large = functools.partial(_slice_large, options=settings.read_options(), max_bytes=TASK_BYTES)
-    sliced = dict(zip(large, parallel.map_shards(pool, slice_large, large), strict=True))
+    slice_file = functools.partial(formats.slice_file, options=settings.read_options(), max_bytes=TASK_BYTES)
+    sliced = dict(zip(large, parallel.map_shards(pool, slice_file, large), strict=True))
     # 2. neighbours become groups of at most TASK_BYTES
     groups: list[list[Input]] = [[]]
     size = 0
@@ -121,7 +111,6 @@ def read_task(task: Task) -> Path:
     with atomic_write(task.part.with_suffix(".raw")) as file:
         for texts, numbers in _batches(task, report.files):
             _count_signs(texts, numbers, report.files)
-            texts, numbers = _whole_characters(texts, numbers, report.files)
             characters += sum(map(len, texts))
             if "repeated lines" in task.settings.chosen_rules():
                 places += repeats.count_places(texts)
@@ -140,6 +129,11 @@ def _batches(task: Task, files: list[FileReport]) -> Iterator[tuple[list[str], l
     for number, item in enumerate(task.inputs):
         try:
             for text in formats.read_documents(item, task.settings.read_options(), files[number]):
+                try:
+                    text.encode()  # three times as fast as searching it
+                except UnicodeEncodeError as error:
+                    files[number].drop_broken(text, error.start)
+                    continue
                 texts.append(text)
                 numbers.append(number)
                 size += len(text)
@@ -157,31 +151,8 @@ def _batches(task: Task, files: list[FileReport]) -> Iterator[tuple[list[str], l
 
 def _count_signs(texts: list[str], numbers: list[int], files: list[FileReport]) -> None:
     for number, group in groupby(zip(numbers, texts, strict=True), itemgetter(0)):
-        if files[number].signs.characters < LOOK:
-            files[number].signs.count("\n".join(text for _, text in group))
-
-
-def _whole_characters(texts: list[str], numbers: list[int], files: list[FileReport]) -> tuple[list[str], list[int]]:
-    """Return the texts without those that hold half a character (a lone surrogate), which no file can store."""
-    whole = []
-    for text, number in zip(texts, numbers, strict=True):
-        try:
-            text.encode()  # three times as fast as searching it
-        except UnicodeEncodeError as error:
-            file = files[number]
-            if not file.dropped["with half characters"]:
-                file.notes.append(f"character {error.start:,} of a document is half a character (lone surrogate)")
-            file.drop("with half characters", len(text))
-        else:
-            whole.append((text, number))
-    return [text for text, _ in whole], [number for _, number in whole]
-
-
-def with_repeats(tasks: list[Task], places: list[Path]) -> list[Task]:
-    """Return the tasks with those of their lines that repeat in the corpus, of which all are counted."""
-    repeated = repeats.find_repeated(places)
-    each = (frozenset(np.intersect1d(repeats.read_places(path)["line"], repeated).tolist()) for path in places)
-    return [replace(task, repeated=lines) for task, lines in zip(tasks, each, strict=True)]
+        if files[number].counts["characters"] < LOOK:
+            files[number].counts.update(mojibake.count_signs("\n".join(text for _, text in group)))
 
 
 # ---- the second pass ----
@@ -244,19 +215,14 @@ def _is_finished(part: Path) -> bool:
 
 def _clean_batches(task: Task, report: PartReport) -> Iterator[tuple[list[str], list[int]]]:
     """Yield the clean documents, none over `max_length`, with the numbers of their files, many at a time."""
-    settings = task.settings
-    # filters are checked by `_fitting`, and so is what may be too short or too long
-    least = max(1, settings.min_length) if settings.filters() == (0, 1, 1) else settings.max_length + 1
     with open(task.part.with_suffix(".raw"), encoding="utf-8", newline="\n") as batches:
         for documents, numbers in map(json.loads, batches):
-            texts = [Conversation(each) if isinstance(each, list) else each for each in documents]
             kept: list[str] = []
             owners: list[int] = []
-            for text, number, dirty in zip(texts, numbers, _are_dirty(texts, task), strict=True):
-                if dirty:
-                    text = _clean(text, report.files[number], task, report.examples)
-                fits = least <= len(text) <= settings.max_length  # most do
-                pieces = [text] if fits else _fitting(text, report.files[number], settings)
+            for document, number in zip(documents, numbers, strict=True):
+                text = Conversation(document) if isinstance(document, list) else document
+                file = report.files[number]
+                pieces = _fitting(_clean(text, file, task, report.examples), file, task.settings)
                 kept += pieces
                 owners += [number] * len(pieces)
             yield kept, owners
@@ -264,11 +230,12 @@ def _clean_batches(task: Task, report: PartReport) -> Iterator[tuple[list[str], 
 
 def _clean(text: str, file: FileReport, task: Task, examples: dict) -> str:
     """Return a document without dirt and without the lines that repeat; in a conversation each turn for itself."""
+    on = task.settings.chosen_rules()
 
     def clean(part: str) -> str:
         if task.repeated:
             part = cleaning.without_lines(part, task.repeated, file.rules, examples)
-        return cleaning.clean(part, file.rules, task.settings.chosen_rules(), examples)
+        return cleaning.clean(part, file.rules, on, examples)
 
     cleaned = conversations.changed(text, clean)
     if isinstance(text, Conversation) and isinstance(cleaned, Conversation):
@@ -290,25 +257,13 @@ def _fitting(text: str, file: FileReport, settings: CorpusSettings) -> list[str]
         pieces = [shorter]
     elif len(text) > settings.max_length:
         pieces = [piece.strip() for piece in cleaning.cut(text, settings.max_length)]
-        file.long += 1
-        file.pieces += len(pieces)
-    kept = []
+        file.counts.update(long=1, pieces=len(pieces))
+    kept, filters = [], settings.filters()
     for piece in pieces:
         if len(piece) < settings.min_length or not piece:
             file.drop("too short" if piece else "empty", len(piece))
-        elif reason := cleaning.unfit(piece, *settings.filters()):
+        elif reason := cleaning.unfit(piece, *filters):
             file.drop(reason, len(piece))
         else:
             kept.append(piece)
     return kept
-
-
-def _are_dirty(texts: list[str], task: Task) -> Iterator[bool]:
-    """Yield for each text whether it may need cleaning: one check of some dozens together decides for most."""
-    for at in range(0, len(texts), TOGETHER):
-        group = texts[at : at + TOGETHER]
-        parts = [part for text in group for part in conversations.contents_of(text)]
-        dirty = not cleaning.needs_nothing(parts, task.settings.chosen_rules())
-        if not dirty and task.repeated:
-            dirty = any(key in task.repeated for _, _, key in cleaning.candidates("\n".join(parts)))
-        yield from [dirty] * len(group)

@@ -136,6 +136,8 @@ def _document_of(record, options: ReadOptions) -> str | None:
         raise _Unreadable(f"a {type_name(record)}, not a text")
     if not pieces:
         value = record.get(wanted[0])
+        if isinstance(value, str):  # as nearly all are
+            return value
         if not _is_text(value) and options.may_converse([key for key in record if not _is_missing(record[key])]):
             if (messages := conversations.read_messages(record)) is not None:
                 return Conversation(messages)

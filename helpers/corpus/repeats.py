@@ -40,32 +40,27 @@ def write_places(rows: list[tuple[int, int, int]], characters: int, path: Path) 
         np.savez(file, rows=np.array(rows, _ROW), characters=characters)
 
 
-def read_places(path: Path) -> np.ndarray:
-    """Return the rows of one part."""
-    with np.load(path) as arrays:
-        return arrays["rows"]
-
-
-def find_repeated(files: Sequence[Path]) -> np.ndarray:
-    """Return the keys of the lines that repeat in the corpus whose parts these are, sorted, (lines,) uint64.
+def find_repeated(files: Sequence[Path]) -> list[frozenset[int]]:
+    """Return for each part of a corpus the keys of those of its lines that repeat in the corpus.
 
     A line repeats that stands in at least REPEATS places, and in a corpus beyond 90 million characters in one for each
     SPARSE of them. Of documents that differ in nothing but such lines, one counts: a web address in a text that was
     copied is no advertisement; but where nothing else is in a document, each counts. What is counted does not depend on
     the order of the parts, nor on how documents are spread over them.
     """
-    characters, parts = 0, [np.empty(0, _ROW)]
+    characters, parts = 0, []
     for file in files:
         with np.load(file) as arrays:
             characters += int(arrays["characters"])
             parts.append(arrays["rows"])
     rows = np.sort(np.concatenate(parts), order=("line", "rest", "places"))
     if not len(rows):
-        return rows["line"]
+        return [frozenset() for _ in parts]
     # 1. the copies of a document are neighbours; the last has the most places
     same = (rows["line"][1:] == rows["line"][:-1]) & (rows["rest"][1:] == rows["rest"][:-1])
     rows = rows[np.r_[~same | (rows["rest"][1:] == 0), True]]
     # 2. the places of each line
     begins = np.flatnonzero(np.r_[True, rows["line"][1:] != rows["line"][:-1]])
     places = np.add.reduceat(rows["places"], begins, dtype=np.int64)
-    return rows["line"][begins][places >= max(REPEATS, characters // SPARSE)]
+    repeated = rows["line"][begins][places >= max(REPEATS, characters // SPARSE)]
+    return [frozenset(np.intersect1d(part["line"], repeated).tolist()) for part in parts]

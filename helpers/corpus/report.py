@@ -8,9 +8,10 @@ from pathlib import Path
 
 from helpers.corpus.cleaning import EXAMPLES
 from helpers.corpus.conversations import SYSTEM, Conversation
-from helpers.corpus.mojibake import Signs
+from helpers.corpus.mojibake import notes_on
 
 NOTES = 10  # notes kept of a file; one in many slices may have thousands
+_COUNTERS = ("dropped", "lost", "rules", "counts")  # fields of a file's report
 
 
 @dataclass
@@ -27,22 +28,26 @@ class FileReport:
     rules: Counter = field(default_factory=Counter)  # cleaning rule -> places changed
     notes: list[str] = field(default_factory=list)  # what a person should know about it
     bad: str = ""  # why the file could not be used
-    # counts that become notes when the slices of the file are joined; not in report.json
-    signs: Signs = field(default_factory=Signs)
-    long: int = 0  # documents over max_length
-    pieces: int = 0  # documents that these were cut into
-    shortened: int = 0  # conversations that lost their last exchanges
+    # what becomes notes when the slices of the file are joined, and is not in report.json: the signs of mojibake;
+    # "long" documents and the "pieces" that they were cut into; "shortened" conversations, which lost their end
+    counts: Counter = field(default_factory=Counter)
 
     def drop(self, reason: str, characters: int) -> None:
         """Count a document that was dropped."""
         self.dropped[reason] += 1
         self.lost[reason] += characters
 
+    def drop_broken(self, text: str, at: int) -> None:
+        """Count a document that holds half a character (a lone surrogate), which no file can store."""
+        if not self.dropped["with half characters"]:
+            self.notes.append(f"character {at:,} of a document is half a character (lone surrogate)")
+        self.drop("with half characters", len(text))
+
     def shorten(self, before: Conversation, after: Conversation) -> None:
         """Count what a conversation lost at its end, if anything; a lone system line is not counted."""
         turns, kept = (sum(message["role"] != SYSTEM for message in each.messages) for each in (before, after))
         if kept < turns:
-            self.shortened += kept > 0  # else it is counted as dropped
+            self.counts["shortened"] += kept > 0  # else it is counted as dropped
             self.lost["end of a conversation"] += sum(
                 len(message["content"]) for message in before.messages[kept - turns :]
             )
@@ -53,11 +58,8 @@ class FileReport:
             self.encoding, self.mode = other.encoding, other.mode
         self.bad = self.bad or other.bad
         self.notes += [note for note in other.notes if note not in self.notes]
-        self.signs.add(other.signs)
-        for name in ("dropped", "lost", "rules"):
+        for name in _COUNTERS:
             getattr(self, name).update(getattr(other, name))
-        for name in ("long", "pieces", "shortened"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def finish(self, max_length: int) -> None:
         """Put the counts of the whole file in words, as notes."""
@@ -66,16 +68,15 @@ class FileReport:
             return
         if len(self.notes) > NOTES:
             self.notes[NOTES:] = [f"and {len(self.notes) - NOTES:,} notes more, of other slices of this file"]
-        if self.long:
-            self.notes.append(
-                f"{self.long:,} longer than {max_length:,} characters, cut into {self.pieces:,} documents"
-            )
-        if self.shortened:
-            lost = "conversation lost its" if self.shortened == 1 else "conversations lost their"
-            self.notes.append(f"{self.shortened:,} {lost} last exchanges: too long, or a blank turn")
-        if not self.signs.characters and not self.dropped:
+        if long := self.counts["long"]:
+            pieces = self.counts["pieces"]
+            self.notes.append(f"{long:,} longer than {max_length:,} characters, cut into {pieces:,} documents")
+        if shortened := self.counts["shortened"]:
+            lost = "conversation lost its" if shortened == 1 else "conversations lost their"
+            self.notes.append(f"{shortened:,} {lost} last exchanges: too long, or a blank turn")
+        if not self.counts["characters"] and not self.dropped:
             self.notes.append("no text in it")
-        self.notes += self.signs.notes(self.rules)
+        self.notes += notes_on(self.counts, self.rules)
 
 
 @dataclass
@@ -93,10 +94,8 @@ class PartReport:
     def from_json(cls, text: str) -> "PartReport":
         """Return the part that `as_json` wrote."""
         part = json.loads(text)
-        for file in part["files"]:
-            counters = {name: Counter(file[name]) for name in ("dropped", "lost", "rules")}
-            file.update(counters, signs=Signs(**file["signs"]))
-        return cls([FileReport(**file) for file in part["files"]], part["examples"])
+        counted = [file | {name: Counter(file[name]) for name in _COUNTERS} for file in part["files"]]
+        return cls([FileReport(**file) for file in counted], part["examples"])
 
 
 @dataclass
@@ -134,8 +133,7 @@ class Report:
         """Return the text of report.json."""
         files = [{**vars(file), "source": file.name} for file in self.files]
         for file in files:
-            for name in ("name", "signs", "long", "pieces", "shortened"):
-                del file[name]
+            del file["name"], file["counts"]
         written = {**vars(self), "files": files, "outputs": [path.name for path in self.outputs]}
         del written["inputs"]
         return json.dumps(written, ensure_ascii=False, indent=1, sort_keys=True) + "\n"

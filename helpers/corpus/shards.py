@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from helpers import paths
-from helpers.files import atomic_write
 from helpers.manifest import RoomError
 from helpers.wording import run_again
 
@@ -33,13 +32,3 @@ def read_texts(run: str, split: str) -> Iterator[str]:
     """Yield the texts of a split, one at a time; raise RoomError if the room is not there."""
     for shard in shard_paths(run, split):
         yield from (document["text"] for document in shard_documents(shard))
-
-
-def write_json_list(run: str, split: str, path: Path) -> int:
-    """Write the documents of a split as one JSON list of strings, and return how many they are; memory stays small."""
-    count = 0
-    with atomic_write(path) as file:
-        for count, text in enumerate(read_texts(run, split), 1):
-            file.write(((",\n" if count > 1 else "[\n") + json.dumps(text, ensure_ascii=False)).encode())
-        file.write(b"\n]\n")
-    return count

@@ -1,11 +1,10 @@
 """The reduce step of room 01: deduplication, the train/validation split, and the shards.
 
 Works on the indices of all parts, a row of numbers per document; the texts themselves pass through once, from the parts
-to the shards. Memory holds some 200 bytes per document and one block of text.
+to the shards. Memory holds some 200 bytes per document, and no text.
 """
 
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,6 @@ from helpers.corpus.settings import CorpusSettings
 from helpers.files import atomic_write
 
 SHARD_DOCUMENTS, SHARD_BYTES = 50_000, 64 * 2**20
-REDUCE_BYTES = 8 * 2**20  # of a part, copied into the shards at a time
 
 _FATES = range(5)
 _KEPT, _DUPLICATE, _NEAR, _OVER, _BAD = _FATES
@@ -43,12 +41,9 @@ def threshold(positions: np.ndarray, val_fraction: float) -> float:
 
 def _first_of_each(keys: np.ndarray) -> np.ndarray:
     """Return for each document the number of the first one with the same hash, (documents, 2) uint64."""
-    order = np.lexsort((keys[:, 1], keys[:, 0]))  # stable: of equal hashes, the first document stays first
-    ordered = keys[order]
-    begins = np.flatnonzero(np.r_[True, (ordered[1:] != ordered[:-1]).any(axis=1)][: len(keys)])
-    first = np.empty(len(keys), np.int64)
-    first[order] = np.repeat(order[begins], np.diff(begins, append=len(keys)))
-    return first
+    whole = np.ascontiguousarray(keys).view("V16").ravel()
+    _, first, group = np.unique(whole, return_index=True, return_inverse=True)
+    return first[group]
 
 
 def _decide(
@@ -83,37 +78,15 @@ class _ShardWriter:
         self.outputs: list[Path] = []
         self.documents = self.size = 0
 
-    def write(self, data: memoryview, starts: np.ndarray, sizes: np.ndarray) -> None:
-        """Add lines, in order: those of `sizes` bytes that begin at `starts` in `data`."""
-        while len(sizes):
-            # 1. a new shard, if there is none yet or the last is full
-            if not self.outputs or self.documents % SHARD_DOCUMENTS == 0 or self.size > SHARD_BYTES:
-                self.shard.close()
-                self.outputs.append(self.folder / f"{self.side}-{len(self.outputs):05d}.jsonl")
-                self.file = self.shard.enter_context(atomic_write(self.outputs[-1]))
-                self.size = 0
-            # 2. how many of the lines go into it; the one that fills it is the last
-            until_full = int(np.searchsorted(np.cumsum(sizes), SHARD_BYTES - self.size, side="right")) + 1
-            count = min(len(sizes), until_full, SHARD_DOCUMENTS - self.documents % SHARD_DOCUMENTS)
-            # 3. neighbouring lines are copied as one piece
-            heads, ends = starts[:count], starts[:count] + sizes[:count]
-            begins = np.flatnonzero(np.r_[True, heads[1:] != ends[:-1]])
-            stops = ends[np.r_[begins[1:] - 1, count - 1]]
-            self.size += self.file.write(b"".join(data[a:b] for a, b in zip(heads[begins], stops, strict=True)))
-            self.documents += count
-            starts, sizes = starts[count:], sizes[count:]
-
-
-def _blocks(part: Path, sizes: np.ndarray) -> Iterator[tuple[slice, memoryview, np.ndarray]]:
-    """Yield a part's lines, REDUCE_BYTES at a time: which rows, their bytes, where each line starts in these."""
-    ends = np.cumsum(sizes, dtype=np.int64)
-    at = begin = 0
-    with open(part.with_suffix(".lines"), "rb") as file:
-        while at < len(sizes):
-            stop = max(at + 1, int(np.searchsorted(ends, begin + REDUCE_BYTES, side="right")))
-            data = memoryview(file.read(int(ends[stop - 1]) - begin))
-            yield slice(at, stop), data, ends[at:stop] - sizes[at:stop] - begin
-            at, begin = stop, int(ends[stop - 1])
+    def write(self, line: bytes) -> None:
+        """Add the line of a document."""
+        if not self.outputs or self.documents % SHARD_DOCUMENTS == 0 or self.size > SHARD_BYTES:
+            self.shard.close()
+            self.outputs.append(self.folder / f"{self.side}-{len(self.outputs):05d}.jsonl")
+            self.file = self.shard.enter_context(atomic_write(self.outputs[-1]))
+            self.size = 0
+        self.size += self.file.write(line)
+        self.documents += 1
 
 
 def reduce_parts(
@@ -126,7 +99,9 @@ def reduce_parts(
     # 1. the fate of each document
     indices = [read_index(part) for part in parts]
     owners = np.concatenate([np.asarray(numbers)[index["file"]] for numbers, index in zip(files, indices, strict=True)])
+    borders = np.cumsum(list(map(len, indices)))[:-1]
     index = np.concatenate(indices)
+    del indices  # the same rows once more
     bad = np.array([bool(file.bad) for file in report.files], bool)
     fate, leader = _decide(parts, index["hash"], ~bad[owners], settings)
     kept = fate == _KEPT
@@ -140,14 +115,15 @@ def reduce_parts(
 
     # 3. the shards
     train, val = _ShardWriter(folder, "train"), _ShardWriter(folder, "val")
-    sides, start = ((train, kept & ~validation), (val, kept & validation)), 0
+    sides = np.where(kept, validation, np.uint8(2))  # 2: neither
+    rows = zip(parts, np.split(index["bytes"], borders), np.split(sides, borders), strict=True)
     with train.shard, val.shard:
-        for part, rows in zip(parts, indices, strict=True):
-            for block, data, starts in _blocks(part, rows["bytes"]):
-                for shards, chosen in sides:
-                    lines = chosen[start + block.start : start + block.stop]
-                    shards.write(data, starts[lines], rows["bytes"][block][lines].astype(np.int64))
-            start += len(rows)
+        for part, part_sizes, part_sides in rows:
+            with open(part.with_suffix(".lines"), "rb") as lines:
+                for size, side in zip(part_sizes.tolist(), part_sides.tolist(), strict=True):
+                    line = lines.read(size)
+                    if side < 2:
+                        (train, val)[side].write(line)
 
     # 4. the figures
     report.outputs += train.outputs + val.outputs

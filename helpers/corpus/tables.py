@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 from helpers.corpus import conversations
-from helpers.corpus.encodings import BadFile, ByteSource
+from helpers.corpus.encodings import BadFile
 from helpers.corpus.plain_text import MARK, lines_of
 from helpers.corpus.records import Problems, ReadOptions, parse_template
 from helpers.corpus.report import FileReport
@@ -156,7 +156,7 @@ def _separator(line: str, marks: str, wanted: Sequence[str], options: ReadOption
 _END = "\0end\0"  # a row of its own, or swallowed by a quotation mark that is never closed
 
 
-def parquet_rows(source: ByteSource, options: ReadOptions) -> Iterator[tuple]:
+def parquet_rows(path: Path, options: ReadOptions) -> Iterator[tuple]:
     """Yield (number, {column: value}) of a .parquet, some rows at a time."""
     try:
         import pyarrow
@@ -165,7 +165,7 @@ def parquet_rows(source: ByteSource, options: ReadOptions) -> Iterator[tuple]:
         raise BadFile('reading .parquet needs a library: pip install -e ".[text]"') from None
     wanted, number = parse_template(options.text_key)[0], 0
     try:
-        with parquet.ParquetFile(source if isinstance(source, Path) else source()) as file:
+        with parquet.ParquetFile(path) as file:
             names = file.schema_arrow.names
             missing = [name for name in wanted if name not in names]
             # a conversation, where there is no text, or beside it for the rows that have none

@@ -1,6 +1,7 @@
 """Cleaning: what each rule takes out, what it must leave alone, and that cleaning twice changes nothing more."""
 
 import random
+import re
 import unicodedata
 from collections import Counter
 
@@ -18,19 +19,9 @@ CHINESE = st.text(
 )
 ANY = st.text(st.characters(exclude_categories=("Cs",)), max_size=80)
 EVERY_RULE = ", ".join(f"+{name}" for name in cleaning.OPTIONAL_RULES if "traditional" not in name)
-DIRTY = st.lists(
-    st.sampled_from(
-        [
-            *"<>/&;#abp绿 \t\u3000\n\r\u200b\u200d\ufeff\ufffd\ue000\u0301\u0338\xa0\u2028😀-!=\"'",
-            "&amp;",
-            "&lt;",
-            "<p>",
-        ]
-        + ["</p>", "<b>", "</b>", "<br/>", "<!--", "-->", "<div class='x'>", "</div>", "&#60;", "<script>", "</script>"]
-        + ["<td nowrap", "<input>", "</input>", "<title>", "</title>", "<!doctype html>"]
-    ),
-    max_size=30,
-).map("".join)
+MARKUP = "&amp; &lt; &#60; <p> </p> <b> </b> <br/> <!-- --> </div> <script> </script> <input> </input> <title> </title>"
+DIRT = [*"<>/&;#abp绿 \t\u3000\n\r\u200b\u200d\ufeff\ufffd\ue000\u0301\u0338\xa0\u2028😀-!=\"'", *MARKUP.split()]
+DIRTY = st.lists(st.sampled_from([*DIRT, "<div class='x'>", "<td nowrap", "<!doctype html>"]), max_size=30).map("".join)
 
 
 # ---------------------------------------------------------------- cleaning
@@ -117,25 +108,14 @@ def test_sparing_rules_changes_nothing(text, rules):
 
 @given(st.lists(CHINESE, max_size=5).map("\n".join))
 def test_clean_chinese_comes_back_unchanged(text):
-    assert cleaning.clean(text) == unicodedata.normalize("NFC", text).strip("\n").replace("\n\n\n\n", "\n\n").replace(
-        "\n\n\n", "\n\n"
-    )
+    assert cleaning.clean(text) == re.sub("\n\n\n+", "\n\n", unicodedata.normalize("NFC", text).strip("\n"))
 
 
 def test_hostile_text_takes_no_time():
-    for text in [
-        " " * 50_000 + "x",
-        "<!--" * 20_000,
-        "<script>" * 10_000,
-        "<p " * 20_000,
-        "&" * 50_000,
-        "<a b=" * 9_999,
-        "<p" + " nowrap" * 20_000,
-        "<td nowrap " * 10_000,
-        "<input>" * 20_000,
-        "<!doctype " * 10_000,
-    ]:
-        cleaning.clean(text)
+    for part in ("<!--", "<script>", "<p ", "&", "<a b=", "<td nowrap ", "<input>", "<!doctype "):
+        cleaning.clean(part * 20_000)
+    cleaning.clean(" " * 50_000 + "x")
+    cleaning.clean("<p" + " nowrap" * 20_000)
 
 
 @given(st.text("绿萝。\n ！a.", max_size=300), st.integers(1, 50))
@@ -217,12 +197,6 @@ def test_examples_show_before_and_after_and_what_is_invisible():
     before, after = examples["zero-width"][0]
     assert "绿\\u200b萝" in before and "绿萝" in after
     assert examples["HTML tags"][0] == ("第0盆绿萝<br/>浇水", "第0盆绿萝\\n浇水")
-
-
-@given(st.lists(st.one_of(ANY, DIRTY, CHINESE), max_size=6))
-def test_one_look_at_many_texts_never_spares_a_dirty_one(texts):
-    if cleaning.needs_nothing(texts, cleaning.choose_rules()):
-        assert [cleaning.clean(text) for text in texts] == texts
 
 
 # ---------------------------------------------------------------- hard wraps

@@ -1,13 +1,11 @@
 """Conversations in all forms: they keep who said what on their way into the shards, and what is none is refused."""
 
 import copy
-import gzip
 import json
 import pickle
-import zipfile
 
 import pytest
-from corpora import all_conversations, build, bytes_of, everything, write_conversations
+from corpora import all_conversations, build, bytes_of, everything, read_text, write_conversations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,7 +36,6 @@ def drawn(n, exchanges=None):
     [
         ({"messages": talk("问", "答", system="线")}, talk("问", "答", system="线")),
         ({"messages": talk("问", "答", system=" ")}, talk("问", "答")),
-        ({"messages": [{**turn, "from": None, "value": None} for turn in talk("问", "答")]}, talk("问", "答")),
         (
             {"messages": [{"role": None, "from": "user", "content": None, "value": "问"}, *talk("问", "答")[1:]]},
             talk("问", "答"),
@@ -52,8 +49,7 @@ def drawn(n, exchanges=None):
             talk("上\n下", "答"),
         ),
         ({"instruction": "翻译", "input": "水", "output": "water"}, talk("翻译\n水", "water")),
-        ({"instruction": "问", "input": None, "output": "答", "history": None}, talk("问", "答")),
-        ({"instruction": "问", "input": float("nan"), "output": "答"}, talk("问", "答")),
+        ({"instruction": "问", "input": float("nan"), "output": "答", "history": None}, talk("问", "答")),
         (
             {"instruction": "三", "input": "", "output": "3", "history": [["一", "1"], ["二", "2"]], "system": "线"},
             talk("一", "1", "二", "2", "三", "3", system="线"),
@@ -92,7 +88,6 @@ def test_forms(record, expected):
         ({"messages": [{"content": "x"}]}, "turn 1 says neither under 'role' nor under 'from' who speaks"),
         ({"messages": ["问", "答"]}, "turn 1 says neither"),
         ({"messages": talk([{"type": "image_url"}], "答")}, "turn 1, of the user, holds something besides text"),
-        ({"messages": talk({"a": 1}, "答")}, "turn 1, of the user, holds something besides text"),
         ({"question": "问", "answer": None}, "turn 2, of the assistant, says nothing"),
         ({"instruction": "", "input": " ", "output": "答"}, "turn 1, of the user, says nothing"),
         ({"prompt": "问", "response": "答", "history": "一"}, "'history' is not a list of pairs"),
@@ -203,35 +198,26 @@ def test_mending_mojibake_moves_no_border(contents, codec, as_gbk):
 # ---- files ----
 
 
+FORMS = [("openai", "jsonl"), ("openai", "json"), ("openai", "parquet"), ("sharegpt", "json"), ("alpaca", "jsonl")]
+PAIRS = ("question,answer", "prompt,completion", "问题,回答", "instruction,output")
+
+
 @pytest.mark.parametrize("codec", ["utf-8", "gb18030"])
-def test_all_forms_give_the_same_corpus(raw, codec):
-    several = drawn(30)
+def test_all_forms_give_the_same_conversations(tmp_path, codec):
+    several, single = drawn(30), drawn(30, exchanges=1)
     assert {len(messages) for messages in several} == {2, 4, 6}
-    single = drawn(30, exchanges=1)
-    expected = {2: None, 6: None}
-    files = [("openai.jsonl", "openai"), ("openai.json", "openai"), ("sharegpt.json", "sharegpt")]
-    files += [("alpaca.json", "alpaca"), ("alpaca.jsonl", "alpaca"), ("openai.parquet", "openai")]
-    pairs = ("question,answer", "prompt,completion", "问题,回答", "instruction,output")
-    files += [(f"{pair}.{kind}", pair) for pair in pairs[:2] for kind in ("csv", "tsv", "jsonl", "parquet")]
-    files += [(f"{pair}.csv", pair) for pair in pairs[2:]]
-    for name, form in files:
-        if name.endswith("parquet") and codec != "utf-8":  # it has one encoding
+    pairs = [(pair, kind) for pair in PAIRS for kind in ("csv", "tsv", "jsonl", "parquet")]
+    for form, kind in FORMS + pairs:
+        if kind == "parquet" and codec != "utf-8":  # it has one encoding
             continue
-        for most, talks in ((2, single), (6, several)) if "," not in form else ((2, single),):
-            write_conversations(raw / name, form, talks, codec)
-            report = build(raw / name)
-            assert report.documents == len(talks) and "read as conversations" in report.files[0].notes
-            assert not report.dropped and not report.rules
-            found = all_conversations()
-            expected[most] = expected[most] or found
-            assert found == expected[most], name
-    for most, talks in ((2, single), (6, several)):
-        every = expected[most]["train"] + expected[most]["val"]
-        assert sorted(map(str, (messages for _, messages in every))) == sorted(map(str, talks))
-        assert all(text == "\n".join(turn["content"] for turn in messages) for text, messages in every)
+        path, talks = tmp_path / f"{form}.{kind}", single if "," in form else several
+        write_conversations(path, form, talks, codec)
+        documents, report = everything(path)
+        assert [list(document.messages) for document in documents] == talks, path.name
+        assert "read as conversations" in report.notes and not report.dropped
 
 
-def test_packed_sliced_and_parallel_the_bytes_are_the_same(raw, monkeypatch):
+def test_sliced_and_parallel_the_bytes_are_the_same(raw, monkeypatch):
     write_conversations(raw / "a.jsonl", "sharegpt", drawn(300))
     expected = bytes_of(build(raw / "a.jsonl"))
     monkeypatch.setattr(partition, "TASK_BYTES", 20_000)
@@ -239,14 +225,6 @@ def test_packed_sliced_and_parallel_the_bytes_are_the_same(raw, monkeypatch):
         report = build(raw / "a.jsonl", workers=workers)
         assert bytes_of(report) == expected
         assert report.files[0].notes == ["read as conversations"]
-    text = all_conversations()
-    data = (raw / "a.jsonl").read_bytes()
-    (raw / "a.jsonl.gz").write_bytes(gzip.compress(data))
-    with zipfile.ZipFile(raw / "a.zip", "w") as archive:
-        archive.writestr("内/a.jsonl", data)
-    for name in ("a.jsonl.gz", "a.zip"):
-        build(raw / name)
-        assert all_conversations() == text
 
 
 def test_what_is_no_conversation_is_counted_with_file_place_and_reason(raw):
@@ -284,22 +262,27 @@ def test_a_text_stays_a_text_unless_conversations_are_asked_for(tmp_path):
     assert read(text_key="conversation") == [("一段", False)]
 
 
-def test_tables_of_questions_and_answers(tmp_path):
-    path = tmp_path / "a.csv"
-    path.write_text("id;问;答\n1;多久浇水，要多少？;土干了再浇\n", "utf-8")
-    (document,), _ = everything(path)
-    assert list(document.messages) == talk("多久浇水，要多少？", "土干了再浇")
-    path.write_text("note (a,b,c,d);question;answer\n1,2,3,4;问;答\n", "utf-8")
-    assert list(everything(path)[0][0].messages) == talk("问", "答")
-    path.write_text("text;question;answer\n文;问;答\n", "utf-8")
-    assert [type(text) for text in everything(path)[0]] == [str]
-    assert [type(text) for text in everything(path, text_key="conversations")[0]] == [Conversation]
-    path.write_text("question,title\n问,题\n", "utf-8")
-    with pytest.raises(BadFile, match="no column 'text'"):
-        everything(path)
-    path.write_text("question,answer\n问,答\n", "utf-8")
-    with pytest.raises(BadFile, match="no column 'txt'"):
-        everything(path, text_key="txt")
+@pytest.mark.parametrize(
+    ("table", "text_key", "expected"),
+    [
+        ("id;问;答\n1;多久浇水，要多少？;土干了再浇\n", "text", talk("多久浇水，要多少？", "土干了再浇")),
+        ("note (a,b,c,d);question;answer\n1,2,3,4;问;答\n", "text", talk("问", "答")),
+        ("text;question;answer\n文;问;答\n", "conversations", talk("问", "答")),
+        ("text;question;answer\n文;问;答\n", "text", "文"),
+        ("question,title\n问,题\n", "text", BadFile),
+        ("question,answer\n问,答\n", "txt", BadFile),
+    ],
+)
+def test_tables_of_questions_and_answers(tmp_path, table, text_key, expected):
+    if expected is BadFile:
+        with pytest.raises(BadFile, match=f"no column '{text_key}'"):
+            read_text(tmp_path, "a.csv", table, text_key=text_key)
+        return
+    (document,), _ = read_text(tmp_path, "a.csv", table, text_key=text_key)
+    assert (list(document.messages) if isinstance(document, Conversation) else document) == expected
+
+
+def test_a_column_that_a_template_names_and_a_parquet_lacks(tmp_path):
     path = tmp_path / "a.parquet"
     write_conversations(path, "question,answer", [talk("问", "答")])
     with pytest.raises(BadFile, match="no column 'title'"):
@@ -343,7 +326,7 @@ def test_lengths_and_filters_judge_the_whole_text(raw):
     assert "1 conversation lost its last exchanges: too long, or a blank turn" in report.files[0].notes
 
 
-def test_repeated_lines_go_from_each_turn(raw, monkeypatch):
+def test_repeated_lines_go_from_each_turn(raw):
     ad = "更多好书请访问 www.example.com"
     talks = [talk(f"第{n}问", f"第{n}答\n{ad}", f"<b>再{n}</b>", ad if n % 2 else "好的") for n in range(8)]
     write(raw, *talks, talk("干净", "的"), talk(ad, "只有广告"))
@@ -355,9 +338,6 @@ def test_repeated_lines_go_from_each_turn(raw, monkeypatch):
     assert sorted(str(messages) for _, messages in every) == sorted(map(str, [*expected, talk("干净", "的"), None]))
     assert ("文字", None) in every
     assert report.dropped == {"empty": 1}
-    expected_bytes = bytes_of(report)
-    monkeypatch.setattr(partition, "TASK_BYTES", 300)
-    assert bytes_of(build(raw, workers=2)) == expected_bytes
 
 
 def test_mojibake_is_mended_in_short_turns_too(raw):

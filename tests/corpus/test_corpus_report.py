@@ -8,7 +8,6 @@ from corpora import SENTENCE, build
 from helpers import paths
 from helpers.corpus import partition
 from helpers.corpus.archives import NoDocuments
-from helpers.corpus.mojibake import Signs
 from helpers.corpus.report import NOTES, FileReport, PartReport, Report
 
 
@@ -32,16 +31,7 @@ def test_bad_lines_of_a_file_in_many_slices_do_not_flood_its_notes(raw, monkeypa
     assert "notes more" in report.files[0].notes[-1]
 
 
-def test_errors_say_what_was_looked_for_and_where(raw):
-    with pytest.raises(NoDocuments, match=r"nowhere does not exist: give 'sample', a file or a folder"):
-        build(raw / "nowhere")
-    with pytest.raises(NoDocuments, match=r"no file of the kinds \.txt, \.json, \.jsonl.*no file at all"):
-        build(raw)
-    (raw / "a.pdf").write_bytes(b"%PDF")
-    with pytest.raises(NoDocuments, match=r"1 \.pdf"):
-        build(raw)
-    with pytest.raises(NoDocuments, match=r"a\.pdf is not one of"):
-        build(raw / "a.pdf")
+def test_a_corpus_without_a_document_says_what_became_of_each_file(raw):
     (raw / "a.txt").write_bytes(b"\xff\xfe\xfd" * 5 + b"\x00")
     (raw / "b.txt").write_bytes(b"\xef\xbb\xbf")
     (raw / "c.txt").write_text("\n\r\n \u3000\t\n", "utf-8", newline="")
@@ -56,30 +46,20 @@ def test_errors_say_what_was_looked_for_and_where(raw):
 
 
 def test_slices_are_joined_per_file():
-    first, second, bad = (
-        FileReport("a", "utf-8", "line"),
-        FileReport("a", "utf-8", "line"),
-        FileReport("b", bad="binary"),
-    )
-    first.notes, second.notes = ["once", "twice"], ["twice", "late"]
+    first, second = (FileReport("a", "utf-8", "line", notes=notes) for notes in (["once", "twice"], ["twice", "late"]))
+    bad = FileReport("b", bad="binary")
     for file, reasons in ((first, ["empty"]), (second, ["empty", "too short"])):
         for reason in reasons:
             file.drop(reason, 3)
-    first.signs, second.signs = Signs(characters=9), Signs(characters=1)
-    first.long, first.pieces, second.long, second.pieces = 1, 2, 1, 3
-    parts = [
-        PartReport([first], {"NFC": [["1", "2"], ["3", "4"]]}),
-        PartReport([second, bad], {"NFC": [["5", "6"]] * 9}),
-    ]
+    first.counts.update(characters=9, long=1, pieces=2)
+    second.counts.update(characters=1, long=1, pieces=3)
+    early, late = [["1", "2"], ["3", "4"]], [["5", "6"]] * 9
+    parts = [PartReport([first], {"NFC": early}), PartReport([second, bad], {"NFC": late})]
     report = Report("x", [FileReport("a"), FileReport("b")])
     report.join((PartReport.from_json(part.as_json()) for part in parts), max_length=2000)  # as they travel
     a, b = report.files
-    assert (a.encoding, a.mode, a.dropped, a.lost) == (
-        "utf-8",
-        "line",
-        {"empty": 2, "too short": 1},
-        {"empty": 6, "too short": 3},
-    )
+    assert (a.encoding, a.mode) == ("utf-8", "line")
+    assert (a.dropped, a.lost) == ({"empty": 2, "too short": 1}, {"empty": 6, "too short": 3})
     assert a.notes == ["once", "twice", "late", "2 longer than 2,000 characters, cut into 5 documents"]
     assert (b.bad, b.notes, b.dropped) == ("binary", [], {})
     assert report.examples == {"NFC": [["1", "2"], ["3", "4"], ["5", "6"]]}

@@ -17,6 +17,7 @@ from helpers.corpus.settings import CorpusSettings
         {"near_keep": "last"},
         {"min_chinese": 30.0},
         {"max_documents": 1},
+        {"max_documents": -1},
         {"max_lenght": 5},
     ],
 )

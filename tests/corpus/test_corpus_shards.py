@@ -1,14 +1,10 @@
 """Reading the finished corpus: in order, one document at a time; and as one JSON list, by one command."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 from corpora import PROSE, build
 
-from helpers import paths
 from helpers.corpus import split
 from helpers.corpus.__main__ import export_json
 from helpers.corpus.build import build_corpus
@@ -46,14 +42,6 @@ def test_the_json_list_is_the_documents_and_can_be_read_again(corpus, side, tmp_
     assert json.loads(file.read_text("utf-8")) == texts and texts
     assert f"{len(texts):,} documents in" in capsys.readouterr().out
     assert build_corpus("again", str(file), workers=1).documents == len(texts)
-
-
-def test_the_command_writes_training_documents_where_it_is_called(corpus, tmp_path):
-    command = [sys.executable, "-m", "helpers.corpus", "--run", "test", "--json", "train.json"]
-    environment = os.environ | {"PYTHONPATH": str(paths.repo_root())}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, encoding="utf-8")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads((tmp_path / "train.json").read_text("utf-8")) == list(read_texts("test", "train"))
 
 
 def test_a_run_without_a_corpus_and_a_changed_one_are_refused(corpus, tmp_path, capsys):

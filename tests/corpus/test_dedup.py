@@ -61,7 +61,7 @@ def test_the_exact_similarity_is_that_of_sets():
 
 
 def test_signatures_estimate_it_and_are_always_the_same():
-    a, b = "".join(LETTERS[:300]), "".join(LETTERS[60:360])
+    a, b = LETTERS[:300], LETTERS[60:360]
     first, second = dedup.signatures([a, b])
     assert abs((first == second).mean() - jaccard(a, b)) < 0.15
     assert np.array_equal(dedup.signatures([b, a])[1], first)

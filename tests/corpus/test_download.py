@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import json
-import random
 import sys
 import threading
 import time
@@ -201,15 +200,6 @@ def test_a_broken_download_goes_on_in_a_later_call(server, tmp_path, monkeypatch
     assert [headers.get("Range") for _, headers in server.log] == [None, "bytes=50000-", "bytes=100000-"]
 
 
-def test_resuming_at_any_byte_gives_the_same_file(server, tmp_path, monkeypatch):
-    """Break off at random places, many times: nothing doubled, nothing left out."""
-    monkeypatch.setattr(download, "ATTEMPTS", 99)
-    random.seed(0)
-    monkeypatch.setattr(Handler, "breaks", lambda self: self.good(stop=random.randint(1, 20_000)))
-    assert download.fetch(f"{server.url}/breaks/a.txt", tmp_path).read_bytes() == TEXT
-    assert len(server.log) > 8
-
-
 @pytest.mark.parametrize(
     ("behaviour", "why"),
     [
@@ -250,24 +240,11 @@ def test_names_of_files(server, tmp_path):
     assert download.fetch(f"{server.url}/good/..%2F..%2Fetc%2Fa.txt", tmp_path).parent.parent == tmp_path
 
 
-def test_nobody_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(download, "WAIT", 0)
-    with pytest.raises(FetchError, match="refused.*6 times in a row"):
-        download.fetch("http://127.0.0.1:9/a.txt", tmp_path)
-
-
 def test_what_is_no_address_is_a_path(tmp_path):
     assert download.fetch("books/*.txt", tmp_path) == "books/*.txt"
     with pytest.raises(FetchError, match="only http"):
         download.fetch("ftp://127.0.0.1/a.txt", tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def test_the_corpora_by_name_are_described():
-    for name, corpus in download.CORPORA.items():
-        assert corpus.what and corpus.licence and corpus.home.startswith("https://"), name
-        assert all(url.startswith("https://") for url in corpus.files)
-        assert len({url.rpartition("/")[2] for url in corpus.files}) == len(corpus.files)
 
 
 # ---- the Hub, by a stand-in ----

@@ -113,23 +113,6 @@ def test_byte_order_marks_inside_a_file(tmp_path):
     assert documents == ["一", "二", "三", "四"] and not report.dropped
 
 
-def test_mojibake_is_mended_on_request(tmp_path):
-    text = (SENTENCE + "\n") * 9
-    broken = text.encode("gb18030").decode("latin-1")
-    documents, report = read_text(tmp_path, "a.txt", broken, repair=True)
-    assert documents == [text.rstrip()] and report.rules["mojibake repaired"] == 1
-    documents, report = read_text(tmp_path, "a.txt", broken)
-    assert SENTENCE not in documents[0] and "mojibake repaired" not in report.rules
-
-
-def test_the_report_says_what_was_found(tmp_path):
-    (tmp_path / "a.txt").write_bytes((SENTENCE + "\n").encode() * 3 + (SENTENCE + "\n").encode("gb18030") * 3)
-    documents, report = everything(tmp_path, document="line")
-    assert documents == [SENTENCE] * 6
-    assert report.encoding == "utf-8 + gb18030"
-    assert "from byte 138 (line 4)" in report.notes[0]
-
-
 # ---- JSON ----
 
 
@@ -142,17 +125,8 @@ def test_json_lists_of_strings_and_objects(tmp_path):
 
 
 def test_bad_jsonl_lines_are_counted_and_the_rest_is_used(tmp_path):
-    rows = [
-        '{"ask": "一"}',
-        "",
-        '{"ask": "截断',
-        '"二"',
-        '{"text": "三"}',
-        "[" * 100_000,
-        '{"ask": "四\u2028"}',
-        "{",
-        "NaN",
-    ]
+    rows = ['{"ask": "一"}', "", '{"ask": "截断', '"二"', '{"text": "三"}', "[" * 100_000, '{"ask": "四\u2028"}']
+    rows += ["{", "NaN"]
     documents, report = read_text(tmp_path, "a.jsonl", "\r\n".join(rows), text_key="ask")
     assert documents == ["一", "二", "四\u2028"]  # which is no end of a line of JSON
     assert report.dropped["unreadable"] == 5

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.corpus import mojibake
-from helpers.corpus.mojibake import Signs
 
 PROSE = "".join(f"第{n}天，绿萝喜欢散射光，土干了再浇水。\n" for n in range(60))
 TRADITIONAL = "".join(f"第{n}天，綠蘿喜歡散射光，這個國家的人說：「土乾了再澆水！」\n" for n in range(60))
@@ -15,9 +14,7 @@ SENTENCE = "绿萝喜欢散射光，土干了再浇水。他们说这是一个�
 
 
 def suspicions(text: str) -> str:
-    signs = Signs()
-    signs.count(text)
-    return "; ".join(signs.notes(Counter()))
+    return "; ".join(mojibake.notes_on(Counter(mojibake.count_signs(text)), Counter()))
 
 
 def reversible(text: str, wrong: str, right: str) -> str:
@@ -80,15 +77,9 @@ def test_decent_text_is_not_mended(text):
     assert "mojibake" not in suspicions(text)
 
 
-def test_slices_add_up_to_the_file():
+def test_the_signs_of_several_texts_add_up():
     texts = [PROSE, reversible(SENTENCE, "latin-1", "gb18030"), "???\n？好\n", PROSE.encode().decode("gbk", "replace")]
-    whole, parts = Signs(), Signs()
-    for text in texts:
-        part = Signs()
-        part.count(text)
-        parts.add(part)
-        whole.count(text)
-    assert parts == whole
-    assert (whole.characters, whole.repairable) == (sum(map(len, texts)), 1)
-    assert (whole.question_marks, whole.wide_question_marks) == (3, 1) and whole.misread and whole.latin
-    assert "2 U+FFFD" in "; ".join(whole.notes(Counter({"U+FFFD": 2})))
+    signs = sum((Counter(mojibake.count_signs(text)) for text in texts), Counter())
+    assert (signs["characters"], signs["repairable"]) == (sum(map(len, texts)), 1)
+    assert (signs["?"], signs["？"]) == (3, 1) and signs["misread"] and signs["latin"]
+    assert "2 U+FFFD" in "; ".join(mojibake.notes_on(signs, Counter({"U+FFFD": 2})))

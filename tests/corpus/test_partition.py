@@ -52,7 +52,6 @@ def test_the_bytes_do_not_depend_on_the_workers(raw, monkeypatch):
 def test_memory_is_bounded_by_a_batch_not_by_the_corpus(raw, monkeypatch):
     """The book held the whole corpus in memory, several times over."""
     monkeypatch.setattr(partition, "BATCH", 100_000)
-    monkeypatch.setattr(split, "REDUCE_BYTES", 500_000)
     with open(raw / "big.txt", "w", encoding="utf-8") as file:
         file.writelines(f"{n} {SENTENCE * 40}\n" for n in range(6000))
     tracemalloc.start()
@@ -75,14 +74,6 @@ def test_a_large_file_is_cut_into_slices_that_change_nothing(raw, monkeypatch, w
     assert report.rules["HTML tags"] == whole.rules["HTML tags"] > 300
     assert [file.name for file in report.files] == ["a.jsonl", "b.txt"]
     assert report.dropped == whole.dropped and report.dropped["duplicate"] > 40
-
-
-def test_many_small_files_travel_together(raw, monkeypatch, written):
-    for n in range(300):
-        (raw / f"{n:03}.txt").write_text(f"第{n}行，{SENTENCE}", "utf-8")
-    monkeypatch.setattr(partition, "TASK_FILES", 100)
-    report = build(raw)
-    assert len(written) == 3 and report.documents == 300 and len(report.files) == 300
 
 
 CHILD = """

@@ -1,7 +1,6 @@
 """Lines that repeat across a corpus: advertisements and page numbers are found wherever they stand, no other line."""
 
 import json
-import random
 from collections import Counter
 
 import pytest
@@ -22,7 +21,7 @@ def find(tmp_path, *parts):
     files = [tmp_path / f"{number}.places" for number in range(len(parts))]
     for file, texts in zip(files, parts, strict=True):
         repeats.write_places(repeats.count_places(texts), sum(map(len, texts)), file)
-    return frozenset(repeats.find_repeated(files).tolist())
+    return frozenset().union(*repeats.find_repeated(files))
 
 
 def strip_repeats(tmp_path, texts):
@@ -116,53 +115,19 @@ def advertised(n):
     return "\n".join(lines), kept
 
 
-def spread(raw, order, files):
-    """Write documents in some order, half to .jsonl and half to .txt, over some files."""
-    for number in range(files):
-        texts = [advertised(n)[0] for n in order[number::files]]
-        if number % 2:
-            rows = [json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts]
-            (raw / f"{number}.jsonl").write_text("".join(rows), "utf-8")
-        else:
-            (raw / f"{number}.txt").write_text("\n\n".join(texts) + "\n", "utf-8")
-
-
 def test_an_advertisement_in_every_hundredth_document_is_found(raw, monkeypatch):
     """A count that starts anew with each batch sees it once or twice."""
     monkeypatch.setattr(partition, "BATCH", 5000)  # 100 documents
     monkeypatch.setattr(partition, "TASK_BYTES", 60_000)
-    spread(raw, range(4000), 7)
+    texts = [advertised(n)[0] for n in range(4000)]
+    (raw / "a.jsonl").write_text("\n".join(map(json.dumps, texts[::2])), "utf-8")
+    (raw / "b.txt").write_text("\n\n".join(texts[1::2]), "utf-8")
     report = build(raw, document="block")
     assert all_texts() == sorted(advertised(n)[1] for n in range(4000))
     assert report.rules["repeated lines"] == 40
     assert report.examples["repeated lines"] == [[AD, ""]] * cleaning.EXAMPLES
     assert report.documents == 4000 == sum(file.documents for file in report.files)
     assert build(raw, document="block", rules="-repeated lines").rules["repeated lines"] == 0
-
-
-@pytest.mark.slow
-def test_workers_batches_and_order_change_nothing(raw, monkeypatch):
-    spread(raw, range(4000), 4)
-    written = [bytes_of(build(raw, document="block", workers=workers)) for workers in (1, 2)]
-    monkeypatch.setattr(partition, "BATCH", 5000)
-    assert written[0] == written[1] == bytes_of(build(raw, document="block"))
-    texts = all_texts()
-    spread(raw, random.Random(0).sample(range(4000), 4000), 4)
-    report = build(raw, document="block")
-    assert all_texts() == texts and report.rules["repeated lines"] == 40
-
-
-@pytest.mark.parametrize("near_duplicates", [0, 0.9])
-def test_a_text_without_advertisements_gives_the_same_bytes_as_without_the_rule(raw, near_duplicates):
-    rows = [
-        f"第{n}篇，<b>{SENTENCE[n % 9 :]}</b>{n * n}"
-        + (f"\n见 http://{chr(97 + n)}.example.cn\n字&amp;" if n % 3 else "")
-        for n in range(26)
-    ]
-    (raw / "a.jsonl").write_text("".join(json.dumps({"text": text * 2}) + "\n" for text in rows), "utf-8")
-    settings = {"max_length": 60, "near_duplicates": near_duplicates}
-    expected = bytes_of(build(raw, rules="-repeated lines", **settings))
-    assert bytes_of(build(raw, **settings)) == expected
 
 
 def test_a_build_that_stopped_uses_what_it_read(raw, monkeypatch):
