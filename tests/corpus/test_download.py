@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import random
 import sys
 import threading
 import time
@@ -198,6 +199,15 @@ def test_a_broken_download_goes_on_in_a_later_call(server, tmp_path, monkeypatch
         download.fetch(url, tmp_path)
     assert download.fetch(url, tmp_path).read_bytes() == TEXT
     assert [headers.get("Range") for _, headers in server.log] == [None, "bytes=50000-", "bytes=100000-"]
+
+
+def test_resuming_at_any_byte_gives_the_same_file(server, tmp_path, monkeypatch):
+    """Break off at random places, many times: nothing doubled, nothing left out."""
+    monkeypatch.setattr(download, "ATTEMPTS", 99)
+    random.seed(0)
+    monkeypatch.setattr(Handler, "breaks", lambda self: self.good(stop=random.randint(1, 20_000)))
+    assert download.fetch(f"{server.url}/breaks/a.txt", tmp_path).read_bytes() == TEXT
+    assert len(server.log) > 8
 
 
 @pytest.mark.parametrize(

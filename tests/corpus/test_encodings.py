@@ -58,6 +58,16 @@ def test_an_encoding_is_found_and_the_text_comes_back(tmp_path, monkeypatch, cod
     assert encoding.notes() == []
 
 
+@given(TEXT, st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-32"]))
+def test_what_says_its_encoding_comes_back(text, codec):
+    assert read(text.encode(codec)) == text
+
+
+@given(TEXT)
+def test_gb18030_comes_back_where_it_is_not_utf8(text):
+    assert read((PROSE + text).encode("gb18030")) == PROSE + text  # a few characters alone may be anything
+
+
 @pytest.mark.parametrize("text", ["為什麼在這裡？因為喜歡。", "春眠不覺曉，處處聞啼鳥。\n夜來風雨聲，花落知多少。\n"])
 def test_short_big5_and_short_gbk(text):
     assert read(text.encode("big5")) == text
