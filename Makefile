@@ -62,9 +62,9 @@ bench: setup-dev  ## what benchmarks/README.md reports; RUN must be trained (abo
 	$(PY) -m benchmarks.corpus && $(PY) -m benchmarks.generate_speed --run "$$RUN" && $(PY) -m benchmarks.serve_load --run "$$RUN"
 
 # signed: in a notebook that it does not trust, JupyterLab shows no SVG
-lab: setup  ## JupyterLab, opened on the notebooks
+lab: setup  ## JupyterLab, opened on the notebooks; LAB="--ip 0.0.0.0 --no-browser": options of its own
 	@$(PY) -m nbformat.sign notebooks/*.ipynb notebooks/deeper/*.ipynb >/dev/null
-	@$(PY) -m jupyterlab --notebook-dir=. notebooks/01_corpus.ipynb
+	@$(PY) -m jupyterlab $$([ "$$(id -u)" = 0 ] && echo --allow-root) --notebook-dir=. $(LAB) notebooks/01_corpus.ipynb
 
 serve: setup  ## serve the trained model of RUN over HTTP
 	@exec $(PY) -m helpers.serve --run "$$RUN"
@@ -95,8 +95,8 @@ define install
 wanted=$$(pwd; cat pyproject.toml constraints.txt); \
 	if [ "$$wanted" = "$$(cat "$$ENV/$(2)" 2>/dev/null)" ]; then exit 0; fi; set -e; \
 	if [ "$$ENV" = .venv ] && ! $(PY) -m pip --version >/dev/null 2>&1; then \
-		$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-			{ echo "Python 3.11 or newer is needed; name one: make PYTHON=python3.12 …" >&2; exit 1; }; \
+		$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' || \
+			{ echo "Python 3.11 to 3.14 is needed; name one: make PYTHON=python3.12 …" >&2; exit 1; }; \
 		echo "making .venv"; $(PYTHON) -m venv --clear .venv || \
 			{ echo "$(PYTHON) cannot make a virtual environment: install its venv module (on Debian and Ubuntu:" \
 			  "apt install python3-venv), or activate a conda environment first" >&2; exit 1; }; \

@@ -4,6 +4,7 @@ Reads manifests, samples and executed notebooks; knows nothing of how they were 
 """
 
 import json
+import os
 import re
 from functools import cache
 from pathlib import Path
@@ -113,11 +114,16 @@ def _exporter() -> HTMLExporter:
     return HTMLExporter(extra_loaders=loaders, template_file="report.html.j2", exclude_anchor_links=True)
 
 
-def notebook_body(notebook: nbformat.NotebookNode) -> str:
-    """Return the HTML of an executed notebook."""
+def notebook_body(notebook: nbformat.NotebookNode, stage: str, folder: Path) -> str:
+    """Return the HTML of a stage's executed notebook, for a page in a folder: its links to the course lead there."""
     notebook.metadata.pop("widgets", None)  # a widget works only as long as its kernel runs
     body, _ = _exporter().from_notebook_node(notebook)
-    return re.sub(r"<iframe\b.*?</iframe>", "", body, flags=re.DOTALL)  # its server was shut down with the notebook
+    body = re.sub(r"<iframe\b.*?</iframe>", "", body, flags=re.DOTALL)  # its server was shut down with the notebook
+
+    def from_the_page(link: re.Match[str]) -> str:
+        return f'href="{Path(os.path.relpath(paths.notebook(stage).parent / link[1], folder)).as_posix()}'
+
+    return re.sub(r'href="(?!\w+:|#)([^"#]+)', from_the_page, body)
 
 
 def write_report(run: str) -> Path:
@@ -130,7 +136,7 @@ def write_report(run: str) -> Path:
             continue
         seconds = notebook.metadata.get("papermill", {}).get("duration") or 0
         part = {"name": paths.notebook(stage).stem, "seconds": seconds, "figures": one_line(run, stage)}
-        parts.append(part | {"body": notebook_body(notebook)})
+        parts.append(part | {"body": notebook_body(notebook, stage, paths.run_dir(run))})
     page = Template(_PAGE, autoescape=True).render(
         run=run, parts=parts, samples=first_samples(run), style=STYLE,
         highlighting=HtmlFormatter(style="friendly").get_style_defs(".highlight"),

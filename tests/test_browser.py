@@ -65,7 +65,8 @@ def open_page(browser):
 
 
 def set_slider(page, name, value):
-    page.locator(f"[name={name}]").evaluate(
+    label = {"temperature": "温度", "max_tokens": "长度", "n": "份数"}.get(name, "")  # for those who do not see it
+    page.get_by_role("slider", name=label).and_(page.locator(f"[name={name}]")).evaluate(
         "(input, value) => { input.value = value; input.dispatchEvent(new Event('input', {bubbles: true})) }", value
     )
 

@@ -51,11 +51,19 @@ def test_a_drawing_is_in_the_page_with_its_words():
     """An executed copy lies elsewhere than notebooks/images: the drawing must be a part of the page."""
     svg = '<svg xmlns="http://www.w3.org/2000/svg"><title>缓存</title></svg>'
     shown = new_output("display_data", data={"image/svg+xml": svg, "text/plain": '[drawing] the "cache"'})
-    page = report.notebook_body(new_notebook(cells=[new_code_cell("1", outputs=[shown])]))
+    page = report.notebook_body(new_notebook(cells=[new_code_cell("1", outputs=[shown])]), "train", paths.run_dir("r"))
     (picture,) = re.findall(r"<img [^>]*>", page)
     (data,) = re.findall('src="data:image/svg[+]xml;base64,([^"]*)"', picture)
     assert base64.b64decode(data).decode() == svg
     assert 'alt="[drawing] the &#34;cache&#34;"' in picture or "alt='[drawing] the \"cache\"'" in picture
+
+
+@pytest.mark.parametrize("stage", paths.NOTEBOOKS)
+def test_each_link_of_a_page_leads_to_a_file(stage, tmp_path):
+    """The page lies elsewhere than the notebook, so a link that is meant from there needs another way."""
+    page = report.notebook_body(nbformat.read(paths.notebook(stage), as_version=4), stage, tmp_path)
+    links = [link for link in re.findall('href="([^"#]+)', page) if not re.match(r"\w+:", link)]
+    assert links and all((tmp_path / link).exists() for link in links)
 
 
 @pytest.mark.parametrize(

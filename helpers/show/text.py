@@ -145,7 +145,8 @@ def render_table(rows: Iterable[Sequence], header: Sequence[str]) -> tuple[str, 
     align = [f"text-align:{'right' if to_right else 'left'}" for to_right in right]
 
     def line(tag: str, cells: Sequence[str], style: str) -> str:
-        boxes = (element(tag, f"{at};{style}", lines_kept(escape(cell))) for at, cell in zip(align, cells, strict=True))
+        seen = [cell if cell.strip() else with_marks(cell) for cell in cells]  # a cell of nothing but "\n" is no blank
+        boxes = (element(tag, f"{at};{style}", lines_kept(escape(cell))) for at, cell in zip(align, seen, strict=True))
         return f"<tr>{''.join(boxes)}</tr>"
 
     head = line("th", header, f"padding:.25em .9em;{UNDER_HEADER}")

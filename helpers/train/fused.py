@@ -188,19 +188,19 @@ class _FusedAttention(LlamaAttention):
         hidden_states: Tensor,
         position_embeddings: Any = None,
         attention_mask: Any = None,
-        past_key_values: Any = None,
         **more: Any,
     ) -> Any:
         if (
             _half() is None
             or hidden_states.shape[1] > WRITTEN_OUT
-            or past_key_values is not None
+            or any(more.get(name) is not None for name in ("past_key_values", "cache"))  # by either of its names
             or (attention_mask is not None and attention_mask.dtype != torch.bool)
             or (self.training and self.attention_dropout)
             or not _has_own_keys(self.config)
             or not _are_plain(self.q_proj, self.k_proj, self.v_proj)
         ):
-            return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **more)
+            more |= {"position_embeddings": position_embeddings, "attention_mask": attention_mask}
+            return super().forward(hidden_states, **more)
         # of each angle, the first of its two equal columns
         cos, sin = (table[:, :, None, : self.head_dim // 2].float() for table in position_embeddings)
         if attention_mask is None:

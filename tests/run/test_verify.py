@@ -27,6 +27,12 @@ def write_room(stage, name, text, inputs, **result):
     note_finished("r", stage)
 
 
+def test_a_run_of_which_nothing_was_made_is_not_sound(house, capsys):
+    paths.run_dir("r").mkdir(parents=True)
+    assert main(["verify", "--run", "r"]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "nothing has been made yet"
+
+
 @pytest.fixture
 def finished(house, capsys):
     """Make a run of two rooms from a file outside; return a function that verifies it, {number: what is off}."""

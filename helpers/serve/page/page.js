@@ -38,7 +38,7 @@ const visible = (text) => text.replaceAll("\n", "↵").replaceAll(" ", "␣");
 
 function showValue(input) {
   const marks = JSON.parse(input.dataset.marks || "{}");
-  input.parentElement.querySelector("output").textContent = marks[input.value] ?? input.value;
+  input.parentElement.querySelector(".value").textContent = marks[input.value] ?? input.value;
 }
 
 async function readModel() {
