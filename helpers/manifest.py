@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from helpers import paths
 from helpers.files import hash_files, known_sha256, write_text
 from helpers.paths import NOTEBOOKS, STAGES, notebook, room, run_dir, runs_dir
 from helpers.wording import called_here, did_you_mean, run_again
@@ -129,7 +130,7 @@ def read_parameters(stage: str) -> dict[str, Parameter]:
     if stage not in SETTINGS:
         return shown
     file, name = SETTINGS[stage]
-    source = (Path(__file__).parent / file).read_text("utf-8")
+    source = (paths.repo_root() / "helpers" / file).read_text("utf-8")
     (record,) = [each for each in ast.parse(source).body if isinstance(each, ast.ClassDef) and each.name == name]
     declared = [each for each in record.body if isinstance(each, ast.AnnAssign)]
     return shown | {k: v for k, v in _declared(declared, source, file, False).items() if k not in shown}

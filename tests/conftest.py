@@ -61,10 +61,9 @@ def house(tmp_path, monkeypatch):
     """Make a repository of stand-in notebooks, and work in a folder that is not it."""
     from house import make_house
 
-    from helpers import manifest, paths
+    from helpers import paths
 
     root = tmp_path / "house"
-    monkeypatch.setattr(manifest, "SETTINGS", {})  # their cells hold all that can be set
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     monkeypatch.setenv("RUNS_DIR", str(tmp_path / "runs"))

@@ -4,6 +4,7 @@ import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from helpers import paths
+from helpers.manifest import SETTINGS
 
 CORPUS = """
 from pathlib import Path
@@ -56,6 +57,9 @@ def make_house(root):
     """Write the stand-in notebooks of all stages and side doors below `root`; `paths.repo_root` must return it."""
     for folder in ("notebooks/deeper", "presets"):
         (root / folder).mkdir(parents=True)
+    for file, name in SETTINGS.values():  # their cells hold all that can be set
+        (root / "helpers" / file).parent.mkdir(parents=True)
+        (root / "helpers" / file).write_text(f"class {name}: pass\n", "utf-8")
     for stage in paths.NOTEBOOKS:
         parameters, code = HOUSE.get(stage, (EMPTY, "pass"))
         cells = [

@@ -94,6 +94,7 @@ def test_a_room_made_from_another_state_of_an_earlier_one_is_refused(run, stage,
 @pytest.fixture
 def notebook_with(tmp_path, monkeypatch):
     """Return a function that writes notebook 04 with cells, given as (source, tags)."""
+    (tmp_path / "helpers").symlink_to(paths.repo_root() / "helpers")
     monkeypatch.setattr(paths, "repo_root", lambda: tmp_path)
     (tmp_path / "notebooks").mkdir()
 

@@ -20,7 +20,7 @@ from helpers.run.parameters import read_preset
 
 SMALL = {
     "num_pieces": 2, "n_ctx": 64, "stride": 48, "workers": 1, "epochs": 1, "batch_size": 2, "gradient_accumulation": 2,
-    "warmup_steps": 3, "log_step": 5, "max_new_tokens": 10, "samples": 2, "requests": 4, "clients": 2,
+    "warmup_steps": 3, "log_step": 5, "max_new_tokens": 10, "samples": 2,
 }  # fmt: skip
 SHAPE = {"n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 200}
 MODELS = {"book": "gpt2", "cpm": "gpt2", "minimind": "llama", "minimind-moe": "qwen3_moe", "poems": "gpt2"}
@@ -30,6 +30,7 @@ def small(preset, pretrained):
     """Return the sizes that make a preset small."""
     sections = read_preset(preset)
     given = SMALL | SHAPE | {"n_kv_head": 1 if "n_kv_head" in sections["train"] else 0}
+    given |= {"requests": 4, "clients": 2} if "serve" in stages(preset) else {}
     if sections["tokenize"]["stride"] == sections["tokenize"]["n_ctx"]:
         given["stride"] = given["n_ctx"]
     if preset == "poems":
