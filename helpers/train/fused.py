@@ -183,12 +183,8 @@ class _Attention(torch.autograd.Function):
 class _FusedAttention(LlamaAttention):
     """LLaMA's attention where windows are short and each head has keys of its own."""
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        position_embeddings: Any = None,
-        attention_mask: Any = None,
-        **more: Any,
+    def forward(  # type: ignore[override]  # the name of its cache is another in another release
+        self, hidden_states: Tensor, position_embeddings: Any = None, attention_mask: Any = None, **more: Any
     ) -> Any:
         if (
             _half() is None
