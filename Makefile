@@ -40,7 +40,7 @@ run: setup  ## the six notebooks in order, then runs/<RUN>/report.html; CORPUS: 
 	@$(PY) -m helpers.run --run "$$RUN" $${CORPUS:+--corpus "$$CORPUS"} $${PRESET:+--preset "$$PRESET"}
 
 # the long training first, alone: it needs both cores
-test: setup-dev  ## the committed outputs computed anew, the unit tests, the six notebooks at a tiny scale (about 15 minutes)
+test: setup-dev  ## the committed outputs computed anew, the unit tests, the six notebooks at a tiny scale (14 to 18 minutes)
 	@RUNS_DIR="$$(mktemp -d)" && export RUNS_DIR && trap 'rm -rf "$$RUNS_DIR"' EXIT && \
 	{ HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest notebooks/0[1-6]_*.ipynb $(NBVAL) -q || { $(CHANGED); exit 1; }; } && \
 	HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests -m "not outside and not clock" -q $(SHARED)
