@@ -1,4 +1,7 @@
-"""The manifest of a room: what a stage was given, what it wrote, and whether that still fits the rooms it read."""
+"""The manifest of a room: what a stage was given, what it wrote, and whether that still fits the rooms it read.
+
+What a stage can be given, its parameters, is read here from its notebook and its dataclass, without running either.
+"""
 
 import ast
 import json

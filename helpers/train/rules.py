@@ -94,7 +94,7 @@ def choose_numbers(settings: TrainSettings, text: Text, machine: Machine) -> Dec
     if not undecided:
         return Decision(settings, ["all numbers were given"])
     if text.built_in:
-        return _decide_built_in(settings, text, machine.device)
+        return _decide_built_in(settings, text)
     if set(undecided) <= timeless:
         numbers = _head_and_rate(settings, settings.n_embd) | dict(dropout=_dropout(settings.epochs))
         return Decision(_fill(settings, undecided, numbers), [_list(numbers, undecided)])
@@ -112,14 +112,13 @@ def choose_numbers(settings: TrainSettings, text: Text, machine: Machine) -> Dec
     return Decision(_fill(settings, names, chosen), reasons)
 
 
-def _decide_built_in(settings: TrainSettings, text: Text, device: str) -> Decision:
+def _decide_built_in(settings: TrainSettings, text: Text) -> Decision:
     """Give the built-in corpus its fixed numbers, with as many windows per update for any number of processes."""
     undecided = settings.undecided()
-    windows = max(1, FIXED["batch_size"] * FIXED["gradient_accumulation"] // settings.devices)  # of each process
+    windows = max(1, FIXED["batch_size"] // settings.devices)  # of each process
     # of the two that make an update, what is given decides the other
-    at_once = windows if device == "cuda" else min(windows, FIXED["batch_size"])
     given = settings.gradient_accumulation
-    batch = settings.batch_size or (max(1, windows // given) if given else at_once)
+    batch = settings.batch_size or (max(1, windows // given) if given else windows)
     accumulated = given or max(1, windows // batch)
     # an epoch of a part of it may be shorter than the warm-up
     least = _least_epochs(settings, text, batch * accumulated * settings.devices)
