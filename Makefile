@@ -102,7 +102,13 @@ wanted=$$(pwd; cat pyproject.toml constraints.txt); \
 			  "apt install python3-venv), or activate a conda environment first" >&2; exit 1; }; \
 	fi; \
 	echo "installing the dependencies into $$ENV (once; some minutes)"; \
-	$(PY) -m pip install --quiet --no-compile --disable-pip-version-check -e ".[$(1)]" -c constraints.txt; \
+	if $(PY) -m pip --version >/dev/null 2>&1; then \
+		set -- $(PY) -m pip install --no-compile --disable-pip-version-check; \
+	elif command -v uv >/dev/null; then set -- uv pip install --python $(PY); \
+	else echo "$$ENV has no pip, and there is no uv: $$ENV/bin/python -m ensurepip, then the same command again" >&2; \
+		exit 1; \
+	fi; \
+	"$$@" --quiet -e ".[$(1)]" -c constraints.txt; \
 	$(PY) -m ipykernel install --sys-prefix --name python3 >/dev/null; \
 	printf '%s\n' "$$wanted" > "$$ENV/$(2)"
 endef

@@ -206,7 +206,7 @@ class Desk:
         """Return a command with names, ports and sizes of this desk."""
         pattern = "|".join(map(re.escape, sorted(self.smaller, key=len, reverse=True)))
         command = re.sub(pattern, lambda found: self.smaller[found[0]], command)
-        if re.search(r"helpers\.run (?!verify)", command):
+        if re.search(r"helpers\.run (?!verify|parameters)", command):
             run = (re.findall(r"--run (\w+)", command) or ["sample"])[0]
             command += f" --preset {self.folder / run}.yaml"
         if command.startswith("make run") and "PRESET=" not in command:
