@@ -51,7 +51,7 @@ unit: setup-dev  ## the unit tests that need no long training, no injected fault
 test-all: test test-faults  ## also what measures time, JupyterLab in a browser, nginx, each command of the docs, the side doors' outputs (an hour)
 	@RUNS_DIR="$$(mktemp -d)" && export RUNS_DIR && trap 'rm -rf "$$RUNS_DIR"' EXIT && \
 	HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests -m "outside or clock" -q && \
-	$(PY) -m helpers.run corpus vocab tokenize && \
+	$(PY) -m helpers.run corpus vocab tokenize train && \
 	HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest notebooks/deeper/*.ipynb $(NBVAL) -q
 
 test-faults: setup-dev  ## every fault of training with its full counts: killed, damaged, full, poisoned (about ten minutes)
