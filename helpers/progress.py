@@ -64,10 +64,10 @@ class Bar:
     Somebody watches where HEADLESS is not set. Without a label nothing is shown and nothing noted.
     """
 
-    def __init__(self, label: str, total: float | None, unit: str, done: float = 0, scaled: bool = False) -> None:
-        self.label, self.total, self.unit, self.done = label, total, unit, done
+    def __init__(self, label: str, total: float | None, unit: str, scaled: bool = False) -> None:
+        self.label, self.total, self.unit, self.done = label, total, unit, 0.0
         self._bar = tqdm(
-            total=total, initial=done, desc=label, unit=unit, unit_scale=scaled, leave=False,
+            total=total, desc=label, unit=unit, unit_scale=scaled, leave=False,
             disable=not label or bool(os.environ.get("HEADLESS")),
         )  # fmt: skip
 

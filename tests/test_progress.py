@@ -58,7 +58,7 @@ def test_a_bar_notes_what_it_counts_and_one_without_a_label_nothing(file, capfd,
     with Bar("", 3, "shards") as bar:
         bar.update()
     assert not file.exists()
-    with Bar("fetching", 30, "B", done=10, scaled=True) as bar:
+    with Bar("fetching", 30, "B", scaled=True) as bar:
         bar.update(5)
-    assert json.loads(file.read_text("utf-8"))[:4] == ["fetching", 15, 30, "B"]
+    assert json.loads(file.read_text("utf-8"))[:4] == ["fetching", 5, 30, "B"]
     assert capfd.readouterr() == ("", "")

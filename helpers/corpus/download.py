@@ -1,6 +1,6 @@
 """Download text to a local folder: public corpora by name, http(s) addresses, data sets of the Hugging Face Hub.
 
-A broken download is resumed. What was downloaded, from where and under which licence is in fetched.json beside it.
+A file comes whole or not at all. What was downloaded, from where and under which licence is in fetched.json beside it.
 Knows nothing of documents.
 """
 
@@ -25,7 +25,7 @@ from helpers.progress import Bar
 FETCHED = "fetched.json"
 MAX_BYTES = 20 * 2**30  # of one file
 MOST_ROWS = 1_000_000  # of one data set of the Hub
-ATTEMPTS = 6  # in a row without progress
+ATTEMPTS = 6  # at one file
 WAIT = 0.5  # seconds before the second attempt, doubled for each further one
 STALL = 30.0  # seconds without a byte
 
@@ -77,8 +77,8 @@ def fetch(source: str, folder: Path) -> Path | str:
     """Return where the text of a source is on this machine, after downloading what is not there yet.
 
     `source` is a name in CORPORA, an http(s) address, or "hf:owner/name[/config][:split]" (default: train);
-    anything else is a path, and returned as it is. Files go to `folder`; a broken download is resumed, also by a later
-    call. MAX_BYTES limits each file, MOST_ROWS a data set of the Hub. Raises FetchError.
+    anything else is a path, and returned as it is. Files go to `folder`; those that are there already are not fetched
+    again. MAX_BYTES limits each file, MOST_ROWS a data set of the Hub. Raises FetchError.
     """
     if source in CORPORA:
         _fetch_files(source, CORPORA[source], folder / source, folder)
@@ -140,65 +140,38 @@ def _size(path: Path) -> int:
 def _fetch_file(client: httpx.Client, url: str, target: Path) -> Path:
     """Download one file whole, attempt after attempt, and give it its name."""
     part = target / f".{hashlib.sha256(url.encode()).hexdigest()[:10]}.part"
-    failures = 0
-    while True:
-        before = _size(part)
+    for attempt in range(ATTEMPTS):
+        time.sleep(WAIT * 2 ** (attempt - 1) if attempt else 0)
         try:
             headers = _attempt(client, url, part)
-            break
         except (httpx.InvalidURL, httpx.UnsupportedProtocol, httpx.TooManyRedirects) as error:
             raise FetchError(f"{url} leads to no address of a file: {error}") from None
         except httpx.TransportError as error:
-            have = _size(part)
-            failures = 1 if have >= before + 2**20 else failures + 1
-            if failures >= ATTEMPTS:
-                goes_on = part.with_suffix(".etag").exists()  # without one, the next attempt begins anew
-                kept = f"{have:,} bytes are kept: run this again to go on from there" if goes_on else "Run this again"
-                raise FetchError(
-                    f"{url}: {error or type(error).__name__}, {failures} times in a row. {kept}, "
-                    "or download it by hand and give the file"
-                ) from None
-        time.sleep(WAIT * 2 ** (failures - 1))
-    path = target / _name(url, headers, part)
-    os.replace(part, path)
-    part.with_suffix(".etag").unlink(missing_ok=True)
-    return path
+            why = error or type(error).__name__
+        else:
+            path = target / _name(url, headers, part)
+            os.replace(part, path)
+            return path
+    raise FetchError(
+        f"{url}: {why}, {ATTEMPTS} times in a row. Run this again, or download it by hand and give the file"
+    )
 
 
 def _attempt(client: httpx.Client, url: str, part: Path) -> httpx.Headers:
-    """Ask for the bytes that are missing, and append what comes; httpx raises if less comes than is announced."""
-    # 1. the rest of the version that a part is there of; a server that has another sends all of that
-    headers = {"Accept-Encoding": "identity"}  # the bytes as they are, so that they can be counted
-    etag = part.with_suffix(".etag")
-    have = _size(part) if etag.exists() else 0
-    if have:
-        headers |= {"Range": f"bytes={have}-", "If-Range": etag.read_text("utf-8")}
-    with client.stream("GET", url, headers=headers) as answer:
-        # 2. what kind of answer it is
+    """Ask for a file, and write what comes; httpx raises if less comes than is announced."""
+    # the bytes as they are, so that they can be counted
+    with client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as answer:
         status = f"{answer.status_code} {answer.reason_phrase}"
         if answer.status_code >= 500 or answer.status_code in (408, 429):
             raise httpx.TransportError(f"the server answers {status}")
-        if answer.status_code not in (200, 206, 416):
+        if answer.status_code != 200:
             raise FetchError(f"{url}: the server answers {status}. Is the address right?")
         hops = [hop.url for hop in [*answer.history, answer]]
         if hops[0].scheme == "https" and (open_to_all := [hop for hop in hops if hop.scheme != "https"]):
             raise FetchError(f"{url} redirects to {open_to_all[0]}, which anybody on the way can change")
-        is_rest = answer.headers.get("content-range", "").startswith(f"bytes {have}-")
-        is_same = answer.headers.get("etag") == headers.get("If-Range")
-        if answer.status_code != 200 and not (is_rest and is_same):
-            etag.unlink(missing_ok=True)
-            raise httpx.TransportError("the server sends another part, or of another file, than it was asked for")
-        start = have if answer.status_code == 206 else 0
-        version = answer.headers.get("etag", "W/")
-        if version.startswith("W/"):  # a weak one, of which two versions may be
-            etag.unlink(missing_ok=True)
-        else:
-            write_text(etag, version)
-        # 3. take the bytes
         length = answer.headers.get("content-length", "")
-        total = start + int(length) if length.isdigit() else None
-        bar = Bar(f"fetching {part.parent.name[:30]}", total, "B", done=start, scaled=True)
-        with bar, open(part, "ab" if start else "wb") as file:
+        total = int(length) if length.isdigit() else None
+        with Bar(f"fetching {part.parent.name[:30]}", total, "B", scaled=True) as bar, open(part, "wb") as file:
             for block in chain([b""], answer.iter_raw()):
                 bar.update(file.write(block))
                 if max(total or 0, file.tell()) > MAX_BYTES:
