@@ -1,8 +1,8 @@
-"""Constrained decoding: acrostics, line lengths, rhymes, required and forbidden words, whatever the model prefers.
+"""Constrained decoding: acrostics, line lengths, rhymes, whatever the model prefers.
 
-A constraint is a finite automaton that reads the text character by character. Its state has three parts: the place in
-the form (line and column), the rhyme chosen so far, and how much of the words has been read. For every state, the
-length of the shortest ending is known, in characters. A token is allowed if an ending exists after its characters and
+A constraint is a finite automaton that reads the text character by character. Its state has two parts: the place in the
+form (line and column), and the rhyme chosen so far. For every state, the length of the shortest ending is known, in
+characters. A token is allowed if an ending exists after its characters and
 fits into the tokens that are left, at one token per character: so a text that has begun can always be finished. (Masks
 from automata: Willard and Louf 2023, "Efficient Guided Generation for LLMs".)
 
@@ -32,10 +32,7 @@ _FAR = 2**30  # the length of an ending that does not exist
 
 @dataclass(frozen=True)
 class Constraint:
-    """A form and words for a text; every rule holds at once. Without a form the text is free.
-
-    Raises ValueError where fields contradict each other.
-    """
+    """A form for a text; every rule holds at once. Raises ValueError where fields contradict each other."""
 
     heads: str = ""  # the first characters of the lines, one per line (an acrostic, 藏头诗)
     # letters and digits in each line, its end not counted: one number for all lines, or one per line, in turn; nothing
@@ -45,11 +42,9 @@ class Constraint:
     lines: int = 0
     ends: tuple[str, ...] = ("，", "。")  # what follows each line, in turn
     rhymes: tuple[int, ...] = ()  # the lines, counted from 1, whose last characters rhyme (`rhyme`)
-    required: tuple[str, ...] = ()  # words that must occur
-    forbidden: tuple[str, ...] = ()  # words that must not occur, however tokens spell them
 
     def __post_init__(self) -> None:
-        for name in ("ends", "rhymes", "required", "forbidden"):
+        for name in ("ends", "rhymes"):
             if not isinstance(getattr(self, name), tuple):
                 raise ValueError(f"{name} is {getattr(self, name)!r}: give a tuple, (…,) with a comma if it is one")
         counts = self._counts
@@ -63,7 +58,7 @@ class Constraint:
             (not self.ends or not all(self.ends), "ends: each line needs an end of one character or more"),
             (self.rhymes and not (self._lines and any(counts)), "rhymes needs characters, and heads or lines"),
             (not set(self.rhymes) <= set(range(1, self._lines + 1)), f"rhymes: choose lines from 1 to {self._lines}"),
-            (not all(self.required + self.forbidden), "required and forbidden: a word has one character or more"),
+            (not self._lines and not any(counts), "there is no form: give heads, characters or lines"),
         ):
             if is_wrong:
                 raise ValueError(what)
@@ -75,10 +70,6 @@ class Constraint:
     @property
     def _lines(self) -> int:
         return len(self.heads) or self.lines
-
-    @property
-    def _is_free(self) -> bool:
-        return not self._lines and not any(self._counts)
 
     def begin(self, tokenizer: PreTrainedTokenizerFast, eos: int, max_new_tokens: int) -> "ConstraintState":
         """Return the state before the first token; eos is the token of the document's end.
@@ -106,7 +97,7 @@ class ConstraintState:
     def __init__(self, automaton: "_Automaton", eos: int, max_new_tokens: int) -> None:
         self.done = False  # the text is complete
         self._automaton, self._eos, self._left = automaton, eos, max_new_tokens
-        self._at = (0, 0, 0)  # place in the form, rhyme, words
+        self._at = (0, 0)  # place in the form, rhyme
 
     def allowed(self, width: int) -> Tensor:
         """Return (width,), true for the tokens that may come next; when done, only the document's end.
@@ -174,15 +165,14 @@ class _Automaton:
     """A constraint over one vocabulary: its tables, and for every state the characters to the nearest ending.
 
     Characters that no rule tells apart form one class: 6,000 characters have a few dozen classes. A state is a place in
-    the form, a rhyme (0: none yet) and how much of the words has been read; each has a table of what follows by class.
-    -1 is wrong in all of them; as an index it is the last row, and after what is wrong all is wrong.
+    the form and a rhyme (0: none yet); each has a table of what follows by class. -1 is wrong in both; as an index it
+    is the last row, and after what is wrong all is wrong.
     """
 
     def __init__(self, constraint: Constraint, tokenizer: PreTrainedTokenizerFast) -> None:
         vocabulary = _vocabulary(tokenizer)
         _check_spelling(constraint, vocabulary)
         self._classify(constraint, vocabulary, len(tokenizer))
-        self._build_words(constraint)
         self._build_form(constraint)
         # rhyme after a character, by [is the place a rhyming one, rhyme before, class]
         groups = 1 + max(self._group)
@@ -190,23 +180,21 @@ class _Automaton:
         self._rhyme[1] = -1
         rhyming = np.flatnonzero(self._group)
         self._rhyme[1, 0, rhyming] = self._rhyme[1, self._group[rhyming], rhyming] = self._group[rhyming]
-        shape = (len(self._form), groups + 1, len(self._words))
+        shape = (len(self._form), groups + 1)
         if np.prod(shape) * len(self._group) > _MOST_STATES:
-            raise ValueError(
-                f"this constraint has too many states ({' × '.join(map(str, shape))}): ask for fewer lines or words"
-            )
+            raise ValueError(f"this constraint has too many states ({shape[0]} × {shape[1]}): ask for fewer lines")
         self._reach(shape)
-        self.shortest = int(self.needs[0, 0, 0])
+        self.shortest = int(self.needs[0, 0])
         if self.shortest >= _FAR:
             raise ValueError(
-                "no text of this vocabulary meets all of the constraint at once: its heads, lengths, rhymes, required "
-                "and forbidden words contradict each other, or a required word has no place in the lines"
+                "no text of this vocabulary meets all of the constraint at once: its heads and rhymes contradict each "
+                "other"
             )
 
     def _classify(self, constraint: Constraint, vocabulary: dict[int, str], vocab_size: int) -> None:
         """Give every character a class, and the tokens the rows of classes that they are, each row once."""
         # 1. characters that the rules name have a class of their own; the others share one by rhyme and kind
-        rules = "".join([constraint.heads, *constraint.ends, *constraint.required, *constraint.forbidden, "\n"])
+        rules = "".join([constraint.heads, *constraint.ends, "\n"])
         characters = list(dict.fromkeys([*rules, *"".join(vocabulary.values())]))
         groups = _rhyme_numbers(characters) if constraint.rhymes else [0] * len(characters)
         kinds: dict[tuple, int] = {}
@@ -229,42 +217,13 @@ class _Automaton:
         for i, row in enumerate(rows):
             self._rows[: len(row), i] = row
 
-    def _build_words(self, constraint: Constraint) -> None:
-        """Make the table (W + 1, C) of how much of the words has been read.
-
-        A state is the longest end of the text that begins a word, and a set of required words that have been read.
-        """
-        classes, required = len(self._group), list(dict.fromkeys(constraint.required))
-        following: dict[str, set[str]] = {"": set()}  # of each beginning of a word: the characters that go on with it
-        forbidden = set(constraint.forbidden)
-        for word in (*required, *constraint.forbidden):
-            for n, character in enumerate(word):
-                following.setdefault(word[:n], set()).add(character)
-        begun = {beginning: i for i, beginning in enumerate(following)}
-        sets = 1 << len(required)
-        if len(begun) * sets * classes > _MOST_STATES:
-            raise ValueError(f"{len(required)} required words and {len(constraint.forbidden)} forbidden ones: too many")
-        # wrong: a word that is forbidden ends
-        after, read, wrong = np.zeros((3, len(begun), classes), dtype=np.int64)
-        for beginning, i in begun.items():
-            for end in (beginning[n:] for n in reversed(range(len(beginning) + 1))):  # the longest one counts
-                for text in (end + character for character in following.get(end, ())):
-                    kind = self._class_of[text[-1]]
-                    after[i, kind] = begun.get(text, after[i, kind])
-                    read[i, kind] |= 1 << required.index(text) if text in required else 0
-                    wrong[i, kind] |= text in forbidden
-        have = np.arange(sets)[:, None, None] | read  # (sets, beginnings, C)
-        table = np.where(wrong, -1, have * len(begun) + after).reshape(-1, classes)
-        self._words = np.concatenate([table, np.full((1, classes), -1)])
-        self._complete = np.repeat(np.arange(sets) == sets - 1, len(begun))  # (W,)
-
     def _build_form(self, constraint: Constraint) -> None:
         """Make the table (F + 1, C) of places in the form: one per character of each line and of its end."""
         form: list[dict[int, int]] = []  # of each place: class -> next place
         rhyming, accepting = [], []  # places; where a text may end
         counts, ends, lines = constraint._counts, constraint.ends, constraint._lines
         # without a number of lines the form is a ring
-        for line in range(0 if constraint._is_free else lines or int(np.lcm(len(counts), len(ends)))):
+        for line in range(lines or int(np.lcm(len(counts), len(ends)))):
             count, end = counts[line % len(counts)], ends[line % len(ends)]
             if not lines and line and line % len(ends) == 0:
                 accepting.append(len(form))
@@ -280,50 +239,48 @@ class _Automaton:
                 form.append({self._class_of[character]: len(form) + 1})
         accepting.append(len(form))
         self.end = len(form) if lines else None  # reaching this place completes the text
-        form.append({} if lines else form[0] if form else dict.fromkeys(range(len(self._group)), 0))
+        form.append({} if lines else form[0])
         self._form = np.full((len(form) + 1, len(self._group)), -1)
         for number, targets in enumerate(form):
             self._form[number, list(targets)] = list(targets.values())
         self._rhyming = np.isin(np.arange(len(form) + 1), rhyming).astype(np.int64)  # (F + 1,)
         self._accepting = np.isin(np.arange(len(form)), accepting)  # (F,)
 
-    def _reach(self, shape: tuple[int, int, int]) -> None:
-        """Fill `needs` (F + 1, G + 1, W + 1): the fewest characters to an ending; backwards, until nothing changes."""
+    def _reach(self, shape: tuple[int, int]) -> None:
+        """Fill `needs` (F + 1, G + 1): the fewest characters to an ending; backwards, until nothing changes."""
         self.needs = np.full(shape, _FAR, dtype=np.int64)
-        self.needs[:-1, :-1, :-1] = np.where(self._accepting[:, None, None] & self._complete, 0, _FAR)
+        self.needs[:-1, :-1] = np.where(self._accepting[:, None], 0, _FAR)
         before: np.ndarray = np.zeros(0)
         while not np.array_equal(before, self.needs):
             before = self.needs.copy()
             for place in reversed(range(shape[0] - 1)):
                 classes = self._written[self._form[place, self._written] >= 0]  # (A,)
                 if len(classes):
-                    targets = self._form[place, classes][:, None, None]
-                    rhymes = self._rhyme[self._rhyming[place]][:-1, classes].T[:, :, None]  # (A, G, 1)
-                    words = self._words[:-1, classes].T[:, None, :]  # (A, 1, W)
-                    nearest = self.needs[place, :-1, :-1]  # (G, W)
-                    np.minimum(nearest, 1 + self.needs[targets, rhymes, words].min(0), out=nearest)
+                    targets = self._form[place, classes][:, None]
+                    rhymes = self._rhyme[self._rhyming[place]][:-1, classes].T  # (A, G)
+                    nearest = self.needs[place, :-1]  # (G,)
+                    np.minimum(nearest, 1 + self.needs[targets, rhymes].min(0), out=nearest)
 
-    def _follow(self, at: tuple[int, int, int], rows: np.ndarray) -> tuple[np.ndarray, ...]:
+    def _follow(self, at: tuple[int, int], rows: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return the state (R,) after each row of classes; rows (L, R)."""
-        place, rhyme, words = (np.full(rows.shape[1], part) for part in at)
+        place, rhyme = (np.full(rows.shape[1], part) for part in at)
         for classes in rows:
             long = np.flatnonzero(classes >= 0)  # the tokens that have a character here
             kinds = classes[long]
             rhyme[long] = self._rhyme[self._rhyming[place[long]], rhyme[long], kinds]
             place[long] = self._form[place[long], kinds]
-            words[long] = self._words[words[long], kinds]
-        return place, rhyme, words
+        return place, rhyme
 
-    def after(self, at: tuple[int, int, int]) -> np.ndarray:
+    def after(self, at: tuple[int, int]) -> np.ndarray:
         """Return (V,): the fewest characters to an ending after each token; 2**30 if there is none."""
         return np.append(self.needs[self._follow(at, self._rows)], _FAR)[self._row_of]
 
-    def read(self, at: tuple[int, int, int], token: int) -> tuple[int, int, int]:
+    def read(self, at: tuple[int, int], token: int) -> tuple[int, int]:
         """Return the state after one token; after one that is never allowed, what is wrong."""
         if (row := self._row_of[token]) < 0:
-            return -1, -1, -1
-        place, rhyme, words = self._follow(at, self._rows[:, [row]])
-        return int(place[0]), int(rhyme[0]), int(words[0])
+            return -1, -1
+        place, rhyme = self._follow(at, self._rows[:, [row]])
+        return int(place[0]), int(rhyme[0])
 
 
 @functools.lru_cache(maxsize=32)  # all samples of a request share one
@@ -332,22 +289,18 @@ def _automaton(constraint: Constraint, tokenizer: PreTrainedTokenizerFast) -> _A
 
 
 def _check_spelling(constraint: Constraint, vocabulary: dict[int, str]) -> None:
-    """Raise ValueError for what this vocabulary cannot spell, and for words that exclude each other."""
+    """Raise ValueError for what this vocabulary cannot spell."""
     alphabet = {text for text in vocabulary.values() if len(text) == 1}  # what can surely be written
     if not alphabet:
         raise ValueError(
             "this vocabulary has no characters, its tokens are bytes: constraints need a run whose vocabulary (notebook"
             " 02) is words, characters or bpe"
         )
-    ends = () if constraint._is_free else constraint.ends[: constraint._lines or None]
-    for name, texts in (("head", constraint.heads), ("end", ends), ("required word", constraint.required)):
+    ends = constraint.ends[: constraint._lines or None]
+    for name, texts in (("head", constraint.heads), ("end", ends)):
         for text in texts:
             if missing := "".join(character for character in text if character not in alphabet):
                 raise ValueError(
                     f"the {name} '{text}' cannot be written: '{missing}' is not in this vocabulary. Choose another, or "
                     "train on a text that has it"
                 )
-    for word in constraint.required:
-        for other in constraint.forbidden:
-            if other in word:
-                raise ValueError(f"the word '{word}' is required, but '{other}' in it is forbidden")

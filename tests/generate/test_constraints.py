@@ -53,12 +53,8 @@ def group(character: str) -> str:
 
 def holds(constraint: Constraint, text: str) -> bool:
     """Whether a whole text meets a constraint: the definition, without automata."""
-    if any(word in text for word in constraint.forbidden) or not all(word in text for word in constraint.required):
-        return False
     counts = constraint.characters if isinstance(constraint.characters, tuple) else (constraint.characters,)
     lines = len(constraint.heads) or constraint.lines
-    if not lines and not any(counts):
-        return True
     marks = "".join(map(re.escape, sorted(set("".join(constraint.ends) + "\n"))))
 
     def line(i: int) -> str:
@@ -81,16 +77,15 @@ def holds(constraint: Constraint, text: str) -> bool:
 
 @st.composite
 def any_constraint(draw) -> Constraint:
-    """Draw heads, lengths, ends, rhymes and words, each there or not."""
+    """Draw heads, lengths, ends and rhymes, each there or not."""
     heads = draw(st.text(LETTERS, max_size=4))
     characters = draw(st.one_of(st.integers(0, 7), st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)))
-    lines = 0 if heads else draw(st.integers(0, 4))
+    lines = 0 if heads else draw(st.integers(0 if characters else 1, 4))
     verse = bool(heads or lines) and characters != 0
     numbers = st.integers(1, len(heads) or lines or 1)
-    words = st.lists(st.sampled_from([*"光山风，", "天长", "归去", "光，", "年年", "长天"]), max_size=2).map(tuple)
     ends = draw(st.sampled_from([("，", "。"), ("。\n",), ("\n", "！")]))
     rhymes = tuple(draw(st.lists(numbers, max_size=3))) if verse else ()
-    return Constraint(heads, characters, lines, ends, rhymes, required=draw(words), forbidden=draw(words))
+    return Constraint(heads, characters, lines, ends, rhymes)
 
 
 @settings(max_examples=300)
@@ -100,7 +95,7 @@ def test_no_constraint_is_ever_violated(constraint, more, seed, taste):
     try:
         shortest = constraints._automaton(constraint, TOK).shortest
     except ValueError as error:
-        assert re.search("at once|is required", str(error))
+        assert "at once" in str(error)
         return
     stream = random.Random(seed)
 
@@ -122,22 +117,20 @@ SMALL_TEXTS = {i: tokenizer.decode(SMALL, [i]) for i in range(len(SMALL))}
 # three tokens, of two characters at most; x stands for all other letters
 SMALL_WHOLE = ["".join(t) for n in range(7) for t in itertools.product("天长，x", repeat=n)]
 SMALL_FORMS = (
-    {},
     dict(characters=1),
     dict(lines=1),
     dict(heads="天"),
     dict(heads="长", characters=2),
     dict(characters=(2, 1)),
 )
-small_words = st.lists(st.text("天长", min_size=1, max_size=2), max_size=2).map(tuple)
 
 
 @settings(max_examples=30)
-@given(st.sampled_from(SMALL_FORMS), small_words, small_words, st.integers(0, 2**32))
-def test_masks_are_those_of_all_texts_there_are(form, required, forbidden, seed):
+@given(st.sampled_from(SMALL_FORMS), st.integers(0, 2**32))
+def test_masks_are_those_of_all_texts_there_are(form, seed):
     """A token of the small alphabet is allowed exactly if some text that meets the constraint begins so, and fits."""
     limit = 3
-    constraint = Constraint(ends=("，",), required=required, forbidden=forbidden, **form)
+    constraint = Constraint(ends=("，",), **form)
     good = {text for text in SMALL_WHOLE if holds(constraint, text)}
     stream, text = random.Random(seed), ""
     try:
@@ -186,7 +179,6 @@ def test_rhymes_are_those_of_the_dictionary():
 
 def test_ends_that_no_line_has_need_not_be_in_the_vocabulary():
     tok = tokenizer.build_words({}, "天长。")
-    assert Constraint(forbidden=("天",)).begin(tok, EOS, 5).allowed(len(tok)).any()
     assert Constraint(heads="天", ends=("。", "，")).begin(tok, EOS, 5).allowed(len(tok)).any()
     with pytest.raises(ValueError, match="end '，'"):
         Constraint(heads="天天", ends=("。", "，")).begin(tok, EOS, 5)
@@ -194,12 +186,12 @@ def test_ends_that_no_line_has_need_not_be_in_the_vocabulary():
 
 def test_bytes_and_signals_and_ids_that_only_the_model_has_are_never_allowed():
     """A model's table is often rounded up: it is wider than its tokenizer is long."""
-    state = Constraint().begin(TOK, EOS, 10)
+    state = Constraint(lines=1).begin(TOK, EOS, 10)
     mask = state.allowed(len(TOK) + 8)
     allowed = {TOK.convert_ids_to_tokens(i) for i in mask.nonzero().flatten().tolist()}
-    assert {"天", "天长", "\n", TOK.eos_token} < allowed and not mask[len(TOK) :].any()
+    assert {"天", "天长"} < allowed and not mask[len(TOK) :].any()
     assert not {name for name in allowed if name.startswith("<0x")}
-    assert set(TOK.all_special_tokens) & allowed == {"<eos>"} and "<assistant>" in TOK.all_special_tokens
+    assert not set(TOK.all_special_tokens) & allowed and "<assistant>" in TOK.all_special_tokens
     with pytest.raises(ValueError, match="not allowed"):
         state.advance(TOK.pad_token_id)
 
@@ -232,12 +224,9 @@ def test_another_kind_of_vocabulary():
     ("fields", "words"),
     [
         (dict(heads="李白"), "head '李' cannot be written"),
-        (dict(required=("天津",)), "required word '天津' cannot be written: '津'"),
         (dict(ends=("；",), lines=2), "end '；'"),
         (dict(heads="天", characters=40), "may take 41 tokens, one a character: set max_new_tokens to 41"),
-        (dict(required=("天长",), forbidden=("长",)), "'天长' is required, but '长' in it is forbidden"),
-        (dict(heads="天长", forbidden=("天",)), "contradict each other"),
-        (dict(lines=2, characters=2, required=("天长天光",)), "no place in the lines"),
+        (dict(heads="天霜", characters=1, rhymes=(1, 2)), "contradict each other"),
     ],
 )
 def test_what_cannot_be_met_is_refused_in_words(fields, words):
@@ -255,8 +244,8 @@ def test_what_cannot_be_met_is_refused_in_words(fields, words):
         (dict(ends=()), "ends"),
         (dict(rhymes=(5,), lines=4, characters=5), "1 to 4"),
         (dict(rhymes=(1,), lines=4), "rhymes needs characters"),
-        (dict(required="天长"), "give a tuple"),
-        (dict(forbidden=("",)), "one character"),
+        (dict(ends="，"), "give a tuple"),
+        (dict(), "no form"),
     ],
 )
 def test_fields_that_contradict_each_other_are_refused(fields, words):
