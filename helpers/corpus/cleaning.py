@@ -76,8 +76,8 @@ def _is_uniform(text: str) -> bool:
     if places == len(lines) == len(_INDENT.findall(text)):
         return True
     closed = sum(indent == common and line[-1] in "。！？…；：”’」』）" for indent, line in lines)
-    prose = "\u3000" in common or (common == "    " and closed >= 0.8 * places and not _NESTED.search(text))
-    return prose and places >= 0.8 * sum(bool(indent) for indent, _ in lines)
+    prose = "\u3000" in common or (common == "    " and not _NESTED.search(text))
+    return prose and min(closed / places, places / sum(bool(indent) for indent, _ in lines)) >= 0.8
 
 
 # name, what is looked for, its replacement. Run in this order, again until nothing changes.
@@ -172,6 +172,7 @@ def _plan(on: frozenset[str]) -> tuple[list[tuple], list[re.Pattern], re.Pattern
 @functools.lru_cache(2**14)  # most texts have the same few of these characters
 def _needed(on: frozenset[str], characters: frozenset[str]) -> list[tuple]:
     """Return the rules that a text can have work for: those that start with one of these characters of it."""
+    characters |= {"\xa0"} if "&" in characters else set()  # &nbsp;
     return [rule for rule, start in zip(*_plan(on)[:2], strict=True) if any(map(start.match, characters))]
 
 
@@ -205,8 +206,7 @@ def clean(
         if on.isdisjoint(_SCRIPTS):
             return text.strip("\n")  # as most texts
     given, composed = text, False
-    found: Counter = Counter()
-    left: Counter = Counter()
+    found, left = Counter[str](), Counter[str]()
     while True:  # one rule may uncover work for another: &amp;lt;p&gt; is a tag inside an entity inside an entity
         before = text
         left.clear()
@@ -339,7 +339,7 @@ def _are_cuts(cuts: list[str], lines: list[str]) -> bool:
         pairs = [end[0] + start[1] for end, start in zip(cuts, cuts[distance:], strict=False)]
         return sum(pair in inside and _HAN.match(pair[1]) is not None for pair in pairs)
 
-    marks = sum(pair[1] in "，。、；：？！”’」』）》" for pair in cuts)
+    marks = sum(pair[1] in "，、；：" for pair in cuts)
     return marks + together(0) - 3 * max(map(together, range(1, 5))) >= max(4, 0.05 * len(cuts))
 
 
