@@ -73,11 +73,10 @@ def _is_uniform(text: str) -> bool:
     """Return whether indentation says nothing: all lines have it, or it is that of Chinese paragraphs."""
     lines = re.findall(r"^([ \t\u3000]*)(?=\S)(.*\S)", text, re.M)
     common, places = Counter(indent for indent, _ in lines if indent).most_common(1)[0]
-    if places == len(lines) == len(_INDENT.findall(text)):
-        return True
+    everywhere = places == len(lines) == len(_INDENT.findall(text))
     closed = sum(indent == common and line[-1] in "。！？…；：”’」』）" for indent, line in lines)
     prose = "\u3000" in common or (common == "    " and not _NESTED.search(text))
-    return prose and min(closed / places, places / sum(bool(indent) for indent, _ in lines)) >= 0.8
+    return everywhere or (prose and min(closed / places, places / sum(bool(indent) for indent, _ in lines)) >= 0.8)
 
 
 # name, what is looked for, its replacement. Run in this order, again until nothing changes.
@@ -212,7 +211,7 @@ def clean(
         left.clear()
         for rule in _needed(on, frozenset(_plan(on)[2].findall(text))):
             text = _apply(rule, text, found, left, examples)
-        if "hard wraps" in on and text.count("\n") > 3:  # before indentation goes, which shows where a paragraph starts
+        if "hard wraps" in on and len(_OPEN_END.findall(text)) > 3:  # before indentation goes: it starts paragraphs
             joined, places, left["hard wraps left"] = unwrap(text)
             if places:
                 found["hard wraps"] += places
@@ -288,6 +287,7 @@ def _show_difference(examples: dict | None, name: str, before: str, after: str, 
 
 _WRAP_COLUMNS = 40  # lines of prose are cut at 20 Chinese characters or more
 _LOOK = 1000  # cuts in which evidence is looked for: in more lines, nearly all pairs of characters stand together
+_OPEN_END = re.compile("\n(?:(?<=[一-鿿]\n)|(?<=[一-鿿][ \u3000]\n))")
 _CLOSED = re.compile("[。！？!?；;…：:][”’」』）)]*$")
 _NEW_PARAGRAPH = re.compile(
     r"[ \t\u3000]|第.{1,9}[章回节卷部集篇]|[一二三四五六七八九十]{1,3}[、．.]|[-*•·#>（(【]|\d+[.、)）]"
