@@ -265,9 +265,9 @@ def _apply(rule: tuple, text: str, counts: Counter, left: Counter, examples: dic
         result, places = pattern.subn(new, text)
     counts[name] += places
     if examples is not None and len(examples.get(name, ())) < EXAMPLES:
-        left, right = text[max(0, match.start() - 8) : match.start()], text[match.end() : match.end() + 8]
+        start, end = text[max(0, match.start() - 8) : match.start()], text[match.end() : match.end() + 8]
         old = match[0] if len(match[0]) <= 40 else match[0][:30] + "…" + match[0][-9:]
-        _show(examples, name, left + old + right, left + replacement(match)[:40] + right)
+        _show(examples, name, start + old + end, start + replacement(match)[:40] + end)
     return result
 
 

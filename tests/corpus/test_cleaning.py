@@ -13,11 +13,13 @@ from helpers.corpus import cleaning
 
 SENTENCE = "绿萝喜欢散射光，土干了再浇水。"
 PROSE = "".join(f"第{n}天，{SENTENCE}\n" for n in range(60))
-CHINESE = st.text("绿萝喜欢散射光，。！？“”《》—…、；：的一是不了人在有我他這個們國𠮷㐂ABCxyz0123.,!?+=%", max_size=60)
+CHINESE = st.text("绿萝喜欢散射光，。！？“”《》—…、；：的一是不了人在有我他這個們國𠮷㐂ABCxyz0123.,!?+=%", min_size=1)
 HAN = "".join(map(chr, range(0x4E00, 0x5600)))
 ANY = st.text(st.characters(exclude_categories=("Cs",)), max_size=80)
 EVERY_RULE = ", ".join(f"+{name}" for name in cleaning.OPTIONAL_RULES if "traditional" not in name)
 MARKUP = "&amp; &lt; &#60; <p> </p> <b> </b> <br/> <!-- --> </div> <script> </script> <input> </input> <title> </title>"
+CHARACTERS = {"\ufeff": "BOM in the text", "\u200b": "zero-width", "\u200d": "joiners", "\x07": "control characters"}
+CHARACTERS |= {"\ue001": "private-use characters", "\ufffd": "U+FFFD"}
 DIRT = [*"<>/&;#abp绿 \t\u3000\n\r\u200b\u200d\ufeff\ufffd\ue000\u0301\u0338\xa0\u2028😀-!=\"'", *MARKUP.split()]
 DIRTY = st.lists(st.sampled_from([*DIRT, "<div class='x'>", "<td nowrap", "<!doctype html>"]), max_size=30).map("".join)
 
@@ -28,19 +30,14 @@ DIRTY = st.lists(st.sampled_from([*DIRT, "<div class='x'>", "<td nowrap", "<!doc
 @pytest.mark.parametrize(
     ("dirt", "clean", "rule"),
     [
-        ("绿\ufeff萝", "绿萝", "BOM in the text"),
-        ("绿\u200b萝\u2060", "绿萝", "zero-width"),
-        ("绿\u200d萝", "绿萝", "joiners"),
-        ("绿\x00萝\x07", "绿萝", "control characters"),
+        *((f"绿{dirt}萝", "绿萝", rule) for dirt, rule in CHARACTERS.items()),
         ("\x1b[31m红\x1b[0m", "红", "terminal colours"),
-        ("绿\ue001萝", "绿萝", "private-use characters"),
-        ("绿\ufffd萝", "绿萝", "U+FFFD"),
         ("一\u2028二\x85三\r四\r\n五", "一\n二\n三\n四\n五", "line ends"),
         ("<p>一</p><p>二</p><hr noshade><td nowrap width=9>三</td>", "一\n二\n三", "HTML tags"),
         ("您好。<br>少浇水。<br/>再见<hr>", "您好。\n少浇水。\n再见", "HTML tags"),
         ("绿萝<br>\n吊兰<br>\n文竹", "绿萝\n吊兰\n文竹", "HTML tags"),
         ("<div id=a>看：</div>\n```html\n<p>好</p>\n```", "看：\n```html\n<p>好</p>\n```", "HTML tags"),
-        ('<iframe src="/x" frameborder=0 allowfullscreen></iframe><a href="/x">绿萝</a>', "绿萝", "HTML tags"),
+        ('<iframe src="/x" width=0 allowfullscreen></iframe><a href="/x">绿萝</a>', "绿萝", "HTML tags"),
         ('<label for=x>名</label><INPUT name="x" disabled /><button>好</button><s>旧</s>', "名好旧", "HTML tags"),
         ("<!DOCTYPE html><html><title>绿萝</title><link rel='x'><main>浇水</main></html>", "绿萝\n\n浇水", "HTML tags"),
         ("绿萝&nbsp;&amp;&#32;吊兰", "绿萝 & 吊兰", "HTML entities"),
@@ -68,12 +65,12 @@ def equal_lines(count, length, characters=HAN):
 # text without dirt, but with the shape of it: all rules leave it
 KEPT = [
     "看：\n\n```html\n<p>你好</p>\n<br/>&nbsp;\n```\n\n> ```\n> <b>好</b>\n> ```",
-    "用 `<br>` 换行，`<p>一</p>` 分段，`` <!-- `注` --> `` 是注释，`&nbsp;` 是空格。",
+    "用 `<br>` 换行，`<p>一</p>` 分段，`` <!-- `注` --> `` 是注释，`&nbsp;` 是。",
     "看例子：\n\n    <ul>\n        <li>一</li>\n    </ul>\n\n就这样。",
     'f(\n    <div className="a">\n        <p>好</p>\n    </div>\n);\n<template>\n  <div>{{ 名 }}</div>\n</template>',
     "def f(x):\n    if x:\n        return 1\n\n\ndef 浇(水):\n    打印(水)",
     "int *p = &sum;\nf(&copy;, &reg;);\nvector<int> v;  // 组\ncat <input> | grep <title>，见 <main>\ngit clone <path>",
-    *"用<br>换行，用<p>分段。 段落放在<p>和</p>之间。 标签很多。<p>表示段落。<br>表示换行。 换行用<br>".split("。 "),
+    *"用<br>换行，用<p>分段。 段落放在<p>和</p>之间。 标签很多。<p>表示段落。<br>表示换行".split("。 "),
     *"<p>是开始标签，</p>是结束标签 结束标签是</p> 脚本在<script>和</script>之间，样式在<style>里</style>".split(),
     "有：\n<br>：换行\n<hr>：画线\n- <p>\n- <table>",
     "若a<b>c且x<y，则A & B。p < 0.05 且 n > 3\n若a<b and c>d，x<s>t，则<p nowraps>和<a href>。",
@@ -88,9 +85,14 @@ KEPT = [
     "床前明月光，\u3000\u3000疑是地上霜。\n第一回　灵根育孕源流出　心性修持大道生",
     "1\n00:00:01,000 --> 00:00:02,500\n你好\n\n2\n00:00:03,000 --> 00:00:04,000\n再见\n[00:15.00]田园将芜",
     "2024-05-01 12:30:01 小花\n在吗\n？\n2024-05-01 12:30:05 老王\n在",
+    "清单：\n- 浇水\n    土干再浇。\n- 光照\n    散射光。",
+    "- 旧的\n+ 新的\n  没变的",
     "👨\u200d👩\u200d👧 ♥\ufe0f 1\ufe0f\u20e3 می\u200cخواهم □缺字□ ⽐⼀",
     PROSE.strip(),
+    "没有写完：\n```html\n<div>\n    <p>你好</p>",
+    "~~~yaml\n配置:\n  名称: 一 \n\n\n\n\n  值: 二\n~~~",
 ]
+ALONE = "<br> 换行用<br> <br/> <p></p> &nbsp; <!--注释--> <script>alert(1)</script> <img/>".split()
 EQUAL = [
     equal_lines(100, 23),
     equal_lines(2000, 20),
@@ -101,12 +103,9 @@ EQUAL = [
     [f"见 https://example.org/abs/{n:04}.{n * 7919 % 10000:04} 第三章以及附录" for n in range(30)],
     ["问：叶子发黄怎么办？", "答：先断水，放到通风的地方，等土干透了再浇，平时不要总是浇水。"] * 8,
     [f"    value_{n:02} = compute_the_next_value(previous, {n:02})" for n in range(12)],
+    [f"{n:03} 无敌的开始与结束第{n:03}名 作者某人 人气{n * 37 % 997:03}" for n in range(30)],
+    [f"{a}花间一壶酒，独酌无相亲；举杯邀明月，对影成三人。" for a in "一二三四五六七八"],
     ["名称　　　光照　　　浇水　　　施肥　　　温度　　　湿度　　　备注"] * 12,
-]
-ALONE = [
-    *"<br> <br/> <p></p> &nbsp; <!--注释--> <script>alert(1)</script> <img/>".split(),
-    "没有写完：\n```html\n<div>\n    <p>你好</p>",
-    "~~~yaml\n配置:\n  名称: 一 \n\n\n\n\n  值: 二\n~~~",
 ]
 
 
@@ -119,7 +118,7 @@ def test_what_only_looks_like_dirt_stays(text):
 
 @given(st.lists(st.sampled_from(KEPT) | CHINESE, max_size=5).map("\n".join))
 def test_decent_text_comes_back_unchanged(text):
-    assert cleaning.clean(text) == re.sub("\n{4,}", "\n\n", unicodedata.normalize("NFC", text).strip("\n"))
+    assert cleaning.clean(text) == unicodedata.normalize("NFC", text)
 
 
 def test_what_a_rule_leaves_is_counted():
@@ -144,19 +143,7 @@ def test_sparing_rules_changes_nothing(text, rules):
 
 
 def test_hostile_text_takes_no_time():
-    for part in (
-        "<!--",
-        "<script>",
-        "<p ",
-        "&",
-        "<a b=",
-        "<td nowrap ",
-        "<input>",
-        "<!doctype ",
-        "``` a\n",
-        "`a",
-        "a<br>\n",
-    ):
+    for part in "<!--|<script>|<p |&|<a b=|<td nowrap |<input>|<!doctype |``` a\n|`a|a<br>\n|<p a='".split("|"):
         cleaning.clean(part * 20_000)
     cleaning.clean(" " * 50_000 + "x")
     cleaning.clean("<p" + " nowrap" * 20_000)
@@ -183,7 +170,6 @@ def clean(text, rules="", counts=None, examples=None):
 
 
 def test_every_rule_can_be_switched_off_and_then_leaves_its_dirt():
-    assert clean("<p>绿萝</p>", "-HTML tags") == "<p>绿萝</p>"
     everything_off = ",".join(f"-{name}" for name in cleaning.DEFAULT_RULES)
     dirt = "\u3000\u3000<b>绿\ufeff萝</b>&amp;  e\u0301\xa0\x00 \n\n\n\n吊兰"
     assert clean(dirt, everything_off) == dirt
@@ -209,8 +195,7 @@ def test_a_rule_that_does_not_exist_is_refused_with_the_closest_one():
         ("half-width punctuation", "好,真的吗?是的!", "好，真的吗？是的！", 3),
         ("half-width punctuation", "见图1:2, a,b 和3.14; x!", "见图1:2, a,b 和3.14; x!", 0),
         ("personal data", "电话13812345678，或138-1234-5678、+86 13812345678。", "电话[电话]，或[电话]、[电话]。", 3),
-        ("personal data", "身份证11010519491231002X。", "身份证[身份证]。", 1),
-        ("personal data", "邮箱zhang.san@mail.example.com，", "邮箱[邮箱]，", 1),
+        ("personal data", "身份证11010519491231002X，邮箱z.san@mail.example.com。", "身份证[身份证]，邮箱[邮箱]。", 2),
         # a wrong check character, a 13th month, an order number, a date and time, a version
         ("personal data", "110105194912310021 440105199013310029 2013812345678901 v1.13812345678", None, 0),
         ("personal data", "a@b 和 @某人 x@y.1", None, 0),
@@ -247,8 +232,7 @@ def test_examples_show_before_and_after_and_what_is_invisible():
 
 _CLAUSES = (
     "那盆绿萝放在北窗台上已经有三年了 从来没有人认真管过它 可是它总是自己长得很好 藤蔓垂下来快要碰到地面 "
-    "有一天来了一位客人 他问能不能剪一枝带走 主人马上拿来一把剪刀 从那以后家里常常少一枝 插在水里也能活 "
-    "过不了多久就生出白色的根来 冬天屋里太干 叶尖慢慢变黄 邻居说要多喷水 其实换个地方就行"
+    "他问能不能剪一枝带走 主人马上拿来一把剪刀 从那以后家里常常少一枝 插在水里也能活 邻居说要多喷水 其实换个地方就行"
 ).split()
 
 
@@ -259,29 +243,19 @@ def paragraph(seed, clauses):
     return text.rstrip("，。") + "。"
 
 
-NOVEL = [paragraph(n, clauses) for n, clauses in enumerate((19, 14, 23, 1))]
+NOVEL = [paragraph(n, clauses) for n, clauses in enumerate((19, 14, 23))]
 
 
-def wrapped(paragraphs, width, indent):
-    return "\n".join(line for text in paragraphs for line in re.findall(f".{{1,{width}}}", indent + text))
-
-
-@given(st.integers(20, 40), st.permutations(NOVEL), st.sampled_from([" ", ""]))
-def test_hard_wrapped_prose_becomes_paragraphs_again(width, paragraphs, trailing):
-    text = wrapped(paragraphs, width, "\u3000\u3000").replace("\n", trailing + "\n")
+@given(st.integers(20, 40), st.permutations(NOVEL), st.sampled_from(["", " "]), st.sampled_from(["", "\u3000\u3000"]))
+def test_hard_wrapped_prose_becomes_paragraphs_again(width, paragraphs, trailing, indent):
+    parts = list(zip(["第二章 客人来了", "1. 先看土", "- 再看叶"], paragraphs, strict=True))
+    lines = [line for heading, text in parts for line in (heading, *re.findall(f".{{1,{width}}}", indent + text))]
     counts = Counter()
-    once = cleaning.clean(text, counts)
-    assert once == "\n".join(paragraphs)
-    assert counts["hard wraps"] == text.count("\n") - 3
-    assert cleaning.clean(once) == once
-
-
-def test_headings_and_lists_start_a_new_line():
-    first, second, third = (wrapped([paragraph(n, 20)], 30, "") for n in (5, 6, 7))
-    text = "\n".join([first, "第二章 客人来了", second, "1. 先看土", "2. 再看叶", third])
-    joined, places, doubtful = cleaning.unwrap(text)
-    assert places and not doubtful
-    assert all(f"\n{start}" in joined for start in ("第二章 客人来了", "1. 先看土", "2. 再看叶"))
+    once = cleaning.clean(f"{trailing}\n".join(lines), counts)
+    assert {heading for heading, _ in parts} <= set(once.split("\n"))
+    if indent:  # else a full line that ends a sentence is taken for the end of a paragraph
+        assert once == "\n".join(map("\n".join, parts))
+        assert counts["hard wraps"] == len(lines) - 6
 
 
 # ---------------------------------------------------------------- filters

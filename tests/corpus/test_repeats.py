@@ -31,8 +31,7 @@ def strip_repeats(tmp_path, texts):
 
 
 def test_advertisements_and_page_rulers_go_when_they_repeat(tmp_path):
-    ads = [AD, "最新章节 http://example.org/1.html 抢先看"]
-    ads += ["第 {} 页", "------ Page {} ------", "- {} -", "＝"]
+    ads = [AD, "最新章节 http://a.org/1.html 抢先看", "第 {} 页", "------ Page {} ------", "- {} -", "＝"]
     texts = [f"第{n}篇，{SENTENCE}\n" + "\n".join(ad.format(n) for ad in ads) + f"\n{SENTENCE}" for n in range(4)]
     cleaned, counts, examples = strip_repeats(tmp_path, texts)
     assert cleaned == [f"第{n}篇，{SENTENCE}\n＝\n{SENTENCE}" for n in range(4)]
@@ -51,13 +50,9 @@ def test_refrains_formulas_headings_and_separators_may_repeat(tmp_path, line):
     assert not cleaning.candidates(line)
 
 
-def test_links_that_differ_in_their_numbers_do_not_repeat(tmp_path):
-    links = "\n".join(f"更多见 https://example.org/abs/{n}.{n * 7}" for n in range(30))
-    assert strip_repeats(tmp_path, [links])[0] == [links]
-
-
 def test_what_stands_there_once_or_twice_stays(tmp_path):
     texts = [f"{SENTENCE}{n}\n阅读 https://example.com/book\n第3页" for n in range(repeats.REPEATS - 1)]
+    texts += [f"更多见 https://example.org/abs/{n}.{n * 7}" for n in range(30)]  # numbers make another address of one
     assert strip_repeats(tmp_path, texts)[0] == texts
 
 
