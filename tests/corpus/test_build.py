@@ -114,7 +114,7 @@ def test_mojibake_with_a_line_end_inside_a_character_is_mended(raw, document):
 
 def test_what_a_conversation_loses_is_counted(raw):
     """A turn that is blank once it is clean ends its conversation; the exchanges after it were not dirt."""
-    turns = ["问", "答", "<br>", "这是答案", "再问", "再答"]
+    turns = ["问", "答", "\u200b", "这是答案", "再问", "再答"]
     messages = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
     rows = [{"messages": messages}, {"messages": messages[:1] + messages[-1:]}]
     (raw / "a.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")

@@ -305,7 +305,7 @@ def test_each_turn_is_cleaned_for_itself(raw):
         raw,
         talk("绿萝<b>怎么浇\n", "\n</b>土干了&nbsp;再浇。\u200b", "<!-- 还有", "-->？"),
         talk("第一问", "\ufeff\u200b", "第二问", "第二答"),
-        talk("第三问", "第三答", "<br/>", "第四答", system="\u200b"),
+        talk("第三问", "第三答", "\u200b", "第四答", system="\u200b"),
     )
     report = build(raw)
     assert messages_found() == [
