@@ -10,11 +10,11 @@ import nbformat
 from helpers import paths
 from helpers.corpus.find import BUILT_IN, same_files
 from helpers.files import known_sha256
-from helpers.manifest import MANIFEST, RoomError, open_room, read_manifest
+from helpers.manifest import MANIFEST, RoomError, open_room, read_manifest, unfinished
 from helpers.run.lessons import stage_notebook
 from helpers.wording import run_again
 
-NOT_MADE = "not made yet"
+NOT_MADE, BEGUN = "not made yet", "begun, and not finished"
 
 
 def verify_run(run: str) -> list[tuple[str, bool, str]]:
@@ -26,10 +26,12 @@ def verify_run(run: str) -> list[tuple[str, bool, str]]:
     for stage in paths.NOTEBOOKS:
         notebook, copy = paths.notebook(stage).stem, paths.executed_copy(run, stage)
         if not (paths.room(run, stage) / MANIFEST).is_file():
-            if stage in paths.STAGES:
+            begun = paths.room(run, stage).is_dir()
+            if stage in paths.STAGES or begun:
                 start = f'"{paths.room(run, stage).name}/'  # in the manifest of each room that was made from it
                 manifests = [file.read_text("utf-8", "replace") for file in paths.run_dir(run).glob(f"*/{MANIFEST}")]
-                rows.append((notebook, not any(start in manifest for manifest in manifests), NOT_MADE))
+                words = BEGUN if begun else NOT_MADE
+                rows.append((notebook, not any(start in manifest for manifest in manifests), words))
             continue
         try:
             manifest = read_manifest(run, stage)
@@ -44,6 +46,7 @@ def verify_run(run: str) -> list[tuple[str, bool, str]]:
             except ValueError:
                 problems.append(f"{copy.name} is torn")
         words = f"{len(manifest['outputs'])} files as written, {len(manifest['inputs'])} files as read"
+        words += f"; {more}" if (more := unfinished(run, stage)) else ""
         if problems:
             more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
             words = f"{'; '.join(problems[:3])}{more}: {run_again(stage, run)}"
@@ -82,7 +85,7 @@ def print_verdict(run: str) -> int:
     """Print one line per room, and return the exit code: 0 if all fit together, 1 if not."""
     rows = verify_run(run)
     for notebook, fits, words in rows:
-        word = "NO" if not fits else "-" if words == NOT_MADE else "fits"
+        word = "NO" if not fits else "-" if words in (NOT_MADE, BEGUN) else "fits"
         print(f"{notebook:14}{word:6}{words}", flush=True)
     off = sum(not fits for _, fits, _ in rows)
     if all(words == NOT_MADE for _, _, words in rows):
@@ -106,8 +109,10 @@ def note_finished(run: str, stage: str) -> None:
 
 
 def finished_unchanged(run: str, stage: str, values: dict[str, Any], lessons: bool = True) -> bool:
-    """Return whether a stage has finished with these parameters, inputs and this notebook, see `stage_notebook`."""
-    # 1. the room and the rooms that it read are as they were when it finished
+    """Return whether a stage is done, with these parameters, inputs and this notebook, see `stage_notebook`."""
+    # 1. it was not stopped, and the room and the rooms that it read are as they were when it finished
+    if unfinished(run, stage):
+        return False
     try:
         manifest = open_room(run, stage)
         copy = nbformat.read(paths.executed_copy(run, stage), as_version=4)

@@ -9,8 +9,10 @@ Knows no training loop.
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -21,7 +23,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -31,7 +33,7 @@ from helpers import paths
 from helpers.device import pick_device, release_threads
 from helpers.files import Occupied, fingerprint, known_sha256, occupied, write_text
 from helpers.manifest import RoomError, open_room
-from helpers.train.checkpoint import BadCheckpoint
+from helpers.train.checkpoint import BadCheckpoint, list_checkpoints
 from helpers.train.distributed import join_group, leave_group, world
 from helpers.train.milestones import Diverged
 from helpers.train.model import model_from_settings
@@ -69,35 +71,67 @@ def prepare_room(settings: TrainSettings) -> None:
     write_text(folder / "parameters.json", json.dumps(dataclasses.asdict(settings), ensure_ascii=False, indent=1))
 
 
-def claim(folder: Path, identity: str, resume: bool) -> None:
-    """Make a folder ready for a run: a model that cannot be resumed (without `resume`: any) moves to `…-previous/`.
+def say_beforehand(settings: TrainSettings) -> str:
+    """Return what a training will do with the models that the run has, see `foresee`."""
+    identity = _identity(settings, open_room(settings.run, "tokenize"))
+    return foresee(paths.room(settings.run, "train"), identity, settings.resume).words
 
-    If the one in `…-previous/` can be resumed, the two change places. What an attempt left that failed before it had
-    any weights is deleted, so that it never takes a model's place there.
 
-    Raises Occupied if a run is at work there.
+class Foreseen(NamedTuple):
+    """What becomes of the models in a room and beside it when a training begins there."""
+
+    resumed: Path | None  # the folder of the training that goes on; None: a new one begins
+    aside: Path | None  # the folder in which the model that is in the room will be kept
+    words: str
+
+
+def foresee(folder: Path, identity: str, resume: bool) -> Foreseen:
+    """Return what `claim` will do: nothing that has weights is ever deleted, however many trainings follow it.
+
+    A training goes on if all that decides its result is the same (`identity`), in the room or in `…-previous/`,
+    `…-previous-2/`, …, which hold what has made way; without `resume`, none does.
     """
-    previous, waiting = (folder.with_name(f"{folder.name}-{name}") for name in ("previous", "waiting"))
+    beside = folder.parent.glob(f"{folder.name}-*")
+    kept = [place for place in beside if re.fullmatch(r"-(previous(-\d+)?|waiting)", place.name[len(folder.name) :])]
+    fits = [
+        place for place in (folder, *sorted(kept, key=_updates, reverse=True))
+        if resume and (place / "identity.txt").is_file() and (place / "identity.txt").read_text("utf-8") == identity
+    ]  # fmt: skip
+    resumed = fits[0] if fits else None
+    if resumed == folder:
+        return Foreseen(folder, None, f"the training in {folder.name}/ goes on after update {_updates(folder):,}")
+    words, aside = [], None
+    if resumed:
+        words.append(f"the model in {resumed.name}/ has these settings: its run goes on after {_updates(resumed):,} updates")
+    if next(folder.rglob("*.safetensors"), None):
+        names = (f"{folder.name}-previous{f'-{number}' if number > 1 else ''}" for number in itertools.count(1))
+        aside = next(place for name in names if not (place := folder.with_name(name)).exists())
+        words.append(f"the model that is in {folder.name}/ now, of {_updates(folder):,} updates, is kept in {aside.name}/")
+    return Foreseen(resumed, aside, "; ".join(words) or f"a new training begins in {folder.name}/")
 
-    def can_be_resumed(place: Path) -> bool:
-        file = place / "identity.txt"
-        return resume and file.is_file() and file.read_text("utf-8") == identity
 
+def _updates(folder: Path) -> int:
+    """Return how many updates the newest checkpoint in a folder is from; 0 without any."""
+    return max((int(place.name.removeprefix("step-")) for place in list_checkpoints(folder / "checkpoints")), default=0)
+
+
+def claim(folder: Path, identity: str, resume: bool) -> None:
+    """Make a folder ready for a training, and say which models change their places, see `foresee`.
+
+    What an attempt left that failed before it had any weights is deleted, and so is a file STOP: it asked an earlier
+    training to end. Raises Occupied if a run is at work there.
+    """
     with keep_for_training(folder):
-        if waiting.exists():  # killed while two models changed places
-            waiting.rename(previous if folder.exists() else folder)
-        if not can_be_resumed(folder):
-            if can_be_resumed(previous):
-                previous.rename(waiting)
-                print(f"the model in {previous.name}/ has these settings: its run goes on")
-            if folder.exists() and next(folder.rglob("*.safetensors"), None) is None:
-                shutil.rmtree(folder)
+        foreseen = foresee(folder, identity, resume)
+        if foreseen.resumed != folder:
+            if foreseen.resumed or foreseen.aside:
+                print(foreseen.words, flush=True)
+            if foreseen.aside:  # killed after it, the program finds both models by their identities, and an empty place
+                folder.rename(foreseen.aside)
             elif folder.exists():
-                shutil.rmtree(previous, ignore_errors=True)
-                folder.rename(previous)
-                print(f"the model that was here is kept in {previous.name}/")
-            if waiting.exists():
-                waiting.rename(folder)
+                shutil.rmtree(folder)
+            if foreseen.resumed:
+                foreseen.resumed.rename(folder)
         write_text(folder / "identity.txt", identity)
         (folder / "STOP").unlink(missing_ok=True)
 

@@ -308,7 +308,7 @@ class Trainer:
             if rank == 0:
                 tell("training", progress.step, session.total_steps, "updates")
             self.account(update)
-            if (due or progress.step >= session.total_steps) and self.pace.since_last_row.labels:
+            if (due or session.stopped or progress.step >= session.total_steps) and self.pace.since_last_row.labels:
                 self.write_row(update.lr, update.grad_norm)
             if epoch_ended := progress.position >= len(self.train):
                 self.close_epoch()
@@ -392,8 +392,10 @@ class Trainer:
                 raise
             figures |= {"val_loss": scores["loss"], "val_bits_per_char": scores["bits_per_char"]}
             figures["accuracy"] = scores["accuracy"]
-        seconds = self.end("finished" if progress.step >= session.total_steps else session.ended_early or "stopped")
-        return figures | {"seconds": round(seconds, 1)}
+        ended = "no better" if session.ended_early else "stopped"
+        ended = "finished" if progress.step >= session.total_steps else ended
+        seconds = self.end(session.ended_early if ended == "no better" else ended)
+        return figures | {"seconds": round(seconds, 1), "ended": ended}
 
     def end(self, reason: str) -> float:
         """Write the log's last row and close it; return the run's seconds."""
