@@ -58,7 +58,8 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         os.replace(part, path)
     except OSError as error:
-        error.filename = error.filename or str(path)  # of a full disk the system names none
+        if error.errno:  # of a full disk the system names no file
+            error.filename = error.filename or str(path)
         raise
     finally:
         part.unlink(missing_ok=True)

@@ -10,6 +10,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import fields
 from functools import cache
 from importlib import metadata
@@ -109,17 +110,13 @@ def _not_there(run: str, stage: str) -> str:
 
 def unfinished(run: str, stage: str) -> str:
     """Return what is to be said of a room that is not done, and how it goes on; nothing for any other, or for none."""
-    try:
+    with suppress(RoomError):
         manifest = read_manifest(run, stage)
-    except RoomError:
-        return ""
-    if ENDINGS.get(manifest.get("ended", "finished")):
-        return ""
-    steps, total = (manifest["result"].get(name, "?") for name in ("steps", "total_steps"))
-    return (
-        f"{room(run, stage).name}/ is not finished ({manifest['ended']} at update {steps} of {total}): "
-        f"{NOTEBOOKS[stage][0]} with the same parameters goes on from there"
-    )
+        if not ENDINGS.get(how := manifest.get("ended", "finished")):
+            steps, total = (manifest["result"].get(name, "?") for name in ("steps", "total_steps"))
+            where = f"{room(run, stage).name}/ is not finished ({how} at update {steps} of {total})"
+            return f"{where}: {NOTEBOOKS[stage][0]} with the same parameters goes on from there"
+    return ""
 
 
 @cache  # once, however often the room is opened
@@ -130,7 +127,8 @@ def _warn(words: str) -> None:
 def open_room(run: str, stage: str) -> dict[str, Any]:
     """Check a room's files against its manifest, and the manifest against the rooms it read; return the manifest.
 
-    Says in a line if the room is not done: what it holds can be used. Raises RoomError where a file is missing or changed, or the room was made from another state of an earlier one.
+    Says in a line if the room is not done: what it holds can be used all the same. Raises RoomError where a file is
+    missing or changed, or the room was made from another state of an earlier one.
     """
     # 1. are the files still those that the stage wrote?
     manifest = read_manifest(run, stage)

@@ -9,8 +9,7 @@ import copy
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -23,7 +22,6 @@ from helpers import paths
 from helpers.chat.start import load_start
 from helpers.corpus.find import BUILT_IN
 from helpers.device import pick_device, pick_precision, widest_float
-from helpers.files import fingerprint
 from helpers.generate import generate
 from helpers.manifest import MANIFEST, RoomError, open_room
 from helpers.reward import losses, policy
@@ -31,8 +29,6 @@ from helpers.reward.judge import Asker
 from helpers.reward.policy import Branch, EndingScores
 from helpers.reward.rollout import AnswerOpening, Group, write_endings, write_openings
 from helpers.train import optim
-from helpers.train.checkpoint import export_model
-from helpers.train.job import claim, keep_for_training
 from helpers.train.model import transformer_blocks
 
 METHODS = ("grpo", "dpo")
@@ -88,15 +84,6 @@ def load_beginning(settings: RewardSettings) -> tuple[PreTrainedModel, PreTraine
     begin = settings.begin if settings.begin != "auto" else "chat" if has_chat else "base"
     model, tokenizer = generate.load(settings.run, begin) if begin == "chat" else load_start(settings.run)[:2]
     return model.to(pick_device(settings.device)).eval().requires_grad_(False), tokenizer, begin  # type: ignore[arg-type]
-
-
-def write_room(settings: RewardSettings, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Path:
-    """Write the run's final model and return its folder; one that other settings have made is kept, see `claim`."""
-    folder = paths.room(settings.run, "reward")
-    claim(folder, fingerprint(asdict(settings)), resume=True)
-    with keep_for_training(folder):
-        export_model(folder / "final_model", model, tokenizer)
-    return folder / "final_model"
 
 
 class Learner:

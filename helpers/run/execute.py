@@ -73,8 +73,9 @@ def run_stages(run: str, values: Values, force: bool, lessons: bool | None = Non
     `lessons`: with what only teaches; None: with it on the built-in corpus, without it on one's own text. Raises
     StageFailed at the first error, Occupied if another command is at work on this run.
     """
-    done = True
     with occupied(paths.run_dir(run)):
+        for words in filter(None, (unfinished(run, stage) for stage in paths.NOTEBOOKS if stage not in values)):
+            print(f"{'mind':14}{words}", flush=True)
         for stage in values:
             name = f"{paths.notebook(stage).stem:14}"
             taught = _is_built_in(run, values) if lessons is None else lessons
@@ -91,12 +92,11 @@ def run_stages(run: str, values: Values, force: bool, lessons: bool | None = Non
                 raise
             words = f"{duration(time.monotonic() - begin):>12}   {report.one_line(run, stage)}".rstrip()
             print(f"{name}{words}", flush=True)
-            if not (done := not unfinished(run, stage)):
+            if words := unfinished(run, stage):
+                print(f"{'mind':14}{words}", flush=True)
                 break
-        for words in filter(None, (unfinished(run, stage) for stage in paths.NOTEBOOKS)):
-            print(f"{'mind':14}{words}", flush=True)
         print(f"{'report':14}{report.write_report(run)}", flush=True)
-    return done
+    return not any(unfinished(run, stage) for stage in values)
 
 
 def _is_built_in(run: str, values: Values) -> bool:

@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 
 from helpers import paths
 from helpers.files import fingerprint, log_rows, write_text
-from helpers.manifest import MANIFEST, notebook_parameters, read_manifest
+from helpers.manifest import MANIFEST, notebook_parameters, read_manifest, unfinished
 from helpers.run.execute import StageFailed, looking, run_stages
 from helpers.run.parameters import Refused, Values, load_yaml, plan_parameters
 
@@ -60,10 +60,9 @@ def run_sweep(asked: argparse.Namespace) -> int:
             for stage in shared:
                 share_room(name, run, stage)
             planned = plan(run, trial.params)
-            with reported(trial, run) as pruned:
-                done = run_stages(run, {stage: planned[stage] for stage in own}, force=False, lessons=False)
-            tell_result(study, trial, run, "COMPLETE" if done else "PRUNED" if pruned.is_set() else "FAIL")
-            failed += not done and not pruned.is_set()
+            with reported(trial, run):
+                run_stages(run, {stage: planned[stage] for stage in own}, force=False, lessons=False)
+            tell_result(study, trial, run)
         except StageFailed as error:
             print(error, flush=True)
             _tell(study, trial, "FAIL")
@@ -165,14 +164,14 @@ def take_trials(study: Any, grid: dict[str, list]) -> Iterator[Any]:
             lock.release()
 
 
-def tell_result(study: Any, trial: Any, run: str, how: str) -> None:
-    """Tell the study how a run has ended, and what it has found; FAIL: the user's own STOP, and it is taken again."""
+def tell_result(study: Any, trial: Any, run: str) -> None:
+    """Tell the study what a run has found; one that the user's own file STOP has ended is taken again another time."""
     result = read_manifest(run, "train")["result"]
     trial.set_user_attr("chosen", result.get("chosen", {}))  # by rules
-    if how == "COMPLETE":
-        study.tell(trial, result["val_bits_per_char"])
+    if unfinished(run, "train"):
+        _tell(study, trial, "PRUNED" if trial.should_prune() else "FAIL")
     else:
-        _tell(study, trial, how)
+        study.tell(trial, result["val_bits_per_char"])
 
 
 def print_result(study: Any) -> None:
@@ -210,15 +209,12 @@ def _in_words(combination: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def reported(trial: Any, run: str) -> Iterator[threading.Event]:
-    """Tell the study of a run's validations while the block trains it; a file STOP ends it if it is to be pruned.
-
-    Yields an event that is set when it is.
-    """
-    stop, before, pruned = paths.room(run, "train") / "STOP", _log(run), threading.Event()
+def reported(trial: Any, run: str) -> Iterator[None]:
+    """Tell the study of a run's validations while the block trains it; a file STOP ends it if it is to be pruned."""
+    stop, before = paths.room(run, "train") / "STOP", _log(run)
 
     def look(end: threading.Event) -> None:
-        seen, over = -1, False
+        seen, behind, over = -1, False, False
         while not over:
             over = end.wait(LOOK_SECONDS)
             rows = _log(run)
@@ -228,16 +224,14 @@ def reported(trial: Any, run: str) -> Iterator[threading.Event]:
             for row in rows if total else []:
                 if row["event"] == "validation" and (percent := 100 * row["step"] // total) > seen:
                     trial.report(row["bits_per_char"], percent)
-                    seen = percent
-                    if trial.should_prune():
-                        pruned.set()
-            if pruned.is_set() and not over:  # more than once: a training that only begins removes the file
+                    seen, behind = percent, behind or trial.should_prune()
+            if behind and not over:  # more than once: a training that only begins removes the file
                 with contextlib.suppress(FileNotFoundError):  # its room is just put aside
                     stop.touch()
 
     try:
         with looking(look):
-            yield pruned
+            yield
     finally:
         stop.unlink(missing_ok=True)
 

@@ -14,7 +14,7 @@ from helpers.manifest import MANIFEST, RoomError, open_room, read_manifest, unfi
 from helpers.run.lessons import stage_notebook
 from helpers.wording import run_again
 
-NOT_MADE, BEGUN = "not made yet", "begun, and not finished"
+NOT_MADE = "not finished yet"
 
 
 def verify_run(run: str) -> list[tuple[str, bool, str]]:
@@ -26,12 +26,10 @@ def verify_run(run: str) -> list[tuple[str, bool, str]]:
     for stage in paths.NOTEBOOKS:
         notebook, copy = paths.notebook(stage).stem, paths.executed_copy(run, stage)
         if not (paths.room(run, stage) / MANIFEST).is_file():
-            begun = paths.room(run, stage).is_dir()
-            if stage in paths.STAGES or begun:
+            if stage in paths.STAGES:
                 start = f'"{paths.room(run, stage).name}/'  # in the manifest of each room that was made from it
                 manifests = [file.read_text("utf-8", "replace") for file in paths.run_dir(run).glob(f"*/{MANIFEST}")]
-                words = BEGUN if begun else NOT_MADE
-                rows.append((notebook, not any(start in manifest for manifest in manifests), words))
+                rows.append((notebook, not any(start in manifest for manifest in manifests), NOT_MADE))
             continue
         try:
             manifest = read_manifest(run, stage)
@@ -85,7 +83,7 @@ def print_verdict(run: str) -> int:
     """Print one line per room, and return the exit code: 0 if all fit together, 1 if not."""
     rows = verify_run(run)
     for notebook, fits, words in rows:
-        word = "NO" if not fits else "-" if words in (NOT_MADE, BEGUN) else "fits"
+        word = "NO" if not fits else "-" if words == NOT_MADE else "fits"
         print(f"{notebook:14}{word:6}{words}", flush=True)
     off = sum(not fits for _, fits, _ in rows)
     if all(words == NOT_MADE for _, _, words in rows):

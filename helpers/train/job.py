@@ -12,7 +12,6 @@ import dataclasses
 import itertools
 import json
 import os
-import re
 import shutil
 import signal
 import sys
@@ -23,7 +22,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -74,64 +73,56 @@ def prepare_room(settings: TrainSettings) -> None:
 def say_beforehand(settings: TrainSettings) -> str:
     """Return what a training will do with the models that the run has, see `foresee`."""
     identity = _identity(settings, open_room(settings.run, "tokenize"))
-    return foresee(paths.room(settings.run, "train"), identity, settings.resume).words
+    return foresee(paths.room(settings.run, "train"), identity, settings.resume)[2]
 
 
-class Foreseen(NamedTuple):
-    """What becomes of the models in a room and beside it when a training begins there."""
-
-    resumed: Path | None  # the folder of the training that goes on; None: a new one begins
-    aside: Path | None  # the folder in which the model that is in the room will be kept
-    words: str
-
-
-def foresee(folder: Path, identity: str, resume: bool) -> Foreseen:
-    """Return what `claim` will do: nothing that has weights is ever deleted, however many trainings follow it.
+def foresee(folder: Path, identity: str, resume: bool) -> tuple[Path | None, Path | None, str]:
+    """Return what `claim` will do: which folder's training goes on, where the room's model will be kept, and in words.
 
     A training goes on if all that decides its result is the same (`identity`), in the room or in `…-previous/`,
-    `…-previous-2/`, …, which hold what has made way; without `resume`, none does.
+    `…-previous-2/`, …: these hold what has made way, and nothing there is ever deleted. Without `resume`, none does.
     """
-    beside = folder.parent.glob(f"{folder.name}-*")
-    kept = [place for place in beside if re.fullmatch(r"-(previous(-\d+)?|waiting)", place.name[len(folder.name) :])]
-    fits = [
-        place for place in (folder, *sorted(kept, key=_updates, reverse=True))
-        if resume and (place / "identity.txt").is_file() and (place / "identity.txt").read_text("utf-8") == identity
-    ]  # fmt: skip
-    resumed = fits[0] if fits else None
-    if resumed == folder:
-        return Foreseen(folder, None, f"the training in {folder.name}/ goes on after update {_updates(folder):,}")
-    words, aside = [], None
-    if resumed:
-        words.append(f"the model in {resumed.name}/ has these settings: its run goes on after {_updates(resumed):,} updates")
+    kept = sorted(folder.parent.glob(f"{folder.name}-previous*"), key=_updates, reverse=True)
+    files = [place / "identity.txt" for place in (folder, *kept) if resume]
+    own = next((file.parent for file in files if file.is_file() and file.read_text("utf-8") == identity), None)
+    if own == folder:
+        return folder, None, f"the training in {folder.name}/ goes on after update {_updates(folder):,}"
+    words, aside = [f"a new training begins in {folder.name}/"], None
+    if own:
+        words = [f"the model in {own.name}/ has these settings: its run goes on after update {_updates(own):,}"]
     if next(folder.rglob("*.safetensors"), None):
-        names = (f"{folder.name}-previous{f'-{number}' if number > 1 else ''}" for number in itertools.count(1))
-        aside = next(place for name in names if not (place := folder.with_name(name)).exists())
-        words.append(f"the model that is in {folder.name}/ now, of {_updates(folder):,} updates, is kept in {aside.name}/")
-    return Foreseen(resumed, aside, "; ".join(words) or f"a new training begins in {folder.name}/")
+        number = next(n for n in itertools.count(1) if not _previous(folder, n).exists())
+        aside = _previous(folder, number)
+        words.append(f"the model of {_updates(folder):,} updates that is there now is kept in {aside.name}/")
+    return own, aside, "; ".join(words)
+
+
+def _previous(folder: Path, number: int) -> Path:
+    return folder.with_name(f"{folder.name}-previous" + (f"-{number}" if number > 1 else ""))
 
 
 def _updates(folder: Path) -> int:
-    """Return how many updates the newest checkpoint in a folder is from; 0 without any."""
+    """Return after how many updates the newest checkpoint in a folder was taken; 0 without any."""
     return max((int(place.name.removeprefix("step-")) for place in list_checkpoints(folder / "checkpoints")), default=0)
 
 
 def claim(folder: Path, identity: str, resume: bool) -> None:
-    """Make a folder ready for a training, and say which models change their places, see `foresee`.
+    """Make a folder ready for a training, and say which models change places, see `foresee`; raises Occupied.
 
     What an attempt left that failed before it had any weights is deleted, and so is a file STOP: it asked an earlier
-    training to end. Raises Occupied if a run is at work there.
+    training to end.
     """
     with keep_for_training(folder):
-        foreseen = foresee(folder, identity, resume)
-        if foreseen.resumed != folder:
-            if foreseen.resumed or foreseen.aside:
-                print(foreseen.words, flush=True)
-            if foreseen.aside:  # killed after it, the program finds both models by their identities, and an empty place
-                folder.rename(foreseen.aside)
+        own, aside, words = foresee(folder, identity, resume)
+        if own != folder:
+            if own or aside:
+                print(words, flush=True)
+            if aside:  # killed after this line, the next start finds each model by its identity, and an empty place
+                folder.rename(aside)
             elif folder.exists():
                 shutil.rmtree(folder)
-            if foreseen.resumed:
-                foreseen.resumed.rename(folder)
+            if own:
+                own.rename(folder)
         write_text(folder / "identity.txt", identity)
         (folder / "STOP").unlink(missing_ok=True)
 
@@ -293,7 +284,7 @@ def train_from_shell() -> None:
 
     Its code is 0, after SIGTERM or Ctrl-C 143 or 130, else 1 with a reason, 2 for a wrong command.
     """
-    # 1. the settings, and the room
+    # 1. what is asked
     parser = argparse.ArgumentParser(prog="python -m helpers.train")
     parser.add_argument(
         "file", metavar="PARAMETERS.json", type=Path,
@@ -302,21 +293,16 @@ def train_from_shell() -> None:
     # by `launch_training`: a STOP in the room is meant for this run
     parser.add_argument("--prepared", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    signals = StopSignals()
-    try:
-        settings = _prepared(asked.file, asked.prepared)
-    except (RoomError, Occupied, ValueError, TypeError, OSError) as error:
-        sys.exit(f"{asked.file}: {error}")
-    first = world()[0] == 0
     # 2. the run; if torchrun is killed, nothing else would end this process: it saves and ends by itself. When a shell
     # goes, what it started with nohup stays
-    launcher = os.getppid() if "WORLD_SIZE" in os.environ else 0
+    signals, launcher = StopSignals(), os.getppid() if "WORLD_SIZE" in os.environ else 0
     try:
+        settings = _prepared(asked.file, asked.prepared)
         figures = run_training(settings, lambda: signals.number > 0 or launcher > 0 and os.getppid() != launcher)
-    except (Diverged, Occupied, BadCheckpoint, ValueError, OSError, MemoryError) as error:
-        sys.exit(str(error))
+    except (RoomError, Occupied, Diverged, BadCheckpoint, ValueError, TypeError, OSError, MemoryError) as error:
+        sys.exit(f"{asked.file}: {error}")
     # 3. the end
-    if first and "val_loss" in figures:
+    if world()[0] == 0 and "val_loss" in figures:
         write_text(paths.room(settings.run, "train") / "figures.json", json.dumps(figures))
     code = 128 + signals.number if signals.number else 0
     if dist.is_initialized():

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from helpers.device import autocast, widest_float
 from helpers.tokens.windows import Examples
 from helpers.train import checkpoint, distributed
-from helpers.train.log import MetricsLog, RunningMeans, read_log_rows
+from helpers.train.log import MetricsLog, RunningMeans
 from helpers.train.loss import Loss, load_batch
 from helpers.train.settings import TrainSettings
 from helpers.vocab.tokenizer import decode
@@ -179,15 +179,16 @@ class Milestones:
         progress.unjudged = ends or milestone or _every(settings.eval_step, progress.step)
         better = progress.unjudged and not session.stop_now and self.judge()
         ending = ends or session.stopped
-        sample_due = not session.stop_now and _every(settings.sample_step, progress.step)
+        sample_due = not session.stop_now and (ending or _every(settings.sample_step, progress.step))
         save_due = ending or milestone or better or _every(settings.checkpoint_step, progress.step)
         if not (epoch_ended or sample_due or save_due):
             return
         if self.is_broken():
             self.log.write("checkpoint_failed", step=progress.step, reason="a weight is NaN or infinite")
             return
-        if sample_due:
-            self.log_sample()
+        if sample_due and distributed.world()[0] == 0 and not self.sharded:
+            text = write_sample(self.loss_of.model, self.tokenizer, self.device)
+            self.log.write("sample", step=progress.step, text=text)
         # 3. the epoch's folder before the checkpoint: killed in between, the run passes here again
         if epoch_ended and not by_clock and settings.keep:
             self.write_unless_full(self.export_epoch)
@@ -240,13 +241,6 @@ class Milestones:
         broken = sum(not bool(torch.isfinite(p).all()) for p in own)
         return distributed.sum_over_ranks([broken], self.device)[0] > 0
 
-    def log_sample(self) -> None:
-        """Log a text that the model writes now; once a step, and never where each process has a part of the model."""
-        step = self.progress.step
-        if self.sharded or distributed.world()[0] or step in [row["step"] for row in read_log_rows(self.folder, "sample")]:
-            return
-        self.log.write("sample", step=step, text=write_sample(self.loss_of.model, self.tokenizer, self.device))
-
     def save(self) -> Path:
         """Write a checkpoint: all that a resumed run needs to continue bit for bit."""
         progress = self.progress
@@ -269,10 +263,8 @@ class Milestones:
     def export_epoch(self) -> None:
         """Write the model of the epoch that has ended; then remove all but the newest `keep` of them."""
         self.export(f"epoch-{self.progress.epoch}")
-        for folder in self.folder.glob("epoch-*") if distributed.world()[0] == 0 else ():
-            number = folder.name.removeprefix("epoch-")
-            if number.isdecimal() and int(number) <= self.progress.epoch - self.settings.keep:
-                shutil.rmtree(folder, ignore_errors=True)
+        for old in range(1, self.progress.epoch - self.settings.keep + 1):
+            shutil.rmtree(self.folder / f"epoch-{old}", ignore_errors=True)
 
     def write_unless_full(self, write: Callable[[], Path | None]) -> None:
         """Call `write`; a full disk does not end the run: it is logged, and the next save tries again."""
@@ -295,7 +287,6 @@ class Milestones:
                 f"({self.settings.lr}), or raise warmup_steps; the last checkpoint before is kept."
             )
         self.export("final_model")
-        self.log_sample()
         return scores
 
     def return_to_best(self, scores: dict[str, float]) -> dict[str, float]:

@@ -73,7 +73,7 @@ class TrainSettings:
     eval_step: int = _setting(200, least=0, affects="watching")  # steps between two validations; 0: one per epoch
     sample_step: int = _setting(100, least=0, affects="watching")  # steps between two samples; 0: at the end of the run
     checkpoint_step: int = _setting(0, least=0, affects="watching")  # steps between two checkpoints; 0: one per epoch
-    keep: int = _setting(3, least=0, affects="watching")  # models of whole epochs that stay, epoch-N/: the newest so many
+    keep: int = _setting(3, least=0, affects="watching")  # newest epochs whose models stay, epoch-N/; 0: none
     tracker: str = _setting("", affects="watching")  # a module that gets the curves too: wandb, swanlab, …
     resume: bool = _setting(True, affects="watching")  # continue an interrupted run of the same settings
     seed: int = _setting(0, least=0)  # first weights, order of the windows, dropout
@@ -130,9 +130,7 @@ def _check(
         raise ValueError(f"{name} is {value}: it must be {broken[0]}")
 
 
-_KINDS = {
-    bool: "True or False", int: "a whole number", float: "a number", str: "a text in quotes"
-}  # fmt: skip
+_KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a text in quotes"}
 
 
 def _is_number(value: Any) -> bool:

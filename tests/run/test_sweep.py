@@ -53,7 +53,7 @@ with open(folder / "metrics.jsonl", "w") as log:
 (folder / "weights").write_text(f"{lr} {n_embd}")
 _ = write_manifest(run, "train", parameters={"run": run, "lr": lr, "n_embd": n_embd, "waits": waits},
     inputs=[paths.room(run, "vocab") / "vocab_user.txt"], outputs=[folder / "weights"],
-    result={"val_bits_per_char": bits, "steps": step, "chosen": {"batch_size": 8}})
+    result={"val_bits_per_char": bits, "steps": step, "ended": end, "chosen": {"batch_size": 8}})
 """
 TOKENIZE = """
 from helpers.manifest import write_manifest

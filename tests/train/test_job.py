@@ -1,12 +1,15 @@
 """Room 04 with a run's rooms: one model beside another, a thread that can be stopped, a trial, several processes."""
 
+import contextlib
 import dataclasses
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -99,33 +102,44 @@ def test_a_model_that_made_way_comes_back_with_its_parameters(run, capsys):
     again = job.start_training(settings(run)).wait()
     assert again["steps"] == first["steps"] and "its run goes on" in capsys.readouterr().out
     assert all(torch.equal(p, before[name]) for name, p in weights(run).items())
+    assert job.say_beforehand(settings(run)).startswith("the training in model/ goes on after update")
     job.start_training(settings(run, lr=5e-3)).wait()  # and the other one was kept
     assert capsys.readouterr().out.count("its run goes on") == 1
 
 
-@pytest.mark.parametrize("renames", [1, 2, 3])
-def test_two_models_change_places_even_if_killed_in_between(tmp_path, monkeypatch, renames):
-    """The third time, after so many renames, the program ends; the next call finds both models, each by its name."""
-    folder = tmp_path / "model"
-    for identity in ("a", "b"):
-        job.claim(folder, identity, resume=True)
-        (folder / "model.safetensors").write_text(identity, "ascii")
-    done, real = [], type(folder).rename
+@pytest.mark.parametrize("seed", range(30))
+def test_no_model_is_ever_lost_whatever_is_trained_after_it(tmp_path, monkeypatch, seed, capsys):
+    """Trainings of three settings, with and without `resume`, some killed between two renames: all weights stay, those
+    with the right settings go on, and what happens is what was said before."""
+    chance, folder, made, rename = random.Random(seed), tmp_path / "model", set(), Path.rename
 
-    def rename(self, target):
-        real(self, target)
-        done.append(target)
-        if len(done) == renames:
+    def deadly(self, target):
+        rename(self, target)
+        if chance.random() < 0.3:
             raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(type(folder), "rename", rename)
-        with pytest.raises(KeyboardInterrupt):
-            job.claim(folder, "a", resume=True)
-    for identity in ("a", "b", "a"):
-        job.claim(folder, identity, resume=True)
-        assert (folder / "model.safetensors").read_text("ascii") == identity
-        assert (tmp_path / "model-previous" / "model.safetensors").read_text("ascii") == "ab".replace(identity, "")
+    monkeypatch.setattr(Path, "rename", deadly)
+    for number in range(12):
+        identity, resume = chance.choice("abc"), chance.random() < 0.7
+        own, aside, words = job.foresee(folder, identity, resume)
+        capsys.readouterr()  # what was said before it was killed
+        with contextlib.suppress(KeyboardInterrupt):
+            job.claim(folder, identity, resume)
+            assert (words in capsys.readouterr().out) == bool(aside or own and own != folder)
+            weights = folder / "model.safetensors"
+            assert (weights.is_file() and weights.read_text("ascii")[0]) == (identity if own else False)
+            if not own:
+                made.add(f"{identity}{number}")
+                weights.write_text(f"{identity}{number}", "ascii")
+        assert {file.read_text("ascii") for file in tmp_path.glob("*/model.safetensors")} == made
+
+
+def test_of_several_models_with_the_same_settings_the_longest_trained_goes_on(tmp_path):
+    for name, step in (("previous", 30), ("previous-2", 900), ("previous-3", 30)):
+        (tmp_path / f"model-{name}" / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+        (tmp_path / f"model-{name}" / "identity.txt").write_text("a", "utf-8")
+    own, aside, words = job.foresee(tmp_path / "model", "a", resume=True)
+    assert (own.name, aside) == ("model-previous-2", None) and "goes on after update 900" in words
 
 
 def test_a_file_that_asks_for_other_processes_than_were_started_is_refused(run, tmp_path, monkeypatch):
