@@ -9,7 +9,6 @@ Knows no training loop.
 import argparse
 import contextlib
 import dataclasses
-import itertools
 import json
 import os
 import shutil
@@ -91,14 +90,10 @@ def foresee(folder: Path, identity: str, resume: bool) -> tuple[Path | None, Pat
     if own:
         words = [f"the model in {own.name}/ has these settings: its run goes on after update {_updates(own):,}"]
     if next(folder.rglob("*.safetensors"), None):
-        number = next(n for n in itertools.count(1) if not _previous(folder, n).exists())
-        aside = _previous(folder, number)
+        names = ["previous", *(f"previous-{number}" for number in range(2, len(kept) + 3))]  # one of them is free
+        aside = next(place for name in names if not (place := folder.with_name(f"{folder.name}-{name}")).exists())
         words.append(f"the model of {_updates(folder):,} updates that is there now is kept in {aside.name}/")
     return own, aside, "; ".join(words)
-
-
-def _previous(folder: Path, number: int) -> Path:
-    return folder.with_name(f"{folder.name}-previous" + (f"-{number}" if number > 1 else ""))
 
 
 def _updates(folder: Path) -> int:

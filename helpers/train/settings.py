@@ -6,7 +6,7 @@ CONTRIBUTING.md. Knows no model, no data and no torch.
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from helpers.wording import did_you_mean
@@ -104,7 +104,9 @@ class TrainSettings:
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that decide what is computed: a run may be resumed only where these are the same."""
-        decisive = {name: value for name, value in asdict(self).items() if name in names_that_affect("result")}
+        decisive = {
+            each.name: getattr(self, each.name) for each in fields(self) if each.metadata["affects"] == "result"
+        }
         # two processes with one pass each do what one does with two
         return decisive | {"gradient_accumulation": self.gradient_accumulation * self.devices}
 
@@ -135,8 +137,3 @@ _KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def names_that_affect(what: str) -> set[str]:
-    """Return the names of the settings that change `what`: result, speed, watching or end, see `_setting`."""
-    return {each.name for each in fields(TrainSettings) if each.metadata["affects"] == what}

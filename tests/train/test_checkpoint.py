@@ -206,13 +206,6 @@ def test_no_checkpoint_is_none_and_all_damaged_is_an_error(tmp_path):
         checkpoint.latest(tmp_path, "a")
 
 
-def test_a_second_export_replaces_the_first(tmp_path):
-    model, _ = small()
-    for _ in range(2):
-        checkpoint.export_model(tmp_path / "final_model", model, TOK)
-    assert [path.name for path in tmp_path.iterdir()] == ["final_model"]
-
-
 # ---- parameters spread over processes ----
 
 
