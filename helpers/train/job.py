@@ -47,9 +47,10 @@ TRIAL_WINDOWS = 256  # of the validation text, for a trial of seconds
 JUDGED = 150_000
 
 
-def _identity(settings: TrainSettings, tokens_manifest: dict[str, Any]) -> str:
-    cut = [tokens_manifest["result"][name] for name in ("n_ctx", "stride", "packing")]
-    return fingerprint(settings.identity(), tokens_manifest["outputs"], cut, *digests(settings.pretrained_model))
+def _identity(settings: TrainSettings) -> str:
+    tokens = open_room(settings.run, "tokenize")
+    cut = [tokens["result"][name] for name in ("n_ctx", "stride", "packing")]
+    return fingerprint(settings.identity(), tokens["outputs"], cut, *digests(settings.pretrained_model))
 
 
 def digests(pretrained_model: str) -> list[str]:
@@ -65,14 +66,13 @@ def digests(pretrained_model: str) -> list[str]:
 def prepare_room(settings: TrainSettings) -> None:
     """Make the model room ready, see `claim`."""
     folder = paths.room(settings.run, "train")
-    claim(folder, _identity(settings, open_room(settings.run, "tokenize")), settings.resume)
+    claim(folder, _identity(settings), settings.resume)
     write_text(folder / "parameters.json", json.dumps(dataclasses.asdict(settings), ensure_ascii=False, indent=1))
 
 
 def say_beforehand(settings: TrainSettings) -> str:
     """Return what a training will do with the models that the run has, see `foresee`."""
-    identity = _identity(settings, open_room(settings.run, "tokenize"))
-    return foresee(paths.room(settings.run, "train"), identity, settings.resume)[2]
+    return foresee(paths.room(settings.run, "train"), _identity(settings), settings.resume)[2]
 
 
 def foresee(folder: Path, identity: str, resume: bool) -> tuple[Path | None, Path | None, str]:
@@ -140,8 +140,7 @@ def run_training(
 
     `stop` is asked after each update. Without a `trial_folder` the run's room takes the model; it must be prepared.
     """
-    manifest = open_room(settings.run, "tokenize")
-    tokens = manifest["result"]
+    tokens = open_room(settings.run, "tokenize")["result"]
     tokenizer = load_tokenizer(paths.room(settings.run, "vocab"))
     train, val = load_windows(settings.run, tokens, tokenizer.pad_token_id)
     folder = trial_folder or paths.room(settings.run, "train")
@@ -154,7 +153,7 @@ def run_training(
             folder,
             tokenizer,
             chars_per_token={"train": tokens["chars_per_token"], "val": tokens["val_chars_per_token"]},
-            identity=_identity(settings, manifest),
+            identity=_identity(settings),
             stop=stop,
         ).run()
 

@@ -196,11 +196,6 @@ class Milestones:
             self.write_unless_full(self.save)
             session.saved = time.perf_counter()
 
-    def catch_up(self) -> None:
-        """Validate where a run was stopped before it could."""
-        if self.progress.unjudged and self.judge():
-            self.write_unless_full(self.save)
-
     def judge(self) -> bool:
         """Validate, and end the run if it should end early; return whether this is its best state so far."""
         progress = self.progress

@@ -89,8 +89,6 @@ def choose_numbers(settings: TrainSettings, text: Text, machine: Machine) -> Dec
     """
     undecided = settings.undecided()
     timeless = {"n_head", "lr"} if settings.max_minutes else {"n_head", "lr", "dropout"}
-    if not undecided:
-        return Decision(settings, ["all numbers were given"])
     if text.built_in:
         return _decide_built_in(settings, text)
     if set(undecided) <= timeless:

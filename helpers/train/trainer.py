@@ -305,7 +305,8 @@ class Trainer:
             flops_per_token=self.pace.flops_per_token,
             matmul_rate=self.pace.peak_flops,
         )
-        self.milestones.catch_up()
+        if progress.unjudged and self.milestones.judge():  # it was stopped before it could
+            self.milestones.write_unless_full(self.milestones.save)
         while progress.step < session.total_steps and not session.stopped:
             # a row of the log; a time budget may end between two of them
             due = (progress.step + 1) % self.settings.log_step == 0 or progress.step + 1 == session.total_steps
