@@ -82,14 +82,15 @@ def foresee(folder: Path, identity: str, resume: bool) -> tuple[Path | None, Pat
     `…-previous-2/`, …: these hold what has made way, and nothing there is ever deleted. Without `resume`, none does.
     """
     kept = sorted(folder.parent.glob(f"{folder.name}-previous*"), key=_updates, reverse=True)
-    files = [place / "identity.txt" for place in (folder, *kept) if resume]
+    trained = next(folder.rglob("*.safetensors"), None)
+    files = [place / "identity.txt" for place in ([folder, *kept] if trained else [*kept, folder]) if resume]
     own = next((file.parent for file in files if file.is_file() and file.read_text("utf-8") == identity), None)
     if own == folder:
         return folder, None, f"the training in {folder.name}/ goes on after update {_updates(folder):,}"
     words, aside = [f"a new training begins in {folder.name}/"], None
     if own:
         words = [f"the model in {own.name}/ has these settings: its run goes on after update {_updates(own):,}"]
-    if next(folder.rglob("*.safetensors"), None):
+    if trained:
         names = ["previous", *(f"previous-{number}" for number in range(2, len(kept) + 3))]  # one of them is free
         aside = next(place for name in names if not (place := folder.with_name(f"{folder.name}-{name}")).exists())
         words.append(f"the model of {_updates(folder):,} updates that is there now is kept in {aside.name}/")
