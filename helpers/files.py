@@ -57,6 +57,10 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
+    except OSError as error:
+        if error.errno:  # of a full disk the system names no file
+            error.filename = error.filename or str(path)
+        raise
     finally:
         part.unlink(missing_ok=True)
 
@@ -82,6 +86,8 @@ def write_folder(folder: Path, write: Callable[[Path], object], check: Callable[
         part.mkdir()
         write(part)
         for path in (*part.rglob("*"), part):
+            if path.is_file():  # safetensors' own are for their owner alone, whatever the umask allows
+                path.chmod(part.stat().st_mode & 0o666)
             sync(path)
         if check:
             check(part)

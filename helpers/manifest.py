@@ -7,9 +7,12 @@ import ast
 import json
 import platform
 import re
+import sys
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import fields
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -20,6 +23,13 @@ from helpers.paths import NOTEBOOKS, STAGES, notebook, room, run_dir, runs_dir
 from helpers.wording import called_here, did_you_mean, run_again
 
 MANIFEST = "manifest.json"
+# how a room ended -> whether it is done. One that was killed, or whose disk was full, has no manifest, or the one from
+# before: it is not done either. What is not done goes on when the same command is given again
+ENDINGS = {
+    "finished": True,  # to its last update, or to the end of its time; all rooms that train nothing
+    "no better": True,  # `patience` validations without a better one
+    "stopped": False,  # by a file STOP: touched by hand, by the Stop button, or for a trial that is behind
+}
 # stage -> the file of `helpers` and its dataclass that hold what can be set besides the notebook's parameters cell
 SETTINGS = {
     "corpus": ("corpus/settings.py", "CorpusSettings"),
@@ -50,18 +60,20 @@ def write_manifest(
 ) -> dict[str, Any]:
     """Write the manifest of a finished stage and return it.
 
-    It lists the files read and written, and the figures. It is written last: a room with a manifest is finished.
+    It lists the files read and written, and the figures. It is written last. The `result` of a training says how it
+    `ended`, see ENDINGS; what has no such word did all that it had to do.
     """
     base = run_dir(run)
     manifest = {
         "stage": stage,
+        "ended": result.get("ended", "finished"),
         "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "parameters": parameters,
         "inputs": hash_files(inputs, base),
         "outputs": hash_files(outputs, base),
         "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in _PACKAGES},
         "seed": seed,
-        "result": result,
+        "result": {name: value for name, value in result.items() if name != "ended"},
     }
     write_text(room(run, stage) / MANIFEST, json.dumps(manifest, ensure_ascii=False, indent=2) + "\n")
     return manifest
@@ -84,7 +96,8 @@ def _not_there(run: str, stage: str) -> str:
     """Return what is said of a room that was never written: the run may be mistyped, or not have come so far."""
     if run_dir(run).is_dir():
         mends = run_again(stage, run).replace(" again", "", 1)  # it is the first time
-        return f"run '{run}' has no {room(run, stage).name}/ yet: {mends}"
+        lacks = "has not finished its" if room(run, stage).is_dir() else "has no"
+        return f"run '{run}' {lacks} {room(run, stage).name}/ yet: {mends}"
     known = sorted({path.parent.parent.name for path in runs_dir().glob(f"*/*/{MANIFEST}")})
     hint = did_you_mean(run, known) if known else ""
     last = NOTEBOOKS[stage][0] if stage in STAGES else NOTEBOOKS["train"][0]
@@ -95,10 +108,27 @@ def _not_there(run: str, stage: str) -> str:
     )
 
 
+def unfinished(run: str, stage: str) -> str:
+    """Return what is to be said of a room that is not done, and how it goes on; nothing for any other, or for none."""
+    with suppress(RoomError):
+        manifest = read_manifest(run, stage)
+        if not ENDINGS.get(how := manifest.get("ended", "finished")):
+            steps, total = (manifest["result"].get(name, "?") for name in ("steps", "total_steps"))
+            where = f"{room(run, stage).name}/ is not finished ({how} at update {steps} of {total})"
+            return f"{where}: {NOTEBOOKS[stage][0]} with the same parameters goes on from there"
+    return ""
+
+
+@cache  # once, however often the room is opened
+def _warn(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
+
+
 def open_room(run: str, stage: str) -> dict[str, Any]:
     """Check a room's files against its manifest, and the manifest against the rooms it read; return the manifest.
 
-    Raises RoomError where a file is missing or changed, or the room was made from another state of an earlier one.
+    Says in a line if the room is not done: what it holds can be used all the same. Raises RoomError where a file is
+    missing or changed, or the room was made from another state of an earlier one.
     """
     # 1. are the files still those that the stage wrote?
     manifest = read_manifest(run, stage)
@@ -117,6 +147,8 @@ def open_room(run: str, stage: str) -> dict[str, Any]:
                 f"{NOTEBOOKS[stage][1]}/ was made from another {NOTEBOOKS[earlier][1]}/ than the one there now "
                 f"({name} differs): {run_again(stage, run)}"
             )
+    if words := unfinished(run, stage):
+        _warn(words)
     return manifest
 
 

@@ -40,6 +40,8 @@ def runs_dir() -> Path:
 
 def run_dir(run: str) -> Path:
     """Return the folder of a run; its name may hold letters, digits, `-`, `_` and `.` (not first), else ValueError."""
+    if not isinstance(run, str):  # papermill's -p makes a number of 2024
+        raise ValueError(f"run is {run!r}, and a name is a text: in a notebook '{run}', for papermill -r run {run}")
     if not re.fullmatch(r"[\w-][\w.-]*", run):
         raise ValueError(f"'{run}' cannot name a run: use letters, digits, '-', '_' and '.', not starting with '.'")
     return runs_dir() / run

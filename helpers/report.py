@@ -17,7 +17,7 @@ from pygments.formatters import HtmlFormatter
 
 from helpers import paths
 from helpers.files import write_text
-from helpers.manifest import RoomError, read_manifest
+from helpers.manifest import RoomError, read_manifest, unfinished
 
 # stage -> the figures of its manifest's result that the summary shows: (name, label, format). A stage that is not here,
 # such as a side door, shows its first numbers under their own names
@@ -135,7 +135,8 @@ def write_report(run: str) -> Path:
         except (OSError, ValueError):  # it did not run, or was killed while its copy was written
             continue
         seconds = notebook.metadata.get("papermill", {}).get("duration") or 0
-        part = {"name": paths.notebook(stage).stem, "seconds": seconds, "figures": one_line(run, stage)}
+        figures = " · ".join(filter(None, (unfinished(run, stage), one_line(run, stage))))
+        part = {"name": paths.notebook(stage).stem, "seconds": seconds, "figures": figures}
         parts.append(part | {"body": notebook_body(notebook, stage, paths.run_dir(run))})
     page = Template(_PAGE, autoescape=True).render(
         run=run, parts=parts, samples=first_samples(run), style=STYLE,

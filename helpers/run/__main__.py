@@ -12,8 +12,12 @@ python -m helpers.run refresh                             fresh outputs into not
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
+
+if __name__ == "__main__":  # while the libraries load, Ctrl-C ends the process without a traceback; see `main`
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from helpers import paths
 from helpers.files import Occupied
@@ -44,8 +48,7 @@ def _run(asked: argparse.Namespace) -> int:
             print(
                 f"{preset}: vocab_size is not used: the model has a row for each token of 02's vocabulary", flush=True
             )
-    run_stages(asked.run, values, asked.force, asked.lessons or None)
-    return 0
+    return 0 if run_stages(asked.run, values, asked.force, asked.lessons or None) else 130
 
 
 def _verify(asked: argparse.Namespace) -> int:
@@ -124,7 +127,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     except OSError as error:  # a full disk, a folder that may not be written to
-        print(f"stopped: {error}", file=sys.stderr)
+        where = "" if error.filename else f", in {paths.runs_dir()}"  # papermill's writing names no file
+        print(f"stopped: {error}{where}; once that is mended, the same command goes on", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         anew = asked.do is _refresh or asked.do is _run and asked.force
@@ -133,4 +137,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main())

@@ -28,7 +28,7 @@ from tqdm import tqdm
 from helpers import paths, progress, report
 from helpers.corpus.find import BUILT_IN
 from helpers.files import occupied
-from helpers.manifest import RoomError, notebook_parameters, read_manifest
+from helpers.manifest import RoomError, notebook_parameters, read_manifest, unfinished
 from helpers.progress import Note
 from helpers.run.lessons import stage_notebook
 from helpers.run.parameters import Values
@@ -66,13 +66,16 @@ class ThisPython(AsyncKernelManager):
 # ---- a stage ----
 
 
-def run_stages(run: str, values: Values, force: bool, lessons: bool | None = None) -> None:
-    """Run the planned stages in order, print a line for each, and write the report.
+def run_stages(run: str, values: Values, force: bool, lessons: bool | None = None) -> bool:
+    """Run the planned stages in order, print a line for each, write the report, and return whether all are done.
 
+    A training that is stopped ends the command too: what comes after it would be made from a model that is not done.
     `lessons`: with what only teaches; None: with it on the built-in corpus, without it on one's own text. Raises
     StageFailed at the first error, Occupied if another command is at work on this run.
     """
     with occupied(paths.run_dir(run)):
+        for words in filter(None, (unfinished(run, stage) for stage in paths.NOTEBOOKS if stage not in values)):
+            print(f"{'mind':14}{words}", flush=True)
         for stage in values:
             name = f"{paths.notebook(stage).stem:14}"
             taught = _is_built_in(run, values) if lessons is None else lessons
@@ -89,7 +92,11 @@ def run_stages(run: str, values: Values, force: bool, lessons: bool | None = Non
                 raise
             words = f"{duration(time.monotonic() - begin):>12}   {report.one_line(run, stage)}".rstrip()
             print(f"{name}{words}", flush=True)
+            if words := unfinished(run, stage):
+                print(f"{'mind':14}{words}", flush=True)
+                break
         print(f"{'report':14}{report.write_report(run)}", flush=True)
+    return not any(unfinished(run, stage) for stage in values)
 
 
 def _is_built_in(run: str, values: Values) -> bool:

@@ -127,7 +127,7 @@ def _check_type(where: str, name: str, value: Any, default: Any) -> Any:
     if isinstance(default, float) and type(value) is int:
         return float(value)
     hint = "; put it in quotes" if isinstance(default, str) else ""
-    if isinstance(default, float) and re.match(r"[-.\d]+e", str(value), re.IGNORECASE):
+    if isinstance(default, float) and re.fullmatch(r"[-.\d]+e[-+]?\d+", str(value), re.IGNORECASE):
         hint = "; YAML reads a number like 1e-3 as text: write 1.0e-3"
     raise Refused(
         f"{where}: {name} is {value!r}, {type(value).__name__}, but the notebook's "

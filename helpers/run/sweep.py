@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 
 from helpers import paths
 from helpers.files import fingerprint, log_rows, write_text
-from helpers.manifest import MANIFEST, notebook_parameters, read_manifest
+from helpers.manifest import MANIFEST, notebook_parameters, read_manifest, unfinished
 from helpers.run.execute import StageFailed, looking, run_stages
 from helpers.run.parameters import Refused, Values, load_yaml, plan_parameters
 
@@ -60,9 +60,9 @@ def run_sweep(asked: argparse.Namespace) -> int:
             for stage in shared:
                 share_room(name, run, stage)
             planned = plan(run, trial.params)
-            with reported(trial, run):
+            with reported(trial, run) as pruned:
                 run_stages(run, {stage: planned[stage] for stage in own}, force=False, lessons=False)
-            tell_result(study, trial, run)
+            tell_result(study, trial, run, pruned.is_set())
         except StageFailed as error:
             print(error, flush=True)
             _tell(study, trial, "FAIL")
@@ -164,12 +164,12 @@ def take_trials(study: Any, grid: dict[str, list]) -> Iterator[Any]:
             lock.release()
 
 
-def tell_result(study: Any, trial: Any, run: str) -> None:
-    """Tell the study what a run has found; one that a file STOP has ended, ours or the user's, counts as pruned."""
+def tell_result(study: Any, trial: Any, run: str, pruned: bool) -> None:
+    """Tell the study what a run has found; one that the user's own file STOP has ended is taken again another time."""
     result = read_manifest(run, "train")["result"]
     trial.set_user_attr("chosen", result.get("chosen", {}))  # by rules
-    if [row["reason"] for row in _log(run) if row["event"] == "end"][-1:] == ["stopped"]:
-        _tell(study, trial, "PRUNED")
+    if unfinished(run, "train"):
+        _tell(study, trial, "PRUNED" if pruned else "FAIL")
     else:
         study.tell(trial, result["val_bits_per_char"])
 
@@ -209,12 +209,12 @@ def _in_words(combination: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def reported(trial: Any, run: str) -> Iterator[None]:
-    """Tell the study of a run's validations while the block trains it; a file STOP ends it if it is to be pruned."""
-    stop, before = paths.room(run, "train") / "STOP", _log(run)
+def reported(trial: Any, run: str) -> Iterator[threading.Event]:
+    """Tell the study of a run's validations while the block trains it; a file STOP ends it if it is to be `pruned`."""
+    stop, before, pruned = paths.room(run, "train") / "STOP", _log(run), threading.Event()
 
     def look(end: threading.Event) -> None:
-        seen, behind, over = -1, False, False
+        seen, over = -1, False
         while not over:
             over = end.wait(LOOK_SECONDS)
             rows = _log(run)
@@ -224,14 +224,16 @@ def reported(trial: Any, run: str) -> Iterator[None]:
             for row in rows if total else []:
                 if row["event"] == "validation" and (percent := 100 * row["step"] // total) > seen:
                     trial.report(row["bits_per_char"], percent)
-                    seen, behind = percent, behind or trial.should_prune()
-            if behind and not over:  # more than once: a training that only begins removes the file
+                    seen = percent
+                    if trial.should_prune():
+                        pruned.set()
+            if pruned.is_set() and not over:  # more than once: a training that only begins removes the file
                 with contextlib.suppress(FileNotFoundError):  # its room is just put aside
                     stop.touch()
 
     try:
         with looking(look):
-            yield
+            yield pruned
     finally:
         stop.unlink(missing_ok=True)
 

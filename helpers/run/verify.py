@@ -10,11 +10,11 @@ import nbformat
 from helpers import paths
 from helpers.corpus.find import BUILT_IN, same_files
 from helpers.files import known_sha256
-from helpers.manifest import MANIFEST, RoomError, open_room, read_manifest
+from helpers.manifest import MANIFEST, RoomError, open_room, read_manifest, unfinished
 from helpers.run.lessons import stage_notebook
 from helpers.wording import run_again
 
-NOT_MADE = "not made yet"
+NOT_MADE = "not finished yet"
 
 
 def verify_run(run: str) -> list[tuple[str, bool, str]]:
@@ -44,6 +44,7 @@ def verify_run(run: str) -> list[tuple[str, bool, str]]:
             except ValueError:
                 problems.append(f"{copy.name} is torn")
         words = f"{len(manifest['outputs'])} files as written, {len(manifest['inputs'])} files as read"
+        words += f"; {more}" if (more := unfinished(run, stage)) else ""
         if problems:
             more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
             words = f"{'; '.join(problems[:3])}{more}: {run_again(stage, run)}"
@@ -106,8 +107,10 @@ def note_finished(run: str, stage: str) -> None:
 
 
 def finished_unchanged(run: str, stage: str, values: dict[str, Any], lessons: bool = True) -> bool:
-    """Return whether a stage has finished with these parameters, inputs and this notebook, see `stage_notebook`."""
-    # 1. the room and the rooms that it read are as they were when it finished
+    """Return whether a stage is done, with these parameters, inputs and this notebook, see `stage_notebook`."""
+    # 1. it was not stopped, and the room and the rooms that it read are as they were when it finished
+    if unfinished(run, stage):
+        return False
     try:
         manifest = open_room(run, stage)
         copy = nbformat.read(paths.executed_copy(run, stage), as_version=4)

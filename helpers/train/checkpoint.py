@@ -72,19 +72,6 @@ def _own_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return dict(model.named_parameters()) | {name: b for name, b in model.named_buffers() if name in saved}
 
 
-def _is_safetensors(file: Path) -> bool:
-    """Return whether a file begins as the format does: 8 bytes of length, then so much JSON.
-
-    It maps nothing: a checkpoint is also verified when it was saved because memory runs short.
-    """
-    with open(file, "rb") as opened:
-        size = int.from_bytes(opened.read(8), "little")
-        try:
-            return size < file.stat().st_size and isinstance(json.loads(opened.read(size)), dict)
-        except ValueError:
-            return False
-
-
 def _read(file: Path) -> dict[str, torch.Tensor]:
     """Return the tensors of a safetensors file, copied: the file may go or change while they are used."""
     try:
@@ -189,8 +176,6 @@ def verify_checkpoint(folder: Path) -> dict:
                 raise BadCheckpoint(f"{file} is damaged: its checksum is not the one in {_CHECKSUMS}")
         except OSError as error:
             raise BadCheckpoint(f"{file} cannot be read: {error}") from None
-        if name != _STATE and not _is_safetensors(file):
-            raise BadCheckpoint(f"{file} is not a safetensors file, and nothing else is opened")
     return json.loads((folder / _STATE).read_text("utf-8"))
 
 

@@ -31,7 +31,7 @@ from helpers import paths
 from helpers.device import pick_device, release_threads
 from helpers.files import Occupied, fingerprint, known_sha256, occupied, write_text
 from helpers.manifest import RoomError, open_room
-from helpers.train.checkpoint import BadCheckpoint
+from helpers.train.checkpoint import BadCheckpoint, list_checkpoints
 from helpers.train.distributed import join_group, leave_group, world
 from helpers.train.milestones import Diverged
 from helpers.train.model import model_from_settings
@@ -47,9 +47,10 @@ TRIAL_WINDOWS = 256  # of the validation text, for a trial of seconds
 JUDGED = 150_000
 
 
-def _identity(settings: TrainSettings, tokens_manifest: dict[str, Any]) -> str:
-    cut = [tokens_manifest["result"][name] for name in ("n_ctx", "stride", "packing")]
-    return fingerprint(settings.identity(), tokens_manifest["outputs"], cut, *digests(settings.pretrained_model))
+def _identity(settings: TrainSettings) -> str:
+    tokens = open_room(settings.run, "tokenize")
+    cut = [tokens["result"][name] for name in ("n_ctx", "stride", "packing")]
+    return fingerprint(settings.identity(), tokens["outputs"], cut, *digests(settings.pretrained_model))
 
 
 def digests(pretrained_model: str) -> list[str]:
@@ -65,39 +66,59 @@ def digests(pretrained_model: str) -> list[str]:
 def prepare_room(settings: TrainSettings) -> None:
     """Make the model room ready, see `claim`."""
     folder = paths.room(settings.run, "train")
-    claim(folder, _identity(settings, open_room(settings.run, "tokenize")), settings.resume)
+    claim(folder, _identity(settings), settings.resume)
     write_text(folder / "parameters.json", json.dumps(dataclasses.asdict(settings), ensure_ascii=False, indent=1))
 
 
-def claim(folder: Path, identity: str, resume: bool) -> None:
-    """Make a folder ready for a run: a model that cannot be resumed (without `resume`: any) moves to `…-previous/`.
+def say_beforehand(settings: TrainSettings) -> str:
+    """Return what a training will do with the models that the run has, see `foresee`."""
+    return foresee(paths.room(settings.run, "train"), _identity(settings), settings.resume)[2]
 
-    If the one in `…-previous/` can be resumed, the two change places. What an attempt left that failed before it had
-    any weights is deleted, so that it never takes a model's place there.
 
-    Raises Occupied if a run is at work there.
+def foresee(folder: Path, identity: str, resume: bool) -> tuple[Path | None, Path | None, str]:
+    """Return what `claim` will do: which folder's training goes on, where the room's model will be kept, and in words.
+
+    A training goes on if all that decides its result is the same (`identity`), in the room or in `…-previous/`,
+    `…-previous-2/`, …: these hold what has made way, and nothing there is ever deleted. Without `resume`, none does.
     """
-    previous, waiting = (folder.with_name(f"{folder.name}-{name}") for name in ("previous", "waiting"))
+    kept = sorted(folder.parent.glob(f"{folder.name}-previous*"), key=_updates, reverse=True)
+    trained = next(folder.rglob("*.safetensors"), None)
+    files = [place / "identity.txt" for place in ([folder, *kept] if trained else [*kept, folder]) if resume]
+    own = next((file.parent for file in files if file.is_file() and file.read_text("utf-8") == identity), None)
+    if own == folder:
+        return folder, None, f"the training in {folder.name}/ goes on after update {_updates(folder):,}"
+    words, aside = [f"a new training begins in {folder.name}/"], None
+    if own:
+        words = [f"the model in {own.name}/ has these settings: its run goes on after update {_updates(own):,}"]
+    if trained:
+        names = ["previous", *(f"previous-{number}" for number in range(2, len(kept) + 3))]  # one of them is free
+        aside = next(place for name in names if not (place := folder.with_name(f"{folder.name}-{name}")).exists())
+        words.append(f"the model of {_updates(folder):,} updates that is there now is kept in {aside.name}/")
+    return own, aside, "; ".join(words)
 
-    def can_be_resumed(place: Path) -> bool:
-        file = place / "identity.txt"
-        return resume and file.is_file() and file.read_text("utf-8") == identity
 
+def _updates(folder: Path) -> int:
+    """Return after how many updates the newest checkpoint in a folder was taken; 0 without any."""
+    return max((int(place.name.removeprefix("step-")) for place in list_checkpoints(folder / "checkpoints")), default=0)
+
+
+def claim(folder: Path, identity: str, resume: bool) -> None:
+    """Make a folder ready for a training, and say which models change places, see `foresee`; raises Occupied.
+
+    What an attempt left that failed before it had any weights is deleted, and so is a file STOP: it asked an earlier
+    training to end.
+    """
     with keep_for_training(folder):
-        if waiting.exists():  # killed while two models changed places
-            waiting.rename(previous if folder.exists() else folder)
-        if not can_be_resumed(folder):
-            if can_be_resumed(previous):
-                previous.rename(waiting)
-                print(f"the model in {previous.name}/ has these settings: its run goes on")
-            if folder.exists() and next(folder.rglob("*.safetensors"), None) is None:
-                shutil.rmtree(folder)
+        own, aside, words = foresee(folder, identity, resume)
+        if own != folder:
+            if own or aside:
+                print(words, flush=True)
+            if aside:  # killed after this line, the next start finds each model by its identity, and an empty place
+                folder.rename(aside)
             elif folder.exists():
-                shutil.rmtree(previous, ignore_errors=True)
-                folder.rename(previous)
-                print(f"the model that was here is kept in {previous.name}/")
-            if waiting.exists():
-                waiting.rename(folder)
+                shutil.rmtree(folder)
+            if own:
+                own.rename(folder)
         write_text(folder / "identity.txt", identity)
         (folder / "STOP").unlink(missing_ok=True)
 
@@ -120,8 +141,7 @@ def run_training(
 
     `stop` is asked after each update. Without a `trial_folder` the run's room takes the model; it must be prepared.
     """
-    manifest = open_room(settings.run, "tokenize")
-    tokens = manifest["result"]
+    tokens = open_room(settings.run, "tokenize")["result"]
     tokenizer = load_tokenizer(paths.room(settings.run, "vocab"))
     train, val = load_windows(settings.run, tokens, tokenizer.pad_token_id)
     folder = trial_folder or paths.room(settings.run, "train")
@@ -134,7 +154,7 @@ def run_training(
             folder,
             tokenizer,
             chars_per_token={"train": tokens["chars_per_token"], "val": tokens["val_chars_per_token"]},
-            identity=_identity(settings, manifest),
+            identity=_identity(settings),
             stop=stop,
         ).run()
 
@@ -259,7 +279,7 @@ def train_from_shell() -> None:
 
     Its code is 0, after SIGTERM or Ctrl-C 143 or 130, else 1 with a reason, 2 for a wrong command.
     """
-    # 1. the settings, and the room
+    # 1. what is asked
     parser = argparse.ArgumentParser(prog="python -m helpers.train")
     parser.add_argument(
         "file", metavar="PARAMETERS.json", type=Path,
@@ -268,21 +288,16 @@ def train_from_shell() -> None:
     # by `launch_training`: a STOP in the room is meant for this run
     parser.add_argument("--prepared", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    signals = StopSignals()
-    try:
-        settings = _prepared(asked.file, asked.prepared)
-    except (RoomError, Occupied, ValueError, TypeError, OSError) as error:
-        sys.exit(f"{asked.file}: {error}")
-    first = world()[0] == 0
     # 2. the run; if torchrun is killed, nothing else would end this process: it saves and ends by itself. When a shell
     # goes, what it started with nohup stays
-    launcher = os.getppid() if "WORLD_SIZE" in os.environ else 0
+    signals, launcher = StopSignals(), os.getppid() if "WORLD_SIZE" in os.environ else 0
     try:
+        settings = _prepared(asked.file, asked.prepared)
         figures = run_training(settings, lambda: signals.number > 0 or launcher > 0 and os.getppid() != launcher)
-    except (Diverged, Occupied, BadCheckpoint, ValueError, OSError, MemoryError) as error:
-        sys.exit(str(error))
+    except (RoomError, Occupied, Diverged, BadCheckpoint, ValueError, TypeError, OSError, MemoryError) as error:
+        sys.exit(f"{asked.file}: {error}")
     # 3. the end
-    if first and "val_loss" in figures:
+    if world()[0] == 0 and "val_loss" in figures:
         write_text(paths.room(settings.run, "train") / "figures.json", json.dumps(figures))
     code = 128 + signals.number if signals.number else 0
     if dist.is_initialized():

@@ -5,6 +5,7 @@ knows. Knows no update and no learning rate.
 """
 
 import math
+import shutil
 import statistics
 import sys
 import time
@@ -189,16 +190,11 @@ class Milestones:
             text = write_sample(self.loss_of.model, self.tokenizer, self.device)
             self.log.write("sample", step=progress.step, text=text)
         # 3. the epoch's folder before the checkpoint: killed in between, the run passes here again
-        if epoch_ended and not by_clock:
-            self.write_unless_full(lambda: self.export(f"epoch-{progress.epoch}"))
+        if epoch_ended and not by_clock and settings.keep:
+            self.write_unless_full(self.export_epoch)
         if save_due:
             self.write_unless_full(self.save)
             session.saved = time.perf_counter()
-
-    def catch_up(self) -> None:
-        """Validate where a run was stopped before it could."""
-        if self.progress.unjudged and self.judge():
-            self.write_unless_full(self.save)
 
     def judge(self) -> bool:
         """Validate, and end the run if it should end early; return whether this is its best state so far."""
@@ -258,6 +254,12 @@ class Milestones:
         weights = self.weights() if self.weights else None
         writes = distributed.world()[0] == 0
         checkpoint.export_model(self.folder / name, self.loss_of.model, self.tokenizer, writes, weights)
+
+    def export_epoch(self) -> None:
+        """Write the model of the epoch that has ended; then remove all but the newest `keep` of them."""
+        self.export(f"epoch-{self.progress.epoch}")
+        for old in range(1, self.progress.epoch - self.settings.keep + 1):
+            shutil.rmtree(self.folder / f"epoch-{old}", ignore_errors=True)
 
     def write_unless_full(self, write: Callable[[], Path | None]) -> None:
         """Call `write`; a full disk does not end the run: it is logged, and the next save tries again."""

@@ -48,9 +48,7 @@ PASS_TOKENS, PASS_TOKENS_GPU = 2**12, 2**16
 RATES = {"muon": 1e-2, "adamw": 3e-3}
 GENTLE = 0.1  # of these rates, for a model that is trained already
 _PROBE = 0.3  # seconds that a measured update of a shape should take, about
-ENDS_BY_CLOCK = (
-    0.6  # part of the time: a run forecast to need more of it ends by the clock, because no forecast is exact
-)
+ENDS_BY_CLOCK = 0.6  # part of the time: a run forecast to need more of it ends by the clock: no forecast is exact
 
 
 @dataclass(frozen=True)
@@ -91,8 +89,6 @@ def choose_numbers(settings: TrainSettings, text: Text, machine: Machine) -> Dec
     """
     undecided = settings.undecided()
     timeless = {"n_head", "lr"} if settings.max_minutes else {"n_head", "lr", "dropout"}
-    if not undecided:
-        return Decision(settings, ["all numbers were given"])
     if text.built_in:
         return _decide_built_in(settings, text)
     if set(undecided) <= timeless:

@@ -6,7 +6,7 @@ CONTRIBUTING.md. Knows no model, no data and no torch.
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from helpers.wording import did_you_mean
@@ -73,6 +73,7 @@ class TrainSettings:
     eval_step: int = _setting(200, least=0, affects="watching")  # steps between two validations; 0: one per epoch
     sample_step: int = _setting(100, least=0, affects="watching")  # steps between two samples; 0: at the end of the run
     checkpoint_step: int = _setting(0, least=0, affects="watching")  # steps between two checkpoints; 0: one per epoch
+    keep: int = _setting(3, least=0, affects="watching")  # newest epochs whose models stay, epoch-N/; 0: none
     tracker: str = _setting("", affects="watching")  # a module that gets the curves too: wandb, swanlab, …
     resume: bool = _setting(True, affects="watching")  # continue an interrupted run of the same settings
     seed: int = _setting(0, least=0)  # first weights, order of the windows, dropout
@@ -103,7 +104,9 @@ class TrainSettings:
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that decide what is computed: a run may be resumed only where these are the same."""
-        decisive = {name: value for name, value in asdict(self).items() if name in names_that_affect("result")}
+        decisive = {
+            each.name: getattr(self, each.name) for each in fields(self) if each.metadata["affects"] == "result"
+        }
         # two processes with one pass each do what one does with two
         return decisive | {"gradient_accumulation": self.gradient_accumulation * self.devices}
 
@@ -129,15 +132,8 @@ def _check(
         raise ValueError(f"{name} is {value}: it must be {broken[0]}")
 
 
-_KINDS = {
-    bool: "True or False", int: "a whole number", float: "a number", str: "a text in quotes"
-}  # fmt: skip
+_KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a text in quotes"}
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def names_that_affect(what: str) -> set[str]:
-    """Return the names of the settings that change `what`: result, speed, watching or end, see `_setting`."""
-    return {each.name for each in fields(TrainSettings) if each.metadata["affects"] == what}

@@ -126,7 +126,9 @@ class Trainer:
         stop: Callable[[], bool] = lambda: False,
         weights: Callable[[], dict[str, torch.Tensor]] | None = None,
     ):
-        _require_numbers(settings)
+        of_the_model = ("n_embd", "n_layer", "n_head", "dropout")  # it is there
+        if names := [name for name in settings.undecided() if name not in of_the_model]:
+            raise ValueError(f"{', '.join(names)}: 0 leaves them to a rule, which `rules.decide` has not applied yet")
         self.model, self.train, self.settings = model, train, settings
         self.folder, self.tokenizer, self.stop = folder, tokenizer, stop
         # 1. the machine
@@ -150,7 +152,11 @@ class Trainer:
         bits = {split: 1 / math.log(2) / chars for split, chars in chars_per_token.items()}  # of a nat per token
         self.pace = Pace(model, train.n_ctx, size * matmul_rate(self.precision, self.device), bits["train"])
         now = time.perf_counter()
-        self.session = Session(_known_micro_batch(folder, settings.batch_size), now - self.progress.seconds, now)
+        allowed = folder / MICRO_BATCH  # what memory allowed a process before this one
+        micro_batch = (
+            min(settings.batch_size, int(allowed.read_text("utf-8"))) if allowed.exists() else settings.batch_size
+        )
+        self.session = Session(micro_batch, now - self.progress.seconds, now)
         self.session.total_steps = self.budget.total_steps(self.progress)
         self.milestones = Milestones(
             self.local_loss, self.optimizers, self.scaler, val, settings, folder, tokenizer, identity, self.log,
@@ -299,7 +305,8 @@ class Trainer:
             flops_per_token=self.pace.flops_per_token,
             matmul_rate=self.pace.peak_flops,
         )
-        self.milestones.catch_up()
+        if progress.unjudged and self.milestones.judge():  # it was stopped before it could
+            self.milestones.write_unless_full(self.milestones.save)
         while progress.step < session.total_steps and not session.stopped:
             # a row of the log; a time budget may end between two of them
             due = (progress.step + 1) % self.settings.log_step == 0 or progress.step + 1 == session.total_steps
@@ -308,7 +315,7 @@ class Trainer:
             if rank == 0:
                 tell("training", progress.step, session.total_steps, "updates")
             self.account(update)
-            if (due or progress.step >= session.total_steps) and self.pace.since_last_row.labels:
+            if (due or session.stopped or progress.step >= session.total_steps) and self.pace.since_last_row.labels:
                 self.write_row(update.lr, update.grad_norm)
             if epoch_ended := progress.position >= len(self.train):
                 self.close_epoch()
@@ -392,8 +399,10 @@ class Trainer:
                 raise
             figures |= {"val_loss": scores["loss"], "val_bits_per_char": scores["bits_per_char"]}
             figures["accuracy"] = scores["accuracy"]
-        seconds = self.end("finished" if progress.step >= session.total_steps else session.ended_early or "stopped")
-        return figures | {"seconds": round(seconds, 1)}
+        ended = "no better" if session.ended_early else "stopped"
+        ended = "finished" if progress.step >= session.total_steps else ended
+        seconds = self.end(session.ended_early if ended == "no better" else ended)
+        return figures | {"seconds": round(seconds, 1), "ended": ended}
 
     def end(self, reason: str) -> float:
         """Write the log's last row and close it; return the run's seconds."""
@@ -401,18 +410,6 @@ class Trainer:
         self.log.write("end", step=self.progress.step, reason=reason, seconds=seconds)
         self.log.close()
         return seconds
-
-
-def _require_numbers(settings: TrainSettings) -> None:
-    of_the_model = ("n_embd", "n_layer", "n_head", "dropout")  # it is there
-    if names := [name for name in settings.undecided() if name not in of_the_model]:
-        raise ValueError(f"{', '.join(names)}: 0 leaves them to a rule, which `rules.decide` has not applied yet")
-
-
-def _known_micro_batch(folder: Path, batch_size: int) -> int:
-    """Return the windows of a forward pass: what memory allowed a process before this one, or `batch_size`."""
-    file = folder / MICRO_BATCH
-    return min(batch_size, int(file.read_text("utf-8"))) if file.exists() else batch_size
 
 
 def _length(tensors: list[torch.Tensor]) -> float:

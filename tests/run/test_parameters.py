@@ -54,6 +54,8 @@ def test_later_sources_of_a_value_win(house):
 def test_words_of_the_command_line_take_the_type_of_the_default(house):
     values = plan(ratio="1e-3", deep="true", words="[一, 二]", limit="5", source="sample")["corpus"]
     assert (values["ratio"], values["deep"], values["words"], values["limit"]) == (1e-3, True, ["一", "二"], 5)
+    with pytest.raises(Refused, match="ratio is '1e-3x', str, but the notebook's default 0.5 is float$"):  # no advice
+        plan(ratio="1e-3x")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,7 +54,7 @@ with open(folder / "metrics.jsonl", "w") as log:
 (folder / "weights").write_text(f"{lr} {n_embd}")
 _ = write_manifest(run, "train", parameters={"run": run, "lr": lr, "n_embd": n_embd, "waits": waits},
     inputs=[paths.room(run, "vocab") / "vocab_user.txt"], outputs=[folder / "weights"],
-    result={"val_bits_per_char": bits, "steps": step, "chosen": {"batch_size": 8}})
+    result={"val_bits_per_char": bits, "steps": step, "total_steps": 4, "ended": end, "chosen": {"batch_size": 8}})
 """
 TOKENIZE = """
 from helpers.manifest import write_manifest
@@ -142,6 +143,20 @@ def test_a_run_that_is_behind_is_stopped_and_keeps_what_it_has(sweep_house, caps
     assert re.search(r"s-2 +9.8920 bits per character   lr 0.1   pruned", capsys.readouterr().out)
     assert read_manifest("s-2", "train")["result"]["steps"] == 1
     assert not (paths.room("s-2", "train") / "STOP").exists()
+
+
+@pytest.mark.slow
+def test_a_trial_that_the_user_stops_is_taken_again_and_goes_on(sweep_house, capsys):
+    command = [*write_grid("lr: [0.1]"), "-p", "waits", str(Path("go").resolve())]
+
+    def stop():
+        wait_for((paths.runs_dir() / "begun").exists)
+        (paths.room("s-1", "train") / "STOP").touch()
+
+    threading.Thread(target=stop).start()
+    assert main(command) == 0 and "model/ is not finished (stopped at update 1 of 4)" in capsys.readouterr().out
+    Path("go").touch()
+    assert main(command) == 0 and ends() == {"s-1": ["FAIL", "COMPLETE"]}
 
 
 def kernels():

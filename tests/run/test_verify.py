@@ -2,15 +2,18 @@
 
 import os
 import shutil
+import signal
+import subprocess
+import sys
+from functools import cache
 from pathlib import Path
 
 import nbformat
 import pytest
 from house import make_house
-from nbformat.v4 import new_notebook
 
-from helpers import paths, report
-from helpers.manifest import MANIFEST, read_manifest, write_manifest
+from helpers import manifest, paths, report
+from helpers.manifest import ENDINGS, MANIFEST, RoomError, open_room, read_manifest, unfinished, write_manifest
 from helpers.paths import executed_copy
 from helpers.run.__main__ import main
 from helpers.run.verify import finished_unchanged, note_finished
@@ -23,7 +26,7 @@ def write_room(stage, name, text, inputs, **result):
     file.write_text(text, "utf-8")
     write_manifest("r", stage, parameters={"run": "r"}, inputs=inputs, outputs=[file], result=result)
     executed_copy("r", stage).parent.mkdir(exist_ok=True)
-    nbformat.write(new_notebook(), executed_copy("r", stage))
+    shutil.copyfile(paths.notebook(stage), executed_copy("r", stage))
     note_finished("r", stage)
 
 
@@ -70,7 +73,7 @@ FAULTS = {
     "a room made again": (lambda run: make_again("明\n", 5), {"02": "since 02_vocab read it"}),
     "other figures": (lambda run: make_again("明月\n", 7), {"02": "other figures since (documents 5 -> 7)"}),
     "a torn manifest": (lambda run: os.truncate(run / "corpus" / MANIFEST, 99), {"01": "is no manifest"}),
-    "a manifest that went": (lambda run: (run / "corpus" / MANIFEST).unlink(), {"01": "not made yet"}),
+    "a manifest that went": (lambda run: (run / "corpus" / MANIFEST).unlink(), {"01": "not finished yet"}),
 }  # fmt: skip
 
 
@@ -92,10 +95,66 @@ def test_a_torn_copy_of_a_notebook_is_found_and_the_page_leaves_it_out(finished)
         assert "id='02_vocab'" in page and "id='01_corpus'" not in page
 
 
+@pytest.mark.parametrize(("how", "done"), [*ENDINGS.items(), ("killed", False)])
+def test_how_a_training_ended_decides_what_each_later_step_does_with_it(finished, capsys, monkeypatch, how, done):
+    """Killed, or its disk full, it has no manifest; what is stopped has a model, and whoever opens it is told once."""
+    figures = {} if how == "killed" else {"ended": how}
+    write_room("train", "model.safetensors", "花", [], **figures, steps=26, total_steps=516)
+    if how == "killed":
+        (paths.room("r", "train") / MANIFEST).unlink()
+    said = "model/ is not finished (stopped at update 26 of 516): 04_train with the same parameters goes on from there"
+    stopped = how == "stopped"
+    # the same command goes on where it is not done; other parameters begin anew
+    assert finished_unchanged("r", "train", {"run": "r"}) == done
+    assert not finished_unchanged("r", "train", {"run": "r", "lr": 1.0})
+    # generate, serve, chat and reward open the room
+    monkeypatch.setattr(manifest, "_warn", cache(manifest._warn.__wrapped__))
+    if how == "killed":
+        with pytest.raises(RoomError, match="has not finished its model/ yet: run notebook 04_train, or: python -m"):
+            open_room("r", "train")
+    else:
+        assert open_room("r", "train")["ended"] == open_room("r", "train")["ended"] == how
+    assert capsys.readouterr().err == (f"{said}\n" if stopped else "")
+    # verify and report
+    assert not finished() and main(["verify", "--run", "r"]) == 0
+    assert (said in capsys.readouterr().out) == stopped
+    assert (said in report.write_report("r").read_text("utf-8")) == stopped
+
+
 def test_a_run_that_is_not_there_cannot_be_verified(house, capsys):
     assert main(["verify", "--run", "nobody"]) == main(["verify", "--run", "../x"]) == 2
     error = capsys.readouterr().err
     assert "there is no run 'nobody'" in error and "'../x' cannot name a run" in error
+
+
+INTERRUPTED = """
+import os, runpy, signal, sys
+class AtImport:
+    def find_spec(self, name, *more):
+        if name == sys.argv[2]:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, AtImport())
+runpy.run_module(sys.argv[1], run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize(("command", "library"), [("helpers.run", "papermill"), ("helpers.train", "torch")])
+def test_ctrl_c_while_libraries_load_ends_a_command_without_a_traceback(command, library):
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    call = [sys.executable, "-c", INTERRUPTED, command, library]
+    ended = subprocess.run(call, env=environment, capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, b"")
+
+
+def test_a_full_disk_is_named_even_if_the_system_names_no_file(house, capsys, monkeypatch):
+    """Papermill's own writing of the copy is not ours."""
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("papermill.execute_notebook", full)
+    assert main(["corpus", "--run", "r"]) == 1
+    assert f"No space left on device, in {paths.runs_dir()}; once that is mended" in capsys.readouterr().err
 
 
 # ---- what need not run again ----
@@ -165,6 +224,35 @@ def test_a_stage_runs_again_only_if_something_has_changed(skipped, change, more,
     assert executed_copy("r", "corpus").is_file() and read_manifest("r", "corpus")["parameters"]["run"] == "r"
     change()
     assert skipped(*more) == wanted
+
+
+TRAIN = """
+from pathlib import Path
+from helpers import paths
+from helpers.manifest import write_manifest
+folder = paths.room(run, "train"); folder.mkdir(parents=True, exist_ok=True)
+ended = "stopped" if Path("STOP").exists() else "finished"
+(folder / "weights").write_text(ended)
+_ = write_manifest(run, "train", parameters=dict(run=run, epochs=epochs, lr=lr), inputs=[],
+                   outputs=[folder / "weights"], result={"ended": ended, "steps": 3, "total_steps": 9})
+"""
+
+
+@pytest.mark.slow
+def test_a_command_ends_with_a_stage_that_is_stopped_and_the_same_one_goes_on_with_it(house, capsys):
+    book = nbformat.read(paths.notebook("train"), as_version=4)
+    book.cells[2].source = f"import os\nos.chdir({os.getcwd()!r})\n{TRAIN.strip()}"
+    nbformat.write(book, paths.notebook("train"))
+    Path("STOP").touch()
+    assert main(["train", "generate", "--run", "r"]) == 130
+    out = capsys.readouterr().out
+    assert [line.split()[0] for line in out.splitlines()] == ["04_train", "mind", "report"]
+    assert "model/ is not finished (stopped at update 3 of 9)" in out
+    assert main(["generate", "--run", "r"]) == 0  # asked for by its name, it takes what is there
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["mind", "05_generate", "report"]
+    Path("STOP").unlink()
+    assert main(["train", "generate", "--run", "r"]) == 0
+    assert "skipped" not in (out := capsys.readouterr().out) and "mind" not in out and not unfinished("r", "train")
 
 
 @pytest.mark.slow

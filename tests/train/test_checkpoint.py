@@ -35,21 +35,6 @@ def step(model, optimizer):
     optimizer.zero_grad()
 
 
-def test_what_is_restored_goes_on_bit_for_bit(tmp_path):
-    """Weights, moments and step counts return: the next updates equal those of an unbroken run."""
-    model, optimizer = small()
-    step(model, optimizer)
-    folder = checkpoint.save(tmp_path, 1, model, [optimizer], {"position": 3})
-    step(model, optimizer)
-
-    again, fresh = small(seed=9)
-    assert checkpoint.verify_checkpoint(folder)["position"] == 3
-    checkpoint.restore(folder, again, [fresh])
-    step(again, fresh)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
-    assert again.lm_head.weight is again.transformer.wte.weight
-
-
 def names(folder) -> list[int]:
     return [int(path.name.removeprefix("step-")) for path in sorted(folder.iterdir())]
 
@@ -163,15 +148,12 @@ def test_a_pickle_is_never_opened(tmp_path, name):
     for beside in ("optimizer.pt", "model.pt", "pytorch_model.bin", "rng_state.pth"):
         shutil.copy(evil, folder / beside)
     shutil.copy(evil, bad / name)
-    for words in (name, "not a safetensors file"):
-        with pytest.raises(checkpoint.BadCheckpoint, match=words):
-            checkpoint.verify_checkpoint(bad)
-        checksums = {each: sha256(bad / each) for each in ("model.safetensors", "optimizer.safetensors", "state.json")}
-        (bad / "checksums.json").write_text(json.dumps(checksums), "utf-8")
-    model, optimizer = small()
-    with pytest.raises(checkpoint.BadCheckpoint, match="safetensors"):
-        checkpoint.restore(bad, model, [optimizer])
     assert checkpoint.latest(root, "a")[0] == folder
+    checksums = {each: sha256(bad / each) for each in ("model.safetensors", "optimizer.safetensors", "state.json")}
+    (bad / "checksums.json").write_text(json.dumps(checksums), "utf-8")
+    model, optimizer = small()
+    with pytest.raises(checkpoint.BadCheckpoint, match=f"{name} is not a safetensors file"):
+        checkpoint.restore(bad, model, [optimizer])
     checkpoint.restore(folder, model, [optimizer])
     assert not marker.exists()
 
@@ -207,13 +189,6 @@ def test_no_checkpoint_is_none_and_all_damaged_is_an_error(tmp_path):
     (tmp_path / "step-00000001").mkdir()
     with pytest.raises(checkpoint.BadCheckpoint, match="no checkpoint can be used"):
         checkpoint.latest(tmp_path, "a")
-
-
-def test_a_second_export_replaces_the_first(tmp_path):
-    model, _ = small()
-    for _ in range(2):
-        checkpoint.export_model(tmp_path / "final_model", model, TOK)
-    assert [path.name for path in tmp_path.iterdir()] == ["final_model"]
 
 
 # ---- parameters spread over processes ----

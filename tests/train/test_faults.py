@@ -168,32 +168,6 @@ def test_killed_inside_a_save_it_goes_on(tmp_path, unbroken, at):
     assert_goes_on(tmp_path / "m", unbroken)
 
 
-def save_twice_and_die(root: str, at: int) -> None:
-    """Save one step, save it again, and die at the `at`-th rename of the second time."""
-    model = faults.model_of()
-    checkpoint.save(Path(root), 1, model, [], {"identity": "a", "which": 1})
-    renames = []
-    real = os.rename
-
-    def rename(*args, **kwargs):
-        renames.append(1)
-        real(*args, **kwargs)
-        if len(renames) == at:
-            faults.die()
-
-    os.rename = rename
-    checkpoint.save(Path(root), 1, model, [], {"identity": "a", "which": 2})
-
-
-@pytest.mark.parametrize(("at", "which"), [(1, 1), (2, 2)])
-def test_killed_between_the_renames_of_a_replacement_one_is_whole(tmp_path, at, which):
-    assert Children(save_twice_and_die, str(tmp_path), at).wait() == [-signal.SIGKILL]
-    assert len(debris(tmp_path)) > 0
-    _, state, complaints = checkpoint.latest(tmp_path, "a")
-    assert (state["which"], complaints) == (which, [])
-    assert not debris(tmp_path)
-
-
 # ---------------------------------------------------------------- 3: damage
 
 

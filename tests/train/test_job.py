@@ -1,12 +1,12 @@
 """Room 04 with a run's rooms: one model beside another, a thread that can be stopped, a trial, several processes."""
 
+import contextlib
 import dataclasses
 import json
-import os
+import random
 import shutil
-import subprocess
-import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,6 +24,9 @@ def test_the_plan_is_what_the_run_does(run):
     figures = training.wait()
     assert figures["steps"] == training.total_steps == plan.plan_run(given)["total_steps"]
     assert not training.running
+    assert job.say_beforehand(given) == f"the training in model/ goes on after update {figures['steps']}"
+    makes_way = f"the model of {figures['steps']} updates that is there now is kept in model-previous/"
+    assert job.say_beforehand(settings(run, lr=0.5)) == f"a new training begins in model/; {makes_way}"
 
 
 def test_a_pretrained_model_that_was_trained_anew_in_its_folder_is_begun_with_again(run, tmp_path):
@@ -54,20 +57,6 @@ def test_a_stop_that_comes_while_processes_start_is_heeded(run, tmp_path):
     assert not stop.exists()
 
 
-def test_attempts_that_failed_before_they_had_weights_do_not_take_its_place(run, monkeypatch):
-    job.start_training(settings(run)).wait()
-    before = weights(run)
-    with monkeypatch.context() as patch:
-        patch.setattr(job, "model_from_settings", lambda *_: 1 / 0)
-        for lr in (0.1, 0.2):
-            with pytest.raises(ZeroDivisionError):
-                job.start_training(settings(run, lr=lr)).wait()
-    job.start_training(settings(run, lr=0.3)).wait()
-    assert any(not torch.equal(p, before[name]) for name, p in weights(run).items())
-    previous = AutoModelForCausalLM.from_pretrained(paths.run_dir(run) / "model-previous" / "final_model")
-    assert all(torch.equal(p, before[name]) for name, p in previous.named_parameters())
-
-
 def test_a_run_goes_on_where_auto_means_another_precision(run, monkeypatch):
     """From a CPU to a card without bf16: there is no loss scale to restore."""
     updates = iter(range(100))
@@ -92,40 +81,41 @@ def test_what_cannot_be_trained_is_refused_before_the_model_that_is_there_makes_
     assert weights(run) and not (paths.run_dir(run) / "model-previous").exists()
 
 
-def test_a_model_that_made_way_comes_back_with_its_parameters(run, capsys):
-    first = job.start_training(settings(run)).wait()
-    before = weights(run)
-    job.start_training(settings(run, lr=5e-3)).wait()
-    again = job.start_training(settings(run)).wait()
-    assert again["steps"] == first["steps"] and "its run goes on" in capsys.readouterr().out
-    assert all(torch.equal(p, before[name]) for name, p in weights(run).items())
-    job.start_training(settings(run, lr=5e-3)).wait()  # and the other one was kept
-    assert capsys.readouterr().out.count("its run goes on") == 1
+@pytest.mark.parametrize("seed", range(30))
+def test_no_model_is_ever_lost_whatever_is_trained_after_it(tmp_path, monkeypatch, seed, capsys):
+    """Trainings of three settings, with and without `resume`, some killed between two renames, some failed before they
+    had any weights: all that there are stay, those of the same settings go on, and what happens was said before."""
+    chance, folder, made, rename = random.Random(seed), tmp_path / "model", set(), Path.rename
 
-
-@pytest.mark.parametrize("renames", [1, 2, 3])
-def test_two_models_change_places_even_if_killed_in_between(tmp_path, monkeypatch, renames):
-    """The third time, after so many renames, the program ends; the next call finds both models, each by its name."""
-    folder = tmp_path / "model"
-    for identity in ("a", "b"):
-        job.claim(folder, identity, resume=True)
-        (folder / "model.safetensors").write_text(identity, "ascii")
-    done, real = [], type(folder).rename
-
-    def rename(self, target):
-        real(self, target)
-        done.append(target)
-        if len(done) == renames:
+    def deadly(self, target):
+        rename(self, target)
+        if chance.random() < 0.3:
             raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(type(folder), "rename", rename)
-        with pytest.raises(KeyboardInterrupt):
-            job.claim(folder, "a", resume=True)
-    for identity in ("a", "b", "a"):
-        job.claim(folder, identity, resume=True)
-        assert (folder / "model.safetensors").read_text("ascii") == identity
-        assert (tmp_path / "model-previous" / "model.safetensors").read_text("ascii") == "ab".replace(identity, "")
+    monkeypatch.setattr(Path, "rename", deadly)
+    for number in range(12):
+        identity, resume = chance.choice("abc"), chance.random() < 0.7
+        own, aside, words = job.foresee(folder, identity, resume)
+        trained = own is not None and (own / "model.safetensors").is_file()
+        capsys.readouterr()  # what was said before it was killed
+        with contextlib.suppress(KeyboardInterrupt):
+            job.claim(folder, identity, resume)
+            assert (words in capsys.readouterr().out) == bool(aside or own and own != folder)
+            weights = folder / "model.safetensors"
+            assert (weights.is_file() and weights.read_text("ascii")[0]) == (trained and identity)
+            if not trained and chance.random() < 0.8:
+                made.add(f"{identity}{number}")
+                weights.write_text(f"{identity}{number}", "ascii")
+        assert {file.read_text("ascii") for file in tmp_path.glob("*/model.safetensors")} == made
+
+
+def test_of_several_models_with_the_same_settings_the_longest_trained_goes_on(tmp_path):
+    for name, step in (("previous", 30), ("previous-2", 900), ("previous-3", 30)):
+        (tmp_path / f"model-{name}" / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+        (tmp_path / f"model-{name}" / "identity.txt").write_text("a", "utf-8")
+    job.claim(tmp_path / "model", "a", resume=False)  # one that failed at once
+    own, aside, words = job.foresee(tmp_path / "model", "a", resume=True)
+    assert (own.name, aside) == ("model-previous-2", None) and "goes on after update 900" in words
 
 
 def test_a_file_that_asks_for_other_processes_than_were_started_is_refused(run, tmp_path, monkeypatch):
@@ -164,34 +154,19 @@ def test_the_librarys_generate_writes_no_padding_even_if_the_model_would(run, ca
     assert not set(written[:, 1:][~ended[:, 1:]].tolist()) & special
 
 
-KEEPER = """
-import sys
-from pathlib import Path
-from helpers.train.job import keep_for_training
-with keep_for_training(Path(sys.argv[1])):
-    print("kept", flush=True)
-    sys.stdin.read()
-"""
-
-
 def test_two_runs_never_train_in_one_folder(run, monkeypatch):
-    """Another program has it: nothing is moved or written. It is killed: the folder is free at once."""
+    """Another one has it: nothing is moved or written (test_files: it is killed, and the folder is free at once)."""
     job.start_training(settings(run)).wait()
     folder = paths.room(run, "train")
     before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-    environment = os.environ | {"PYTHONPATH": str(paths.repo_root())}
-    command = [sys.executable, "-c", KEEPER, str(folder)]
-    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout.readline() == "kept\n"
-        monkeypatch.setattr(files, "PATIENCE", 0.1)
+    monkeypatch.setattr(files, "PATIENCE", 0.1)
+    with job.keep_for_training(folder):
         with pytest.raises(RuntimeError, match="another program, or another notebook, is at work in .*model.*STOP"):
             job.start_training(settings(run, lr=5e-3))
         with pytest.raises(RuntimeError, match="another program"):
             job.run_training(settings(run))
         assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before
-        other.kill()
-        other.wait()
-        assert job.start_training(settings(run, lr=5e-3)).wait()["steps"] > 0
+    assert job.start_training(settings(run, lr=5e-3)).wait()["steps"] > 0
 
 
 def test_a_second_start_in_the_same_process_waits_for_the_first_to_end(run):
@@ -243,22 +218,6 @@ def test_a_command_whose_run_fails_says_why_in_a_line(run, tmp_path, monkeypatch
 
 
 # ---- several processes ----
-
-
-@pytest.mark.slow
-def test_two_processes_equal_one_with_the_doubled_batch(run):
-    """Through torchrun's own launcher, gloo on the CPU: parameters within 1e-6 after the whole run.
-
-    A LLaMA-like model: GPT-2's key biases have gradient 0, and AdamW blows up the rounding noise in them. `eps`
-    keeps it from doing so to the rows of rare tokens, whose gradients are hardly larger than that noise.
-    """
-    same = dict(gradient_accumulation=1, architecture="llama", eps=1e-6)
-    job.start_training(settings(run, batch_size=4, **same)).wait()
-    alone = weights(run)
-    training = job.start_training(settings(run, batch_size=2, devices=2, **same))
-    assert training.wait()["steps"] == training.total_steps
-    for name, p in weights(run).items():
-        torch.testing.assert_close(p, alone[name], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow

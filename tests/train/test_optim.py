@@ -89,11 +89,6 @@ def test_a_very_short_run_never_has_rate_0(schedule, total, warmup):
     assert all(0 < rate <= 1 for rate in rates) and rates[min(warmup, total - 1)] == 1.0
 
 
-def test_an_unknown_schedule_is_refused():
-    with pytest.raises(ValueError, match="schedule"):
-        optim.learning_rate(5, 10, 1.0, 0, "stairs", 0.0)
-
-
 # ---- which optimizer moves which tensor ----
 
 

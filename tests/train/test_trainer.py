@@ -122,10 +122,15 @@ def test_steps_checkpoints_and_rows_are_exact(tmp_path):
     assert figures["steps"] == figures["total_steps"] == 12
     assert [row["step"] for row in rows(folder, "step")] == list(range(1, 13))
     assert [row["step"] for row in rows(folder, "checkpoint")] == [4, 8, 12]
-    assert sorted(path.name for path in folder.glob("epoch-*")) == ["epoch-1", "epoch-2", "epoch-3"]
     assert all(0 < row["update_ratio"] < 1 and row["memory"] > 2**20 for row in rows(folder, "step"))
     assert rows(folder, "end")[0]["reason"] == "finished" and rows(folder, "sample")
     assert list(folder.glob("tensorboard/events*"))
+
+
+@pytest.mark.parametrize(("keep", "wanted"), [(3, [2, 3, 4]), (1, [4]), (9, [1, 2, 3, 4]), (0, [])])
+def test_of_the_epochs_models_the_newest_stay(tmp_path, keep, wanted):
+    fit(tmp_path, epochs=4, keep=keep)
+    assert sorted(path.name for path in tmp_path.glob("epoch-*")) == [f"epoch-{number}" for number in wanted]
 
 
 def test_an_epochs_row_is_the_mean_over_its_labels(tmp_path):
@@ -364,10 +369,25 @@ def test_a_model_that_breaks_in_its_last_updates_is_no_final_model(tmp_path, mon
     assert rows(tmp_path / "m", "checkpoint_failed")[0]["reason"] == "a weight is NaN or infinite"
 
 
-def test_a_run_that_ends_early_shows_what_it_writes(tmp_path):
-    figures = fit(tmp_path / "m", epochs=30, lr=1e-9, patience=2, eval_step=2, warmup_steps=0)
-    assert figures["steps"] < figures["total_steps"]
-    assert [row["step"] for row in rows(tmp_path / "m", "sample")] == [figures["steps"]]
+@pytest.mark.parametrize(
+    ("way", "ended"),
+    [
+        (dict(), "finished"),
+        (dict(max_minutes=1 / 600), "finished"),
+        (dict(epochs=30, lr=1e-9, patience=2, eval_step=2, warmup_steps=0), "no better"),
+        ("STOP", "stopped"),
+    ],
+    ids=str,
+)
+def test_however_a_run_ends_it_says_how_and_shows_a_row_and_what_it_writes(tmp_path, way, ended):
+    """A file STOP lies there from its first update on: before any row is due, any sample and any validation."""
+    if way == "STOP":
+        (tmp_path / "STOP").touch()
+    figures = fit(tmp_path, log_step=100, **({} if way == "STOP" else way))
+    assert figures["ended"] == ended and (figures["steps"] == figures["total_steps"]) == (ended == "finished")
+    for event in ("step", "sample"):
+        assert [row["step"] for row in rows(tmp_path, event)][-1:] == [figures["steps"]] or ended == "no better"
+    assert rows(tmp_path, "sample") and (tmp_path / "final_model" / "config.json").is_file()
 
 
 def test_a_spike_names_the_windows_it_came_from(tmp_path, monkeypatch):
