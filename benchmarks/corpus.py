@@ -123,7 +123,7 @@ DIRT: dict[str, Callable[[str], str]] = {
     # no .com: lines with a web address are an advertisement if they repeat, as the lines of this text do
     "personal data": lambda line: line + "电话13812345678，邮箱 li@example.edu，身份证11010519491231002X。",
 }
-ASKED = "+full width, +half-width punctuation, +personal data"
+ASKED = "+full width, +half-width punctuation, +personal data, +repeated spaces"
 DIRTY_LINES, LINES, WRAPPED, WIDTH = 1 / 6, 8, 0.01, 33  # share of lines, lines per document, share of documents
 CLEAN = (("a.jsonl", "utf-8", 0.5), ("b.txt", "utf-8", 0.5))
 DIRTY = (("a.jsonl", "utf-8", 0.5), ("b.txt", "gb18030", 0.3), ("c.txt", "utf-8-sig", 0.15), ("d.txt", "utf-16", 0.05))
