@@ -30,7 +30,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from helpers import paths
 from helpers.device import pick_device, release_threads
 from helpers.files import Occupied, fingerprint, known_sha256, occupied, write_text
-from helpers.manifest import RoomError, open_room
+from helpers.manifest import RoomError, open_room, write_manifest
 from helpers.train.checkpoint import BadCheckpoint, list_checkpoints
 from helpers.train.distributed import join_group, leave_group, world
 from helpers.train.milestones import Diverged
@@ -68,6 +68,21 @@ def prepare_room(settings: TrainSettings) -> None:
     folder = paths.room(settings.run, "train")
     claim(folder, _identity(settings), settings.resume)
     write_text(folder / "parameters.json", json.dumps(dataclasses.asdict(settings), ensure_ascii=False, indent=1))
+
+
+def finish_room(settings: TrainSettings, parameters: dict[str, Any], figures: dict[str, Any]) -> dict[str, Any]:
+    """Write the manifest of a training that has ended, with its figures, and return it."""
+    floor = open_room(settings.run, "corpus")["result"].get("floor_bits_per_char")
+    tokens, vocab, model = (paths.room(settings.run, stage) for stage in ("tokenize", "vocab", "train"))
+    return write_manifest(
+        settings.run,
+        "train",
+        parameters=parameters,
+        inputs=[*tokens.glob("*.bin"), vocab / "tokenizer.json"],
+        outputs=sorted((model / "final_model").iterdir()),
+        result=figures | {"floor_bits_per_char": floor},
+        seed=settings.seed,
+    )
 
 
 def say_beforehand(settings: TrainSettings) -> str:
@@ -299,6 +314,8 @@ def train_from_shell() -> None:
     # 3. the end
     if world()[0] == 0 and "val_loss" in figures:
         write_text(paths.room(settings.run, "train") / "figures.json", json.dumps(figures))
+        if not asked.prepared:  # a notebook waits for these figures, and finishes the room
+            finish_room(settings, dataclasses.asdict(settings), figures)
     code = 128 + signals.number if signals.number else 0
     if dist.is_initialized():
         leave_group(code)
