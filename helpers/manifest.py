@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from helpers import paths
-from helpers.files import hash_files, known_sha256, write_text
+from helpers.files import hash_files, known_sha256, write_json
 from helpers.paths import NOTEBOOKS, STAGES, notebook, room, run_dir, runs_dir
 from helpers.wording import called_here, did_you_mean, run_again
 
@@ -63,7 +63,7 @@ def write_manifest(
         "seed": seed,
         "result": result,
     }
-    write_text(room(run, stage) / MANIFEST, json.dumps(manifest, ensure_ascii=False, indent=2) + "\n")
+    write_json(room(run, stage) / MANIFEST, manifest)
     return manifest
 
 
