@@ -395,7 +395,7 @@ def _rows(pieces: Iterable[str]) -> Iterator[str]:
     """Yield lines with their ends."""
     rest = ""
     for piece in pieces:
-        *rows, rest = _LINE.findall(rest + piece)
+        *rows, rest = _LINE.findall(rest + piece) or [""]
         yield from rows
     if rest:
         yield rest
