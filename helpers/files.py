@@ -67,12 +67,6 @@ def write_text(path: Path, text: str) -> None:
         file.write(text.encode("utf-8"))
 
 
-def write_json(path: Path, value: object) -> None:
-    """Write JSON atomically; what is not UTF-8 in the name of a file becomes an escape, which reads as that name."""
-    with atomic_write(path) as file:
-        file.write(json.dumps(value, ensure_ascii=False, indent=2).encode("utf-8", "backslashreplace") + b"\n")
-
-
 def write_folder(folder: Path, write: Callable[[Path], object], check: Callable[[Path], object] | None = None) -> None:
     """Make a folder atomically: call write(temporary folder), flush it, call check(temporary folder), and rename it.
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from helpers import paths
-from helpers.files import hash_files, known_sha256, write_json
+from helpers.files import hash_files, known_sha256, write_text
 from helpers.paths import NOTEBOOKS, STAGES, notebook, room, run_dir, runs_dir
-from helpers.wording import called_here, did_you_mean, run_again
+from helpers.wording import called_here, did_you_mean, printable, run_again
 
 MANIFEST = "manifest.json"
 # stage -> the file of `helpers` and its dataclass that hold what can be set besides the notebook's parameters cell
@@ -63,7 +63,8 @@ def write_manifest(
         "seed": seed,
         "result": result,
     }
-    write_json(room(run, stage) / MANIFEST, manifest)
+    text = printable(json.dumps(manifest, ensure_ascii=False, indent=2))  # where a file's name is not UTF-8
+    write_text(room(run, stage) / MANIFEST, text + "\n")
     return manifest
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import charset_normalizer
 
+from helpers.wording import printable
+
 BLOCK_BYTES = 2**20  # read at a time
 SAMPLE_BYTES = 2**16  # looked at for a guess; the guess is then tried on every byte
 LINE_BYTES = 2**26  # the longest line held whole
@@ -23,12 +25,7 @@ class BadFile(ValueError):
     """A file that cannot be used; the message names the place and the reason."""
 
     def __init__(self, message: str):
-        super().__init__(shown(message))
-
-
-def shown(text: str) -> str:
-    """Return a text with escapes for half characters, which no file and no screen takes."""
-    return text.encode("utf-8", "backslashreplace").decode()
+        super().__init__(printable(message))
 
 
 @dataclass(frozen=True)

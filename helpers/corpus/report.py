@@ -8,8 +8,8 @@ from pathlib import Path
 
 from helpers.corpus.cleaning import EXAMPLES
 from helpers.corpus.conversations import SYSTEM, Conversation
-from helpers.corpus.encodings import shown
 from helpers.corpus.mojibake import notes_on
+from helpers.wording import printable
 
 UNDECODABLE = "undecodable"  # why lines of a text were left out, and records with such a line
 NOTES = 10  # notes kept of a file; one in many slices may have thousands
@@ -68,7 +68,7 @@ class FileReport:
 
     def finish(self, max_length: int) -> None:
         """Put the counts of the whole file in words, as notes."""
-        self.notes = list(map(shown, self.notes))
+        self.notes = list(map(printable, self.notes))
         if self.bad:  # no half of a file stays behind
             self.dropped, self.lost, self.rules, self.notes = Counter(), Counter(), Counter(), []
             return
@@ -94,7 +94,7 @@ class PartReport:
 
     def as_json(self) -> str:
         """Return the part as it is written beside its shards."""
-        return shown(json.dumps(self, ensure_ascii=False, default=vars))
+        return printable(json.dumps(self, ensure_ascii=False, default=vars))
 
     @classmethod
     def from_json(cls, text: str) -> "PartReport":
@@ -141,7 +141,7 @@ class Report:
             del file["name"], file["counts"]
         written = {**vars(self), "files": files, "outputs": [path.name for path in self.outputs]}
         del written["inputs"]
-        return shown(json.dumps(written, ensure_ascii=False, indent=1, sort_keys=True)) + "\n"
+        return printable(json.dumps(written, ensure_ascii=False, indent=1, sort_keys=True)) + "\n"
 
     def result(self) -> dict:
         """Return the figures that go into the manifest."""
