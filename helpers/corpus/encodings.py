@@ -113,6 +113,7 @@ EVERYDAY = re.compile(
     "這們來爲為國說時會對於着著過發後裡裏種經麼學現當沒動還進樣開從實無见見曰云山水風风月花春此何与與者乃兮不知相問问答]"
 )
 _ABROAD = ("cp932", "euc_jp", "cp949", "cp1252")  # Japanese, Korean, Western
+_KANA_SIGNS = re.compile("[ぁ-ヶ]")
 _HIGH = bytes(range(128, 256))
 _THREE = re.compile(rb"[\xe0-\xef][\x80-\xbf]{2}")  # a character of UTF-8, Chinese above all
 _SEVERAL = re.compile(rb"(?:[\xe3-\xe9][\x80-\xbf]{2}[\x00-\x7f]*){4}")  # not in 10 million characters of GBK or Big5
@@ -145,6 +146,13 @@ def find_encoding(path: Path) -> Encoding:
     first = first or Encoding("utf-8")
     if first.name != "utf-8" or (found := _fitting(path, first)) is None:
         found = _survey(path, first) if first.name != "utf-8" else _of_lines(path, first)
+    if found.truncated and found.name.startswith("utf-16"):
+        with open(path, "rb") as stream:
+            stream.seek(max(0, found.size - 4095))  # an even place
+            end = stream.read()
+        aligned, shifted = (len(EVERYDAY.findall(data.decode(found.name, "replace"))) for data in (end, end[1:]))
+        if shifted > aligned:
+            raise BadFile(f"a byte is missing in this {found}, or one too many: what follows is shifted. {_ADVICE}")
     if re.match(rb"\s*<(?:!doctype html|html)", head[found.bom :], re.IGNORECASE):
         return replace(found, hint="a whole web page, of which menus and scripts may be read as text, too")
     return found
@@ -176,7 +184,9 @@ def _of_lines(path: Path, first: Encoding) -> Encoding:
     sample, utf8, others = _sample(path)
     guess = _guess(sample)
     broken = _share_of_utf8(sample) > 0.5
-    if not first.bom and not broken and utf8 <= others and not _holds_utf8(path):
+    with open(path, "rb") as stream:
+        several = any(_SEVERAL.search(block) for block in iter(lambda: stream.read(BLOCK_BYTES), b""))
+    if not (first.bom or broken or several or utf8 > others):
         return _survey(path, guess)
     rows = [row for row in sample.splitlines(keepends=True) if _share_of_utf8(row) <= 0.5 and fits(row, guess.name)]
     text = decode_strictly(b"".join(rows), guess.name, "ignore")
@@ -203,11 +213,6 @@ def _share_of_utf8(data: bytes) -> float:
     return 3 * len(_THREE.findall(data)) / max(1, len(data) - len(data.translate(None, _HIGH)))
 
 
-def _holds_utf8(path: Path) -> bool:
-    with open(path, "rb") as stream:
-        return any(_SEVERAL.search(block) for block in iter(lambda: stream.read(BLOCK_BYTES), b""))
-
-
 def fits(data: bytes, name: str) -> bool:
     """Return whether bytes are a text in this encoding; its last character may be cut, if no line end follows it."""
     try:
@@ -232,8 +237,9 @@ def _guess(sample: bytes) -> Encoding:
     name, second = sorted(hits, key=lambda name: (hits[name], len(fitting[name])), reverse=True)
     odds = 10.0 ** max(-9, min(9, hits[name] - (hits[second] if fitting[second] else -3)))
     guess = Encoding(name, confidence=odds / (1 + odds))
-    # Chinese has 33 % or more of everyday characters, Japanese and Korean bytes read as GB18030 have none (tried)
-    return replace(guess, **_doubt(sample, name)) if hits[name] < 0.02 * sum(map(len, runs)) / 2 else guess
+    # Chinese has 33 % or more of everyday characters, Japanese and Korean bytes read as GB18030 none, or kana (tried)
+    few, kana = 0.01 * sum(map(len, runs)), len(_KANA_SIGNS.findall(fitting[name].decode(name, "ignore")))
+    return replace(guess, **_doubt(sample, name)) if hits[name] < few or kana > 10 * few else guess
 
 
 def _doubt(sample: bytes, name: str) -> dict:

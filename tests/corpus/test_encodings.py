@@ -86,8 +86,9 @@ def test_confidence_is_shown_where_it_is_low():
     assert read(doubtful) == "錕簫鎧"
     assert "%" in str(find(doubtful))
     assert str(find(PROSE.encode("gb18030"))) == "gb18030"
-    japanese = find("これはペンです。日本語の文章です。".encode("shift_jis") * 9)
-    assert "cp932" in " ".join(japanese.notes())
+    japanese = "これはペンです。日本語の文章です。" * 9
+    for codec, name in {"shift_jis": "cp932", "euc_jp": "euc_jp"}.items():
+        assert f"perhaps it is {name}" in " ".join(find(japanese.encode(codec)).notes())
 
 
 def test_english_with_western_quotes_does_not_become_chinese():
@@ -106,6 +107,12 @@ def test_a_cut_last_character_is_left_out_and_said(codec):
     assert read(data) == text[:-1]
     at = len(mark + text[:-1].encode(codec))
     assert f"byte {at:,}" in find(data).notes()[0]
+
+
+def test_utf16_that_lost_a_byte_is_refused():
+    data = PROSE.encode("utf-16")
+    with pytest.raises(BadFile, match="a byte is missing in this utf-16-le with BOM"):
+        find(data[:801] + data[802:])
 
 
 def test_binary_is_refused():
