@@ -187,9 +187,8 @@ def _open_member(item: Input) -> IO[bytes]:
 
 def _unpack(stream: IO[bytes], packing: str, size: int, file: BinaryIO) -> None:
     """Write what a stream of `size` bytes unpacks to. Raises BadFile if it is damaged, cut off or a bomb."""
-    plain = gzip.GzipFile(fileobj=stream) if packing == ".gz" else stream
-    # `read1` gives what was good before a fault
-    blocks = _zst_blocks(stream) if packing == ".zst" else iter(lambda: plain.read1(encodings.BLOCK_BYTES), b"")
+    read = gzip.GzipFile(fileobj=stream).read1 if packing == ".gz" else stream.read  # all that was good before a fault
+    blocks = _zst_blocks(stream) if packing == ".zst" else iter(lambda: read(encodings.BLOCK_BYTES), b"")
     while True:
         try:
             block = next(blocks, None)

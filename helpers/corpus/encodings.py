@@ -144,8 +144,7 @@ def find_encoding(path: Path) -> Encoding:
     if first is None and head.isascii() and (escaped := _escaped(head)):
         return _survey(path, Encoding(escaped))
     first = first or Encoding("utf-8")
-    if first.name != "utf-8" or (found := _fitting(path, first)) is None:
-        found = _survey(path, first) if first.name != "utf-8" else _of_lines(path, first)
+    found = _survey(path, first) if first.name != "utf-8" else _fitting(path, first) or _of_lines(path, first)
     if found.truncated and found.name.startswith("utf-16"):
         with open(path, "rb") as stream:
             stream.seek(max(0, found.size - 4095))  # an even place
@@ -205,7 +204,7 @@ def _sample(path: Path) -> tuple[bytes, int, int]:
                 other = not fits(line, "utf-8")
                 counts[other] += 1
                 taken += line if other else b""
-    return bytes(taken[:SAMPLE_BYTES]), *counts
+    return bytes(taken[:SAMPLE_BYTES]), counts[0], counts[1]
 
 
 def _share_of_utf8(data: bytes) -> float:
@@ -279,8 +278,8 @@ def _exception(error: UnicodeError) -> tuple[str, int]:
 def _marking(error: UnicodeError) -> tuple[str, int]:
     try:
         return _exception(error)
-    except UnicodeDecodeError:
-        return "".join(chr(0xDC80 | byte) for byte in error.object[error.start : error.end]), error.end
+    except UnicodeDecodeError as fault:
+        return "".join(chr(0xDC80 | byte) for byte in fault.object[fault.start : fault.end]), fault.end
 
 
 codecs.register_error(_EXCEPTIONS, _exception)
@@ -296,7 +295,7 @@ class _Utf8Decoder(codecs.BufferedIncrementalDecoder):
 
 
 # kana and signs on which browsers, Hong Kong and Taiwan agree, where Python's table has a meaning of its own
-_KANA = str.maketrans("にはぱびぺほ", "廴无癶隶〃仝")
+_KANA: dict[int, int | str] = {**str.maketrans("にはぱびぺほ", "廴无癶隶〃仝")}
 for _code in range(0xC6A1, 0xC8FF):
     _ours, _theirs = (_code.to_bytes(2).decode(name, "ignore") for name in ("cp950", "big5hkscs"))
     if len(_ours) == 1 and _theirs:
