@@ -6,6 +6,7 @@ Knows bytes and characters: where the bytes come from, and what a document is, i
 import codecs
 import contextlib
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -327,11 +328,10 @@ def _fitting(path: Path, encoding: Encoding) -> Encoding | None:
     """Return the encoding completed, where all of the text is in it."""
     cut: list[int] = []
     try:
-        if any(map(_MARK.search, _pieces(path, encoding, cut=cut, errors=_EXCEPTIONS))):
-            return None
+        last = deque(_pieces(path, encoding, cut=cut, errors=_EXCEPTIONS), maxlen=1).pop()
     except UnicodeDecodeError:
         return None
-    return replace(encoding, size=path.stat().st_size, truncated=cut[0])
+    return None if _MARK.search(last) else replace(encoding, size=path.stat().st_size, truncated=cut[0])
 
 
 def _survey(path: Path, encoding: Encoding) -> Encoding:

@@ -3,7 +3,6 @@
 This is the door to room 01 for the runner: what it must know of a corpus without reading one.
 """
 
-import itertools
 import os
 import re
 import unicodedata
@@ -118,10 +117,12 @@ def _told_apart(inputs: list[Input]) -> Iterator[Input]:
     """Yield inputs whose names differ: an archive may hold one name twice, and two may look alike."""
     taken: set[str] = set()
     for item in inputs:
-        names = itertools.chain([item.name], (f"{item.name} (number {n} of that name)" for n in itertools.count(2)))
-        name = next(name for name in names if unicodedata.normalize("NFC", name) not in taken)
-        taken.add(unicodedata.normalize("NFC", name))
-        yield replace(item, name=name) if name != item.name else item
+        name, number = item.name, 1
+        while (looks := unicodedata.normalize("NFC", name)) in taken:
+            number += 1
+            name = f"{item.name} (number {number} of that name)"
+        taken.add(looks)
+        yield replace(item, name=name)
 
 
 def _walk(base: Path, left_out: Counter) -> Iterator[tuple[str, int]]:
