@@ -151,7 +151,7 @@ def test_a_cut_name_is_not_read_as_another_encoding(names, cut):
 def test_where_more_than_a_few_lines_are_bad_the_first_and_the_encoding_are_named():
     rows = [row.encode("gb18030") + b"\xff\n" * (n % 7 == 2) for n, row in enumerate(PROSE.splitlines(keepends=True))]
     with pytest.raises(
-        BadFile, match=r"9 of 69 lines hold bytes that are not gb18030, the first line 4 \(character 1, "
+        BadFile, match=r"9 of 69 lines hold bytes that are not gb18030, the first line 4 \(character 1,"
     ):
         find(b"".join(rows))
 
