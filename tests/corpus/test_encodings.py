@@ -144,8 +144,9 @@ def test_a_cut_name_is_not_read_as_another_encoding(names, cut):
     """On the evidence of its own broken bytes it was GBK, and in a short list all others with it."""
     rows = [name.encode() for name in names]
     rows[3] = rows[3][cut]
-    assert read(b"\n".join(rows)).split("\n") == names[:3] + names[4:]
-    assert find(b"\n".join(rows)).bad_lines == 1
+    for after in ("", PROSE):  # in a file with a second encoding, too
+        data = b"\n".join([*rows, after.encode("gb18030")])
+        assert read(data) == "\n".join([*names[:3], *names[4:], after]) and find(data).bad_lines == 1
 
 
 def test_where_more_than_a_few_lines_are_bad_the_first_and_the_encoding_are_named():
