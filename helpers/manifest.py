@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from helpers import paths
 from helpers.files import hash_files, known_sha256, write_text
 from helpers.paths import NOTEBOOKS, STAGES, notebook, room, run_dir, runs_dir
-from helpers.wording import called_here, did_you_mean, run_again
+from helpers.wording import called_here, did_you_mean, printable, run_again
 
 MANIFEST = "manifest.json"
 # how a room ended -> whether it is done. One that was killed, or whose disk was full, has no manifest, or the one from
@@ -75,7 +75,8 @@ def write_manifest(
         "seed": seed,
         "result": {name: value for name, value in result.items() if name != "ended"},
     }
-    write_text(room(run, stage) / MANIFEST, json.dumps(manifest, ensure_ascii=False, indent=2) + "\n")
+    text = printable(json.dumps(manifest, ensure_ascii=False, indent=2))  # where a file's name is not UTF-8
+    write_text(room(run, stage) / MANIFEST, text + "\n")
     return manifest
 
 

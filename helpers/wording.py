@@ -31,6 +31,11 @@ def let_console_replace() -> None:
             stream.reconfigure(errors="replace")
 
 
+def printable(text: str) -> str:
+    """Return a text with escapes for half characters, which no file takes; in JSON they read as what they were."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def duration(seconds: float) -> str:
     """Return a duration in words: 7 s, 4 min 05 s, 1 h 02 min."""
     seconds = round(seconds)

@@ -1,7 +1,9 @@
 """manifest: it says what a room was made from, and notices what no longer fits; the parameters of a notebook."""
 
+import os
 from contextlib import nullcontext
 from dataclasses import asdict
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -17,6 +19,7 @@ from helpers.manifest import (
     read_parameters,
     write_manifest,
 )
+from helpers.run.verify import verify_run
 from helpers.train.settings import TrainSettings
 
 
@@ -44,6 +47,17 @@ def test_a_manifest_says_what_was_read_written_and_found_in_readable_chinese(run
     assert manifest["outputs"] == {"corpus/一.txt": sha256(file)} and "python" in manifest["versions"]
     assert manifest["inputs"] == {outside.as_posix(): sha256(outside)}
     assert "corpus/一.txt" in (file.parent / MANIFEST).read_text("utf-8")
+
+
+def test_a_file_whose_name_is_not_utf8_fits_as_long_as_it_is_unchanged(run, tmp_path):
+    """Its name is written with escapes, and two such files are two."""
+    files = [Path(os.fsdecode(bytes(tmp_path) + b"/" + name)) for name in (b"\xb8\xe8.txt", b"\xb8\xe9.txt")]
+    for file in files:
+        file.write_bytes(os.fsencode(file))
+    finish(run, "corpus", inputs=files)
+    assert verify_run(run)[0] == ("01_corpus", True, "1 files as written, 2 files as read")
+    files[1].write_bytes(b"other")
+    assert not verify_run(run)[0][1]
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,10 @@ class Input:
     mode: str = ""  # how a .txt is cut into documents; decided once for all slices
     size: int = 0  # bytes on disk, to balance the work
 
+    def identity(self) -> tuple[Path, int]:
+        """Return what only the slices of one file share, or of one member: names may be equal."""
+        return self.path, self.start if self.member else -1
+
 
 def kind_of(name: str) -> tuple[str, str]:
     """Return a name's kind and packing, (".csv", ".gz"); (".zip", "") for archives; the bare suffix for other kinds."""
@@ -183,12 +187,14 @@ def _open_member(item: Input) -> IO[bytes]:
 
 def _unpack(stream: IO[bytes], packing: str, size: int, file: BinaryIO) -> None:
     """Write what a stream of `size` bytes unpacks to. Raises BadFile if it is damaged, cut off or a bomb."""
-    plain = gzip.GzipFile(fileobj=stream) if packing == ".gz" else stream
-    blocks = _zst_blocks(stream) if packing == ".zst" else iter(lambda: plain.read(encodings.BLOCK_BYTES), b"")
+    read = gzip.GzipFile(fileobj=stream).read1 if packing == ".gz" else stream.read  # all that was good before a fault
+    blocks = _zst_blocks(stream) if packing == ".zst" else iter(lambda: read(encodings.BLOCK_BYTES), b"")
     while True:
         try:
             block = next(blocks, None)
         except (*_DAMAGE, OSError) as error:
+            if isinstance(error, gzip.BadGzipFile) and not file.tell():
+                raise BadFile("not packed with gzip, whatever its name says: take .gz away from it") from None
             raise BadFile(f"damaged or cut off: unpacking stops after {file.tell():,} bytes ({error})") from None
         if block is None:
             return

@@ -84,10 +84,10 @@ def _build_files(inputs: list[Input], folder: Path, report: Report, wanted: Corp
         tasks = [replace(task, repeated=lines) for task, lines in zip(tasks, repeated, strict=True)]
         finished = parallel.map_shards(pool, partition.clean_task, tasks, label="cleaning" if several else "")
     # 2. reduce
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(item.name for item in inputs))}
-    report.files = list(map(FileReport, numbers))
-    report.join(map(partition.read_report, finished), wanted.max_length)
-    files = [[numbers[item.name] for item in task.inputs] for task in tasks]
+    numbers = {item.identity(): number for number, item in enumerate(inputs)}
+    report.files = [FileReport(item.name) for item in inputs]
+    files = [[numbers[item.identity()] for item in task.inputs] for task in tasks]
+    report.join(map(partition.read_report, finished), files, wanted.max_length)
     split.reduce_parts(finished, files, folder, report, wanted)
 
 

@@ -1,25 +1,32 @@
-"""Charset detection and strict decoding: which encoding (编码) a file has, how sure that is, where it changes.
+"""Charset detection and decoding: which encoding (编码) a file has, how sure that is, which lines are in none.
 
 Knows bytes and characters: where the bytes come from, and what a document is, is not decided here.
 """
 
 import codecs
-import io
+import contextlib
 import re
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import charset_normalizer
 
+from helpers.wording import printable
+
 BLOCK_BYTES = 2**20  # read at a time
 SAMPLE_BYTES = 2**16  # looked at for a guess; the guess is then tried on every byte
-LINE_BYTES = 2**26  # the longest line held whole, where a file is cut at its lines
+LINE_BYTES = 2**26  # the longest line held whole
 CERTAIN = 0.995  # confidence that need not be shown
+_FEW, _SHARE = 3, 10  # lines that may be bad, and in a long text one in so many: else the encoding is another
 
 
 class BadFile(ValueError):
-    """A file that cannot be used; the message names the byte and the reason."""
+    """A file that cannot be used; the message names the place and the reason."""
+
+    def __init__(self, message: str):
+        super().__init__(printable(message))
 
 
 @dataclass(frozen=True)
@@ -31,32 +38,41 @@ class Encoding:
     size: int = 0  # bytes of all of it
     truncated: int = 0  # bytes of a last character that is not whole
     confidence: float = 1.0  # between 0 and 1
-    sections: tuple[tuple[int, int, str], ...] = ()  # of a file that changes its encoding: (first byte, line, codec)
+    other: str = ""  # the codec of the lines that are in another
+    bad_lines: int = 0  # lines with bytes that are no text
+    bad_characters: int = 0  # in these, a byte counted as one
+    bad_places: tuple[str, ...] = ()  # the first of them
     hint: str = ""  # what else the bytes might be
 
     def __str__(self) -> str:
-        if self.sections:
-            return " + ".join(dict.fromkeys(_shown(name) for _, _, name in self.sections))
+        if self.other:
+            return f"{_known_as(self.name)} + {_known_as(self.other)}"
         sure = "" if self.confidence >= CERTAIN else f" ({self.confidence:.0%})"
-        return f"{_shown(self.name)} with BOM" if self.bom else f"{_shown(self.name)}{sure}"
+        return f"{_known_as(self.name)} with BOM" if self.bom else f"{_known_as(self.name)}{sure}"
+
+    def is_in_lines(self) -> bool:
+        """Return whether the byte 10 is a line end, and nothing else, and no line needs those before it."""
+        return self.name in ("utf-8", "gb18030", "cp950", "cp1252")
 
     def notes(self) -> list[str]:
         """Return in words what a reader of this file should know; usually nothing."""
         notes = [self.hint] if self.hint else []
-        if self.sections:
-            changes = [f"{_shown(name)} from byte {at:,} (line {line:,})" for at, line, name in self.sections[1:4]]
-            more = f" and {len(self.sections) - 4:,} times more" if len(self.sections) > 4 else ""
-            notes.append(
-                f"changes its encoding: {_shown(self.sections[0][2])}, {', '.join(changes)}{more}; all was read"
-            )
+        if self.other:
+            notes.append(f"changes its encoding: each line was read as what it is, {self}")
+        if self.bad_lines:
+            where = ", ".join([*self.bad_places, *["…"] * (self.bad_lines > len(self.bad_places))])
+            what = f"{self.bad_lines:,} line(s) with bytes that are not {self} are left out: {where}"
+            notes.append(f"{what}; mend them in an editor, and save the file as UTF-8")
         if self.truncated:
             notes.append(f"the last character, at byte {self.size - self.truncated:,}, is cut in the middle: left out")
         return notes
 
 
-def _shown(name: str) -> str:
+def _known_as(name: str) -> str:
     return "big5" if name == "cp950" else name  # Big5 as Windows writes it
 
+
+# ---- what a file is ----
 
 _BOMS = (  # UTF-32 before UTF-16: its mark starts with the other's
     (codecs.BOM_UTF8, "utf-8"),
@@ -65,123 +81,92 @@ _BOMS = (  # UTF-32 before UTF-16: its mark starts with the other's
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
-_CONTROL = bytes({*range(32), 127} - set(b"\t\n\v\f\r\x1b"))
+_EXPORT = "open it in its program, and save it as plain text (.txt) or CSV, in UTF-8"
+_RENAME = "give its name that ending"
+_KINDS = (  # first bytes, what they begin, what to do
+    (rb"\{\\rtf", "RTF, a word processor's text", _EXPORT),
+    (rb"%PDF-", "a PDF", "save its text as .txt, in UTF-8"),
+    (rb"PK\x03\x04|PK\x05\x06", "a ZIP, as .docx, .xlsx and .epub are", f"{_EXPORT}; if it is a .zip, {_RENAME}"),
+    (rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "a file of an older office program, .doc or .xls", _EXPORT),
+    (rb"\x1f\x8b\x08", "packed with gzip, .gz", _RENAME),
+    (rb"\x28\xb5\x2f\xfd", "packed with Zstandard, .zst", _RENAME),
+    (rb"BZh[1-9]1AY&SY|\xfd7zXZ\x00|7z\xbc\xaf\x27\x1c|Rar!\x1a\x07", "packed: .bz2, .xz, .7z or .rar", "unpack it"),
+    (rb"PAR1", "a .parquet", _RENAME),
+    (rb"SQLite format 3\x00", "a database of SQLite", "export its table as CSV, in UTF-8"),
+    (rb"\x89PNG\r|\xff\xd8\xff[\xc0-\xfe]|GIF8[79]a", "a picture", "take it out of the corpus"),
+    (rb"\x1b\$(?:\)[AG]|\*H)", "ISO-2022-CN", "convert it: iconv -f ISO-2022-CN -t UTF-8 OLD > NEW"),
+)
+# 7-bit encodings, of mail and news: what stands for Chinese, Japanese or Korean there
+_ESCAPED = (
+    ("hz", rb"~\{(?:[!-}][!-~])+~\}"),
+    ("utf-7", rb"\+[A-Za-z0-9+/]{5,}-?"),
+    ("iso2022_kr", rb"\x1b\$\)C"),
+    ("iso2022_jp_2", rb"\x1b\$[@AB]"),
+)
+_CONTROL = bytes({*range(32), 127} - set(b"\t\n\v\f\r\x0e\x0f\x1b"))
 _PLAIN = re.compile("[\t\n\r -~\u2010-\u2026\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]")
 _FREQUENT = re.compile("[\n ，。、]")
 # a third to a half of any Chinese text, old or new, simplified or traditional, is made of these (Song ci 33 %, 西游记
 # 49 %); of the same bytes read as Big5 less than 1 %
 EVERYDAY = re.compile(
-    "[，。、：；？！“”「」《》（）的一是不了在人有我他这個个们中来上大为和国地到以说时要就出会可也你对生能而子那得于着下自之"
+    "[，。、：；？！“”「」《》（）的一是不了在人有我他這个個们中来上大为和国地到以说时要就出会可也你对生能而子那得于着下自之"
     "年过发后作里用道行所然家种事成方多经么去法学如都同现当没动面起看定天分还进好小部其些主样理心她本前开但因只从想实日"
-    "這們來爲為國說時會對於着著過發後裡裏種經麼學現當沒動還進樣開從實無见見曰云山水风風月花春此何与與者乃兮不知相問问答]"
+    "這們來爲為國說時會對於着著過發後裡裏種經麼學現當沒動還進樣開從實無见見曰云山水風风月花春此何与與者乃兮不知相問问答]"
 )
 _ABROAD = ("cp932", "euc_jp", "cp949", "cp1252")  # Japanese, Korean, Western
-_SIGNS = ("，".encode(), "。".encode(), "的".encode())  # very rare as bytes of GB18030 or Big5
+_KANA_SIGNS = re.compile("[ぁ-ヶ]")
+_HIGH = bytes(range(128, 256))
+_THREE = re.compile(rb"[\xe0-\xef][\x80-\xbf]{2}")  # a character of UTF-8, Chinese above all
+_SEVERAL = re.compile(rb"(?:[\xe3-\xe9][\x80-\xbf]{2}[\x00-\x7f]*){4}")  # not in 10 million characters of GBK or Big5
+_BETWEEN = re.compile("[\u0250-\u07ff]")  # what two bytes of GBK give as UTF-8, by chance
 
 
 def find_encoding(path: Path) -> Encoding:
-    """Find a text's encoding by decoding all of it strictly; memory stays at a block or two.
+    """Find a text's encoding by decoding all of it; memory stays at a block or two, where no line is bad.
 
     Tried in turn: a byte order mark, UTF-16 without one where that is evident, UTF-8, then GB18030 (which contains GBK
-    and GB2312) or Big5, whichever gives the more everyday characters. Where no single one fits, the text is cut at
-    line ends into sections that fit one each; a line of it is then held whole, up to LINE_BYTES. A last character cut
-    in the middle is allowed. Raises BadFile for bytes that fit none.
+    and GB2312) or Big5, whichever gives the more everyday characters. A text that is UTF-8 by its lines stays UTF-8:
+    others of its lines are read as a second encoding only where they show that by everyday characters. A line with
+    bytes that fit neither is a bad one; a last character cut in the middle is allowed. Raises BadFile for what is no
+    text, and where more than a few lines are bad.
     """
     # 1. the one that it says it has, or else seems to have
     with open(path, "rb") as stream:
         head = stream.read(SAMPLE_BYTES)
+    if kind := next((kind for kind in _KINDS if re.match(kind[0], head)), None):
+        raise BadFile(f"this is {kind[1]}, whatever its name says: {kind[2]}")
     marks = (Encoding(name, bom=len(mark)) for mark, name in _BOMS if head.startswith(mark))
-    wide = (Encoding(name) for name in ("utf-16-le", "utf-16-be") if _evidently(head, name))
+    wide = (Encoding(name) for name in ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be") if _evidently(head, name))
     first = next(marks, None) or next(wide, None)
-    if first is None and len(head) - len(head.translate(None, _CONTROL)) > max(4, len(head) // 50):
+    text = head.strip(b"\x00")  # what fills up a block of the disk
+    if first is None and len(text) - len(text.translate(None, _CONTROL)) > max(4, len(head) // 50):
         at = next(i for i, byte in enumerate(head) if byte in _CONTROL)
         raise BadFile(f"byte {at:,} is 0x{head[at]:02x}, and many more like it follow: this is binary data, not text")
+    if first is None and head.isascii() and (escaped := _escaped(head)):
+        return _survey(path, Encoding(escaped))
     first = first or Encoding("utf-8")
-    fault, found = _decode(path, first)
-    if fault is None:
-        return found
-    if first.name != "utf-8":
-        raise BadFile(f"{_where(path, fault, first.name)}. {_ADVICE}")
-    # 2. another, or both by turns
-    sample = _sample(path)
-    for guess in [] if first.bom else _guesses(sample):
-        fault, found = _decode(path, guess)
-        if fault is None and not _has_utf8(path):
-            return found
-    return _several(path, first, _second(sample))
+    found = _survey(path, first) if first.name != "utf-8" else _fitting(path, first) or _of_lines(path, first)
+    if found.truncated and found.name.startswith("utf-16"):
+        with open(path, "rb") as stream:
+            stream.seek(max(0, found.size - 4095))  # an even place
+            end = stream.read()
+        aligned, shifted = (len(EVERYDAY.findall(data.decode(found.name, "replace"))) for data in (end, end[1:]))
+        if shifted > aligned:
+            raise BadFile(f"a byte is missing in this {found}, or one too many: what follows is shifted. {_ADVICE}")
+    if re.match(rb"\s*<(?:!doctype html|html)", head[found.bom :], re.IGNORECASE):
+        return replace(found, hint="a whole web page, of which menus and scripts may be read as text, too")
+    return found
 
 
-# ---- strict decoding, with two exceptions ----
-
-_PAIR = re.compile(rb"\xed[\xa0-\xaf][\x80-\xbf]\xed[\xb0-\xbf][\x80-\xbf]")
-_HALF_PAIR = re.compile(rb"\xed[\xa0-\xaf](?:[\x80-\xbf](?:\xed[\xb0-\xbf]?)?)?\Z")
-_EXCEPTIONS = "chinese-gpt-exceptions"
-
-
-def _exception(error: UnicodeError) -> tuple[str, int]:
-    """Return the character that bytes stand for which only other programs write, and the byte after them."""
-    if isinstance(error, UnicodeDecodeError):
-        if error.encoding == "gb18030" and error.object[error.start] == 0x80:  # GBK as Windows writes it
-            return "€", error.start + 1
-        # CESU-8, as Java and Oracle write emoji: the two halves of UTF-16, each as if it were a character of UTF-8
-        if error.encoding == "utf-8" and (pair := _PAIR.match(error.object, error.start)):
-            halves = pair[0].decode("utf-8", "surrogatepass")
-            return halves.encode("utf-16", "surrogatepass").decode("utf-16"), pair.end()
-    raise error
-
-
-codecs.register_error(_EXCEPTIONS, _exception)
-
-
-class _Utf8Decoder(codecs.BufferedIncrementalDecoder):
-    """Python's own, but where a block ends inside a pair of CESU-8, its start waits for the rest."""
-
-    def _buffer_decode(self, data, errors: str, final: bool) -> tuple[str, int]:
-        half = None if final else _HALF_PAIR.search(data, max(0, len(data) - 5))
-        return codecs.utf_8_decode(data[: half.start()] if half else data, errors, final)
-
-
-def decode_strictly(data: bytes, name: str) -> str:
-    """Decode a whole text strictly, as files are decoded here. Raises UnicodeDecodeError."""
-    return data.decode(name, _EXCEPTIONS)
-
-
-def _decoder(name: str) -> codecs.IncrementalDecoder:
-    return (_Utf8Decoder if name == "utf-8" else codecs.getincrementaldecoder(name))(_EXCEPTIONS)
-
-
-def _finish(decoder: codecs.IncrementalDecoder, name: str) -> tuple[str, int]:
-    """Return the characters that a decoder still holds at the end, and how many bytes of one that is not whole."""
-    waiting = decoder.getstate()[0]
-    try:
-        return decode_strictly(waiting, name), 0
-    except UnicodeDecodeError as error:
-        return decode_strictly(waiting[: error.start], name), len(waiting) - error.start
-
-
-def _decode(path: Path, encoding: Encoding) -> tuple[int | None, Encoding]:
-    """Decode all of it strictly; return the first byte that does not fit (or None), and the encoding completed."""
-    decoder = _decoder(encoding.name)
-    with open(path, "rb") as stream:
-        at = len(stream.read(encoding.bom))
-        while block := stream.read(BLOCK_BYTES):
-            waiting = len(decoder.getstate()[0])  # the start of a character whose rest is in this block
-            try:
-                decoder.decode(block)
-            except UnicodeDecodeError as error:
-                return at + error.start - waiting, encoding
-            at += len(block)
-    return None, replace(encoding, size=at, truncated=_finish(decoder, encoding.name)[1])
-
-
-def _where(path: Path, at: int, name: str) -> str:
-    line, left = 1, at
-    with open(path, "rb") as stream:
-        while left and (block := stream.read(min(BLOCK_BYTES, left))):
-            line += block.count(b"\n")
-            left -= len(block)
-        found = stream.read(2).hex(" ")
-    return f"byte {at:,} (line {line:,}, hex {found}) is not {name}"
+def _escaped(head: bytes) -> str:
+    """Return the encoding that is ASCII to the eye, or "" where ASCII means itself."""
+    for name, pattern in _ESCAPED:
+        runs = re.findall(pattern, head)
+        text = b"-".join(runs).decode(name, "ignore")
+        # a sum in English has a + before a word, too
+        if runs and (name.startswith("iso") or len(EVERYDAY.findall(text)) > max(len(text) / 10, 3 * (name != "hz"))):
+            return name
+    return ""
 
 
 def _evidently(head: bytes, name: str) -> bool:
@@ -190,18 +175,42 @@ def _evidently(head: bytes, name: str) -> bool:
     ASCII read as UTF-16 looks like rare Chinese, but it cannot hold a space, a line end or a Chinese comma. Tried on
     西游记, the Song ci and English: UTF-16 has 99.9 % and 14 % or more of these, other bytes 60 % or less and 0 %.
     """
-    text = head[: len(head) // 2 * 2].decode(name, "replace")
+    text = head[: len(head) // 4 * 4].decode(name, "replace")
     return len(_PLAIN.findall(text)) > 0.95 * len(text) and len(_FREQUENT.findall(text)) > 0.005 * len(text)
 
 
-def _sample(path: Path) -> bytes:
-    """Return the lines, or the starts of long ones, that are not UTF-8: at most SAMPLE_BYTES of them."""
+def _of_lines(path: Path, first: Encoding) -> Encoding:
+    """Return the encoding of a text that is not all UTF-8: UTF-8 by most of its lines, another, or both by turns."""
+    sample, utf8, others = _sample(path)
+    guess = _guess(sample)
+    broken = _share_of_utf8(sample) > 0.5
+    with open(path, "rb") as stream:
+        several = any(_SEVERAL.search(block) for block in iter(lambda: stream.read(BLOCK_BYTES), b""))
+    if not (first.bom or broken or several or utf8 > others):
+        return _survey(path, guess)
+    rows = [row for row in sample.splitlines(keepends=True) if _share_of_utf8(row) <= 0.5 and fits(row, guess.name)]
+    text = decode_strictly(b"".join(rows), guess.name, "ignore")
+    everyday = len(EVERYDAY.findall(text))
+    strong = everyday >= 3 and everyday > 0.15 * sum(character > "\x7f" for character in text)
+    return _survey(path, replace(first, other=guess.name) if strong or others > utf8 and not broken else first)
+
+
+def _sample(path: Path) -> tuple[bytes, int, int]:
+    """Return lines, or the starts of long ones, that are not UTF-8, at most SAMPLE_BYTES; how many are, and are not."""
     taken = bytearray()
+    counts = [0, 0]
     with open(path, "rb") as stream:
         while len(taken) < SAMPLE_BYTES and (line := stream.readline(SAMPLE_BYTES)):
-            if not fits(line, "utf-8"):
-                taken += line
-    return bytes(taken[:SAMPLE_BYTES])
+            if not line.isascii():
+                other = not fits(line, "utf-8")
+                counts[other] += 1
+                taken += line if other else b""
+    return bytes(taken[:SAMPLE_BYTES]), counts[0], counts[1]
+
+
+def _share_of_utf8(data: bytes) -> float:
+    """Return how much of what is not ASCII is made of whole Chinese characters of UTF-8."""
+    return 3 * len(_THREE.findall(data)) / max(1, len(data) - len(data.translate(None, _HIGH)))
 
 
 def fits(data: bytes, name: str) -> bool:
@@ -213,149 +222,195 @@ def fits(data: bytes, name: str) -> bool:
     return True
 
 
-def _everyday(data: bytes, name: str) -> int:
-    return len(EVERYDAY.findall(data.decode(name, "replace")))
-
-
-def _guesses(sample: bytes) -> list[Encoding]:
-    """Return the two-byte encodings that fit a sample, the likeliest first, with confidence.
+def _guess(sample: bytes) -> Encoding:
+    """Return the likeliest encoding of lines that are not UTF-8, with its confidence.
 
     The right one gives everyday characters, a wrong one gives rare ones: each everyday character more makes it about
     ten times as likely.
     """
     runs = re.findall(rb"[\x80-\xff]+", sample)
     if sum(map(len, runs)) < len(sample) / 10 and sum(len(run) == 1 for run in runs) > 0.7 * len(runs):
-        return [Encoding("cp1252", confidence=0.8)] if fits(sample, "cp1252") else []  # don’t, café
-    names = [name for name in ("gb18030", "cp950") if fits(sample, name)]
-    if "cp950" not in names and fits(sample, "big5hkscs"):
-        names.append("big5hkscs")
-    hits = {name: _everyday(sample, name) for name in names}
-    names.sort(key=hits.__getitem__, reverse=True)
-    if names and _everyday(sample, "utf-8") > hits[names[0]]:
-        return []  # UTF-8 with a fault in it
-    guesses = []
-    for name in names:
-        ahead = hits[name] - max((hits[other] for other in names if other != name), default=-3)
-        odds = 10.0 ** max(-9, min(9, ahead))
-        guesses.append(Encoding(name, confidence=odds / (1 + odds)))
-    # Chinese has 33 % or more of everyday characters, Japanese and Korean bytes read as GB18030 have none (tried)
-    if guesses and hits[names[0]] < 0.02 * sum(map(len, runs)) / 2:
-        guesses[0] = replace(guesses[0], **_doubt(sample, names[0]))
-    return guesses
+        return Encoding("cp1252", confidence=0.8)  # don’t, café
+    rows = sample.splitlines(keepends=True)
+    fitting = {name: b"".join(row for row in rows if fits(row, name)) for name in ("gb18030", "cp950")}
+    hits = {name: len(EVERYDAY.findall(data.decode(name, "replace"))) for name, data in fitting.items()}
+    name, second = sorted(hits, key=lambda name: (hits[name], len(fitting[name])), reverse=True)
+    odds = 10.0 ** max(-9, min(9, hits[name] - (hits[second] if fitting[second] else -3)))
+    guess = Encoding(name, confidence=odds / (1 + odds))
+    # Chinese has 33 % or more of everyday characters, Japanese and Korean bytes read as GB18030 none, or kana (tried)
+    few, kana = 0.01 * sum(map(len, runs)), len(_KANA_SIGNS.findall(fitting[name].decode(name, "ignore")))
+    return replace(guess, **_doubt(sample, name)) if hits[name] < few or kana > 10 * few else guess
 
 
 def _doubt(sample: bytes, name: str) -> dict:
     """Ask charset-normalizer about bytes that fit an encoding but give no everyday text."""
     best = charset_normalizer.from_bytes(sample, cp_isolation=[name, *_ABROAD]).best()
     if best is None or best.encoding == name:
-        return {"confidence": 0.6, "hint": f"few everyday characters in it: is it really {_shown(name)}?"}
-    return {"confidence": 0.3, "hint": f"perhaps it is {best.encoding}, not {_shown(name)}: save it as UTF-8"}
+        return {"confidence": 0.6, "hint": f"few everyday characters in it: is it really {_known_as(name)}?"}
+    return {"confidence": 0.3, "hint": f"perhaps it is {best.encoding}, not {_known_as(name)}: save it as UTF-8"}
 
 
-def _has_utf8(path: Path) -> bool:
-    """Return whether some line is surely UTF-8, in a text that also fits GB18030 or Big5."""
-    with open(path, "rb") as stream:
-        # up to a line end; of a line that is longer than a block, the pieces are looked at
-        while block := stream.read(BLOCK_BYTES) + stream.readline(BLOCK_BYTES):
-            if any(sign in block for sign in _SIGNS) and any(map(_surely_utf8, io.BytesIO(block))):
-                return True
-    return False
+# ---- decoding, strict but for what only other programs write ----
+
+_PAIR = re.compile(rb"\xed[\xa0-\xaf][\x80-\xbf]\xed[\xb0-\xbf][\x80-\xbf]")
+_HALF_PAIR = re.compile(rb"\xed[\xa0-\xaf](?:[\x80-\xbf](?:\xed[\xb0-\xbf]?)?)?\Z")
+_EXCEPTIONS, _MARKING = "chinese-gpt-exceptions", "chinese-gpt-marking"
+_ALL_MARKS = "".join(map(chr, range(0xDC80, 0xDD00)))  # half characters that stand for bytes which are no text
+_MARK = re.compile(f"[{_ALL_MARKS}]+")
+_LINE = re.compile("[^\r\n]*(?:\r\n?|\n)|[^\r\n]+")
 
 
-def _surely_utf8(line: bytes) -> bool:
-    return len(line) - len(line.translate(None, bytes(range(128, 256)))) > 8 and fits(line, "utf-8")
+def _exception(error: UnicodeError) -> tuple[str, int]:
+    """Return the character that bytes stand for which only other programs write, and the byte after them."""
+    if isinstance(error, UnicodeDecodeError):
+        data, at = error.object, error.start
+        if error.encoding == "gb18030" and data[at] == 0x80:  # GBK as Windows writes it
+            return "€", at + 1
+        # CESU-8, as Java and Oracle write emoji: the two halves of UTF-16, each as if it were a character of UTF-8
+        if error.encoding == "utf-8" and (pair := _PAIR.match(data, at)):
+            halves = pair[0].decode("utf-8", "surrogatepass")
+            return halves.encode("utf-16", "surrogatepass").decode("utf-16"), pair.end()
+        if error.encoding == "cp950":  # the characters of Hong Kong
+            with contextlib.suppress(UnicodeDecodeError):
+                return data[at : at + 2].decode("big5hkscs"), at + 2
+    raise error
 
 
-def _several(path: Path, first: Encoding, other: str) -> Encoding:
-    """Return the sections of a text in UTF-8 and one other encoding, cut at line ends, or raise BadFile."""
-    sections = [(first.bom, 1, "utf-8")]
-    position, number, last = first.bom, 1, b""
-    with open(path, "rb") as stream:
-        stream.read(first.bom)
-        while line := stream.readline(LINE_BYTES):
-            now = sections[-1][2]
-            at, name = _change(line, now, other)
-            if at < 0:
-                likelier, tried = _by_likelihood(line, now, other if now == "utf-8" else "utf-8")
-                fault = _where(path, position + _fits_to(line, likelier), _shown(likelier))
-                raise BadFile(f"{fault}, and its line is not {_shown(tried)} either. {_ADVICE}")
-            if name != now:
-                start = position + at
-                if start == sections[-1][0]:
-                    sections.pop()  # it would be empty
-                sections.append((start, number, name))
-            position += len(line)
-            number += 1
-            last = line
-    start, _, name = sections[-1]
-    decoder = _decoder(name)
-    decoder.decode(last[max(0, len(last) - (position - start)) :])
-    truncated = _finish(decoder, name)[1]
-    if len(sections) == 1:
-        return Encoding(name, first.bom, position, truncated)
-    return Encoding("utf-8", first.bom, position, truncated, sections=tuple(sections))
+def _marking(error: UnicodeError) -> tuple[str, int]:
+    try:
+        return _exception(error)
+    except UnicodeDecodeError as fault:
+        return "".join(chr(0xDC80 | byte) for byte in fault.object[fault.start : fault.end]), fault.end
+
+
+codecs.register_error(_EXCEPTIONS, _exception)
+codecs.register_error(_MARKING, _marking)
+
+
+class _Utf8Decoder(codecs.BufferedIncrementalDecoder):
+    """Python's own, but where a block ends inside a pair of CESU-8, its start waits for the rest."""
+
+    def _buffer_decode(self, data, errors: str, final: bool) -> tuple[str, int]:
+        half = None if final else _HALF_PAIR.search(data, max(0, len(data) - 5))
+        return codecs.utf_8_decode(data[: half.start()] if half else data, errors, final)
+
+
+# kana and signs on which browsers, Hong Kong and Taiwan agree, where Python's table has a meaning of its own
+_KANA: dict[int, int | str] = {**str.maketrans("にはぱびぺほ", "廴无癶隶〃仝")}
+for _code in range(0xC6A1, 0xC8FF):
+    _ours, _theirs = (_code.to_bytes(2).decode(name, "ignore") for name in ("cp950", "big5hkscs"))
+    if len(_ours) == 1 and _theirs:
+        _KANA[ord(_ours)] = _theirs
+
+
+class _Big5Decoder(codecs.getincrementaldecoder("cp950")):  # type: ignore[misc]
+    """Python's own, with the kana of browsers."""
+
+    def decode(self, data: bytes, final: bool = False) -> str:
+        """Decode the next bytes."""
+        return super().decode(data, final).translate(_KANA)
+
+
+_DECODERS = {"utf-8": _Utf8Decoder, "cp950": _Big5Decoder}
+
+
+def _decoder(name: str, errors: str = _EXCEPTIONS) -> codecs.IncrementalDecoder:
+    return (_DECODERS.get(name) or codecs.getincrementaldecoder(name))(errors)
+
+
+def decode_strictly(data: bytes, name: str, errors: str = _EXCEPTIONS) -> str:
+    """Decode a whole text strictly, as files are decoded here. Raises UnicodeDecodeError."""
+    text = data.decode(name, errors)
+    return text.translate(_KANA) if name == "cp950" else text
+
+
+def _fitting(path: Path, encoding: Encoding) -> Encoding | None:
+    """Return the encoding completed, where all of the text is in it."""
+    cut: list[int] = []
+    try:
+        last = deque(_pieces(path, encoding, cut=cut, errors=_EXCEPTIONS), maxlen=1).pop()
+    except UnicodeDecodeError:
+        return None
+    return None if _MARK.search(last) else replace(encoding, size=path.stat().st_size, truncated=cut[0])
+
+
+def _survey(path: Path, encoding: Encoding) -> Encoding:
+    """Return the encoding completed, with the lines that are not in it. Raises BadFile where these are many."""
+    if not encoding.other and (found := _fitting(path, encoding)):
+        return found
+    cut: list[int] = []
+    places: list[str] = []
+    lines = characters = faults = 0
+    for lines, row in enumerate(_rows(_pieces(path, encoding, cut=cut)), 1):
+        if marks := _MARK.findall(row):
+            places.append(f"line {lines:,} (character {row.index(marks[0]) + 1:,}, hex {ord(marks[0][0]) & 0xFF:02x})")
+            characters, faults = characters + len(row.rstrip("\r\n")), faults + len(marks)
+    # of UTF-16 a lost byte makes one long line
+    if (len(places) if encoding.is_in_lines() else faults) > max(_FEW, lines // _SHARE):
+        what = f"{len(places):,} of {lines:,} lines hold bytes that are not {encoding}, the first {places[0]}"
+        raise BadFile(f"{what}. {encoding.hint or _ADVICE}")
+    found = replace(encoding, size=path.stat().st_size, truncated=cut[0])
+    return replace(found, bad_lines=len(places), bad_characters=characters, bad_places=tuple(places[:_FEW]))
 
 
 _ADVICE = "It is damaged: save it as UTF-8 in an editor that displays all of the text correctly"
 
 
-def _change(line: bytes, now: str, other: str) -> tuple[int, str]:
-    """Return where in a line the encoding that it ends with starts, and that encoding; (-1, "") if none fits."""
-    if line.isascii():
-        return 0, now
+def _codec_of(line: bytes, encoding: Encoding) -> str:
+    """Return in which of two encodings a line is; by default UTF-8, whether it fits or not."""
+    if not encoding.other or line.isascii() or not fits(line, encoding.other):
+        return encoding.name
     if fits(line, "utf-8"):
-        return 0, now if now == other and not _surely_utf8(line) and fits(line, other) else "utf-8"
-    if fits(line, other) and _everyday(line, other) >= _everyday(line, "utf-8"):
-        return 0, other
-    # two files joined in the middle of a line
-    if now == "utf-8":
-        at = _fits_to(line, "utf-8")
-        rest = line[at:]
-        return (at, other) if fits(rest, other) and _everyday(rest, other) > _everyday(rest, "utf-8") else (-1, "")
-    starts = (match.start() for match in re.finditer(rb"[\xe3-\xe9\xef](?=[\x80-\xbf]{2})", line))
-    both = (at for at in starts if fits(line[at:], "utf-8") and fits(line[:at] + b"\n", other))
-    return next(((at, "utf-8") for at in both), (-1, ""))
+        chance = _BETWEEN.search(line.decode("utf-8", "ignore")) and not _THREE.search(line)
+        return encoding.other if chance else encoding.name
+    return encoding.name if _share_of_utf8(line) > 0.5 else encoding.other
 
 
-def _by_likelihood(line: bytes, *names: str) -> list[str]:
-    """Return the encodings that a line fits neither of, the likelier first; the first named where nothing tells."""
-    first = len(line) - len(line.lstrip(bytes(range(128))))  # not ASCII
-    return sorted(names, key=lambda name: (_everyday(line, name), _fits_to(line, name) > first), reverse=True)
+def _pieces(
+    path: Path, encoding: Encoding, start: int = 0, stop: int = 0, cut: list[int] | None = None, errors: str = _MARKING
+) -> Iterator[str]:
+    """Yield a text in pieces, bytes that are no text as marks; add to `cut` the bytes of a last half character."""
+    decoders = {name: _decoder(name, errors) for name in (encoding.name, encoding.other) if name}
+    name = encoding.name
+    with open(path, "rb") as stream:
+        position = stream.seek(start or encoding.bom)
+        while block := stream.read(min(BLOCK_BYTES, (stop or 2**63) - position)):
+            if encoding.other:
+                block += stream.readline(LINE_BYTES) if not block.endswith(b"\n") else b""
+                texts = []
+                for line in block.splitlines(keepends=True):
+                    name = _codec_of(line, encoding)
+                    whole = line[-1] in b"\r\n"
+                    texts.append(decode_strictly(line, name, _MARKING) if whole else decoders[name].decode(line))
+                text = "".join(texts)
+            else:
+                text = decoders[name].decode(block)
+            position += len(block)
+            yield text
+    text = decode_strictly(decoders[name].getstate()[0], name, _MARKING)  # what waits for more
+    if cut is not None:
+        cut.append(len(text) - len(text.rstrip(_ALL_MARKS)))
+    yield text.rstrip(_ALL_MARKS)
 
 
-def _fits_to(data: bytes, name: str) -> int:
-    """Return the first byte that does not fit."""
-    try:
-        decode_strictly(data, name)
-    except UnicodeDecodeError as error:
-        return error.start
-    return len(data)
+def _rows(pieces: Iterable[str]) -> Iterator[str]:
+    """Yield lines with their ends."""
+    rest = ""
+    for piece in pieces:
+        *rows, rest = _LINE.findall(rest + piece) or [""]
+        yield from rows
+    if rest:
+        yield rest
 
 
-def _second(sample: bytes) -> str:
-    """Return the likeliest encoding of a sample of lines that are not UTF-8."""
-    lines = sample.split(b"\n")
-    names = ("gb18030", "cp950", "big5hkscs")
-    return max(names, key=lambda name: sum(_everyday(line, name) for line in lines if fits(line, name)))
-
-
-def read_blocks(path: Path, encoding: Encoding, start: int = 0, stop: int = 0) -> Iterator[str]:
+def read_blocks(path: Path, encoding: Encoding, start: int = 0, stop: int = 0, marked: bool = False) -> Iterator[str]:
     """Yield a text in pieces as they come from the disk, from byte `start` to before `stop` (0: the end).
 
-    Both must be ends of lines. A truncated last character is left out.
+    Both must be ends of lines. A truncated last character is left out, and so are bad lines; where they are `marked`
+    they stay, with half characters (U+DC80 to U+DCFF) for their bad bytes, so that a record is seen to be bad.
     """
-    sections = encoding.sections or ((encoding.bom, 1, encoding.name),)
-    ends = [at for at, _, _ in sections[1:]] + [stop or 2**63]
-    with open(path, "rb") as stream:
-        position = stream.seek(start) if start else len(stream.read(encoding.bom))
-        for (_, _, name), end in zip(sections, ends, strict=True):
-            decoder = _decoder(name)
-            while position < end and (block := stream.read(min(BLOCK_BYTES, end - position))):
-                position += len(block)
-                if text := decoder.decode(block):
-                    yield text
-            if text := _finish(decoder, name)[0]:
-                yield text
+    pieces = _pieces(path, encoding, start, stop)
+    return pieces if marked or not encoding.bad_lines else (row for row in _rows(pieces) if not _MARK.search(row))
 
 
 def line_end(path: Path, at: int, blank: bool = False) -> int:

@@ -5,8 +5,10 @@ This is the door to room 01 for the runner: what it must know of a corpus withou
 
 import os
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Container, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from helpers import paths
@@ -94,8 +96,8 @@ def find_inputs(source: str, root: Path | None = None) -> tuple[list[Input], Cou
     inputs: list[Input] = []
     for name, size in files:
         kind = kind_of(name)[0]
-        # a name that is not UTF-8 on disk becomes readable text
-        item = Input(base / name, os.fsencode(name).decode("utf-8", "replace"), size=size)
+        # a name that is not UTF-8 on disk is shown with escapes
+        item = Input(base / name, os.fsencode(name).decode("utf-8", "backslashreplace"), size=size)
         if kind in FILE_KINDS:
             inputs.append(item)
         elif kind in ARCHIVES:
@@ -108,22 +110,46 @@ def find_inputs(source: str, root: Path | None = None) -> tuple[list[Input], Cou
     if not inputs:
         others = ", ".join(f"{n} {kind}" for kind, n in left_out.most_common(5)) or "no file at all"
         raise NoDocuments(f"no file of the kinds {archives.IN_WORDS} in {path} or its folders; there: {others}")
-    return inputs, left_out
+    return list(_told_apart(inputs)), left_out
+
+
+def _told_apart(inputs: list[Input]) -> Iterator[Input]:
+    """Yield inputs whose names differ: an archive may hold one name twice, and two may look alike."""
+    taken: set[str] = set()
+    for item in inputs:
+        name, number = item.name, 1
+        while (looks := unicodedata.normalize("NFC", name)) in taken:
+            number += 1
+            name = f"{item.name} (number {number} of that name)"
+        taken.add(looks)
+        yield replace(item, name=name)
 
 
 def _walk(base: Path, left_out: Counter) -> Iterator[tuple[str, int]]:
-    """Yield the files under a folder with their sizes; links to folders are counted, not followed: no circle."""
+    """Yield the files under a folder with their sizes; each folder once, whatever links lead to it."""
 
     def on_error(error: OSError) -> None:
         if not isinstance(error, PermissionError):
             raise error
         left_out["folders that may not be opened"] += 1
 
-    for folder, folders, files in os.walk(base, onerror=on_error):
-        inner = Path(folder).relative_to(base)
-        folders[:] = [name for name in folders if not is_ignored(name)]
-        if links := sum(os.path.islink(os.path.join(folder, name)) for name in folders):
-            left_out["links to folders, which are not followed"] += links
-        for name in files:
-            if not is_ignored(name) and (path := Path(folder, name)).is_file():
-                yield (inner / name).as_posix(), path.stat().st_size
+    seen: set[str] = set()
+    waiting = [base]
+    for start in waiting:  # then what links lead to
+        for folder, folders, files in os.walk(start, onerror=on_error):
+            inner, real = Path(folder).relative_to(base), os.path.realpath(folder)
+            if real in seen or os.path.realpath(base).startswith(os.path.join(real, "")):
+                left_out["links to folders that are read already, or that hold this one"] += 1
+                folders.clear()
+                continue
+            seen.add(real)
+            folders[:] = sorted(name for name in folders if not is_ignored(name))
+            waiting += [Path(folder, name) for name in folders if os.path.islink(os.path.join(folder, name))]
+            for name in files:
+                path = os.path.join(folder, name)
+                if is_ignored(name):
+                    continue
+                elif os.path.isfile(path):
+                    yield (inner / name).as_posix(), os.path.getsize(path)
+                else:
+                    left_out["links that lead nowhere" if os.path.islink(path) else "pipes, devices, locked files"] += 1

@@ -18,7 +18,7 @@ from helpers.corpus.conversations import Conversation
 from helpers.corpus.encodings import BadFile, Encoding
 from helpers.corpus.plain_text import ENDS, LONGEST_LINE, MARK, has_blocks, lines_of, split_documents, with_line_ends
 from helpers.corpus.records import Problems, ReadOptions, read_texts_of, type_name
-from helpers.corpus.report import FileReport
+from helpers.corpus.report import UNDECODABLE, FileReport
 from helpers.corpus.tables import parquet_rows, table_rows
 
 
@@ -37,7 +37,7 @@ def slice_file(item: Input, options: ReadOptions, max_bytes: int) -> list[Input]
     except (BadFile, OSError):  # reading it will say why
         return [item]
     item = replace(item, encoding=encoding, mode=mode)
-    if encoding.sections or encoding.name.startswith(("utf-16", "utf-32")):
+    if encoding.other or not encoding.is_in_lines():
         return [item]
     starts = [0]
     while 0 < (end := encodings.line_end(item.path, starts[-1] + max_bytes, mode == "block")) < item.size:
@@ -78,7 +78,9 @@ def _read_as_they_are(item: Input, options: ReadOptions, report: FileReport) -> 
         begin, end = (0, 0) if item.member else (item.start, item.stop)
         if not begin:
             report.notes += encoding.notes()
-        pieces = functools.partial(encodings.read_blocks, path, encoding, begin, end)
+        if encoding.bad_lines and not begin and kind == ".txt":  # in other files a record goes, for such a line in it
+            report.drop(UNDECODABLE, encoding.bad_characters, encoding.bad_lines)
+        pieces = functools.partial(encodings.read_blocks, path, encoding, begin, end, marked=kind != ".txt")
         if kind == ".txt":
             report.mode = item.mode or _mode(path, encoding, options)
             yield from split_documents(with_line_ends(pieces(), report.rules, _line_ends(options)), report.mode)

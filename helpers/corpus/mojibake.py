@@ -8,7 +8,7 @@ import codecs
 import re
 from collections import Counter
 
-from helpers.corpus.encodings import EVERYDAY
+from helpers.corpus.encodings import EVERYDAY, decode_strictly
 
 _MISREAD = "锛銆鈥锟鐨鏄鍦"  # what ，。“的是在 become when UTF-8 is read as GBK; else very rare
 _ODD = re.compile(f"[\x80-\xff{_MISREAD}]")
@@ -118,7 +118,7 @@ def _mend(text: str) -> str | None:
         return None
     for name in ("utf-8", "gb18030", "cp950"):
         try:
-            mended = raw.decode(name)
+            mended = decode_strictly(raw, name)
         except UnicodeDecodeError:
             continue
         if len(EVERYDAY.findall(mended)) > 0.1 * len(mended):  # good text has 33 to 49 % of them

@@ -9,7 +9,9 @@ from pathlib import Path
 from helpers.corpus.cleaning import EXAMPLES
 from helpers.corpus.conversations import SYSTEM, Conversation
 from helpers.corpus.mojibake import notes_on
+from helpers.wording import printable
 
+UNDECODABLE = "undecodable"  # why lines of a text were left out, and records with such a line
 NOTES = 10  # notes kept of a file; one in many slices may have thousands
 _COUNTERS = ("dropped", "lost", "rules", "counts")  # fields of a file's report
 
@@ -32,13 +34,16 @@ class FileReport:
     # "long" documents and the "pieces" that they were cut into; "shortened" conversations, which lost their end
     counts: Counter = field(default_factory=Counter)
 
-    def drop(self, reason: str, characters: int) -> None:
-        """Count a document that was dropped."""
-        self.dropped[reason] += 1
+    def drop(self, reason: str, characters: int, documents: int = 1) -> None:
+        """Count a document that was dropped, or several."""
+        self.dropped[reason] += documents
         self.lost[reason] += characters
 
     def drop_broken(self, text: str, at: int) -> None:
         """Count a document that holds half a character (a lone surrogate), which no file can store."""
+        if "\udc80" <= text[at] <= "\udcff":  # the mark of a byte, see `encodings.read_blocks`
+            self.drop(UNDECODABLE, len(text))
+            return
         if not self.dropped["with half characters"]:
             self.notes.append(f"character {at:,} of a document is half a character (lone surrogate)")
         self.drop("with half characters", len(text))
@@ -63,6 +68,7 @@ class FileReport:
 
     def finish(self, max_length: int) -> None:
         """Put the counts of the whole file in words, as notes."""
+        self.notes = list(map(printable, self.notes))
         if self.bad:  # no half of a file stays behind
             self.dropped, self.lost, self.rules, self.notes = Counter(), Counter(), Counter(), []
             return
@@ -88,7 +94,7 @@ class PartReport:
 
     def as_json(self) -> str:
         """Return the part as it is written beside its shards."""
-        return json.dumps(self, ensure_ascii=False, default=vars)
+        return printable(json.dumps(self, ensure_ascii=False, default=vars))
 
     @classmethod
     def from_json(cls, text: str) -> "PartReport":
@@ -117,12 +123,11 @@ class Report:
     inputs: list[Path] = field(default_factory=list)  # the files read; for the manifest, not in report.json
     outputs: list[Path] = field(default_factory=list)  # the files written
 
-    def join(self, parts: Iterable[PartReport], max_length: int) -> None:
-        """Put the reports of all parts together, one per file."""
-        files = {file.name: file for file in self.files}
-        for part in parts:
-            for file in part.files:
-                files[file.name].add(file)
+    def join(self, parts: Iterable[PartReport], numbers: Iterable[list[int]], max_length: int) -> None:
+        """Put the reports of all parts together, one per file; `numbers` says which files those of each part are."""
+        for part, owners in zip(parts, numbers, strict=True):
+            for file, owner in zip(part.files, owners, strict=True):
+                self.files[owner].add(file)
             for rule, pairs in part.examples.items():
                 self.examples.setdefault(rule, []).extend(pairs)
         self.examples = {rule: pairs[:EXAMPLES] for rule, pairs in self.examples.items()}
@@ -136,7 +141,7 @@ class Report:
             del file["name"], file["counts"]
         written = {**vars(self), "files": files, "outputs": [path.name for path in self.outputs]}
         del written["inputs"]
-        return json.dumps(written, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
+        return printable(json.dumps(written, ensure_ascii=False, indent=1, sort_keys=True)) + "\n"
 
     def result(self) -> dict:
         """Return the figures that go into the manifest."""

@@ -5,6 +5,7 @@ to the shards. Memory holds some 200 bytes per document, and no text.
 """
 
 import contextlib
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -26,15 +27,10 @@ _REASON = {_DUPLICATE: "duplicate", _NEAR: "near duplicate", _OVER: "over max_do
 def threshold(positions: np.ndarray, val_fraction: float) -> float:
     """Return the position below which documents are validation: `val_fraction`, unless a side would then be empty."""
     low, high = positions.min(), positions.max()
-    if low == high and len(positions) > 1:
+    if low == high:
         raise NoDocuments(
             "all documents are near duplicates of each other, and near_keep 'all' keeps these on one side, but "
             "training and validation need one each: give near_keep 'first', or a higher near_duplicates"
-        )
-    if low == high:
-        raise NoDocuments(
-            "only 1 document was found, and training and validation need one each. Choose how a .txt is cut into "
-            "documents: document='line' or 'block', or a smaller max_length"
         )
     return float(min(max(val_fraction, low + 2**-48), high))
 
@@ -108,6 +104,8 @@ def reduce_parts(
     if not kept.any():
         raise NoDocuments(nothing_found(report))
     _count(report, index["characters"], fate, owners)
+    if kept.sum() == 1:
+        raise NoDocuments(only_one(report))
 
     # 2. its side
     positions = index["position"][leader] if settings.near_duplicates else index["position"]
@@ -149,6 +147,17 @@ def _count(report: Report, characters: np.ndarray, fate: np.ndarray, owners: np.
         elif kind in _REASON:
             file.dropped[_REASON[kind]] += n
             file.lost[_REASON[kind]] += length
+
+
+def only_one(report: Report) -> str:
+    """Return the message of a corpus of one document: why there are no more, and what to do for files of this kind."""
+    dropped = sum((file.dropped for file in report.files), Counter())
+    others = ", ".join(f"{n:,} {reason}" for reason, n in dropped.most_common())
+    advice = "Add texts that differ, or give a smaller max_length, which cuts a long text into several documents"
+    if {file.mode for file in report.files if file.documents or file.dropped} & {"file", "block"}:
+        advice = "Choose how a .txt is cut into documents: document='line' or 'block', or a smaller max_length"
+    left = f"only 1 document is left ({others})" if others else "only 1 document is left"
+    return f"{left}, and training and validation need one each. {advice}"
 
 
 def nothing_found(report: Report) -> str:

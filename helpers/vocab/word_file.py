@@ -56,6 +56,8 @@ def read_word_file(path: str, special_tokens: Mapping[str, str]) -> WordFile:
     file = Path(os.path.abspath(Path(path).expanduser()))
     try:
         encoding = find_encoding(file)
+        if encoding.bad_lines:  # without them the other words would have other ids
+            raise BadFile(f"not {encoding}: {', '.join(encoding.bad_places)}")
         lines = re.split("\r\n|\r|\n", "".join(read_blocks(file, encoding)).rstrip())
     except (OSError, BadFile) as error:
         why = error.strerror if isinstance(error, OSError) else error

@@ -56,7 +56,9 @@ def test_slices_are_joined_per_file():
     early, late = [["1", "2"], ["3", "4"]], [["5", "6"]] * 9
     parts = [PartReport([first], {"NFC": early}), PartReport([second, bad], {"NFC": late})]
     report = Report("x", [FileReport("a"), FileReport("b")])
-    report.join((PartReport.from_json(part.as_json()) for part in parts), max_length=2000)  # as they travel
+    report.join(
+        (PartReport.from_json(part.as_json()) for part in parts), [[0], [0, 1]], max_length=2000
+    )  # as they travel
     a, b = report.files
     assert (a.encoding, a.mode) == ("utf-8", "line")
     assert (a.dropped, a.lost) == ({"empty": 2, "too short": 1}, {"empty": 6, "too short": 3})

@@ -1,12 +1,19 @@
 """The map step: parts in any order, by any workers, stopped and resumed, give the same bytes."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import tracemalloc
+import warnings
+import zipfile
+from pathlib import Path
 
 import pytest
 from corpora import SENTENCE, all_texts, build, bytes_of, jsonl
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from helpers import paths
 from helpers.corpus import partition, split
@@ -26,6 +33,49 @@ def test_half_characters_are_dropped_and_reported(raw):
     assert all_texts() == ["三", "好😀"]
     assert report.dropped == {"with half characters": 1}
     assert "lone surrogate" in report.rows()[0][-1]
+
+
+# file and archive names: in several encodings, alike, long, odd
+NAMES = ["诗歌".encode("gbk"), "散文".encode("gbk"), b"\\xca\\xab", "诗\n歌".encode(), b"A", b"a", "诗".encode() * 60]
+NAMES += ["é".encode(), "e\u0301".encode(), b"a (number 2 of that name)"]
+FORMS = {"txt": b"%b\n", "zip": b"%b\n", "jsonl": b'{"text": "%b"}\n', "csv": b'"%b",1\n'}
+
+
+def write_rows(path: str, rows: list[bytes]):
+    """Write documents as the kind of file that a path names; in a zip the members have one name."""
+    kind = path.rpartition(".")[2]
+    parts = [b"text,n\n" * (kind == "csv"), *(FORMS[kind] % row for row in rows)]
+    if kind != "zip":
+        Path(path).write_bytes(b"".join(parts))
+        return
+    with zipfile.ZipFile(path, "w") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for member in (parts[:4], parts[4:], [bytes(range(256)) * 9]):
+            archive.writestr("a.txt", b"".join(member))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from(sorted(FORMS))), min_size=1, max_size=5, unique=True),
+    st.sets(st.tuples(st.integers(0, 4), st.integers(0, 19)), max_size=3),
+    st.sampled_from(["utf-8", "gb18030"]),
+)
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_files_are_called_only_their_bad_lines_are_lost(raw, files, faults, codec):
+    shutil.rmtree(raw)
+    raw.mkdir()
+    good, bad = set(), 0
+    for number, (name, kind) in enumerate(files):
+        texts = [f"第{number}卷第{n}天，绿萝喜欢散射光。" for n in range(20)]
+        rows = [text.encode(codec) for text in texts]
+        for row in (row for file, row in faults if file == number):
+            rows[row], texts[row] = (b"\xff" + rows[row] if row % 2 else rows[row][:-1]), ""
+        write_rows(os.path.join(raw, os.fsdecode(name) + f".{kind}"), rows)
+        good, bad = good | set(filter(None, texts)), bad + texts.count("")
+    report = build(raw, document="line")
+    assert set(all_texts()) == good
+    assert report.dropped == ({"undecodable": bad} if bad else {})
+    inputs = sum(3 if kind == "zip" else 1 for _, kind in files)
+    assert len(report.files) == len({file.name for file in report.files}) == inputs
 
 
 def test_a_full_disk_is_not_a_bad_file(raw, monkeypatch):

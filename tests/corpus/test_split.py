@@ -26,11 +26,17 @@ def test_duplicates_and_short_documents_are_reported_in_documents_and_characters
     assert report.result()["dropped_characters"] == 9
 
 
-def test_one_document_cannot_be_split(raw):
-    (raw / "a.txt").write_text("一\n二\n", "utf-8")
-    with pytest.raises(NoDocuments, match="document='line'"):
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.txt", "一\n二\n", "left, and .*document='line' or 'block'"),
+        ("a.jsonl", '"一二"\n' * 1000 + "1\n", r"left \(999 duplicate, 1 unreadable\), and .*Add texts that differ"),
+    ],
+)
+def test_one_document_cannot_be_split(raw, name, text, said):
+    (raw / name).write_text(text, "utf-8")
+    with pytest.raises(NoDocuments, match=f"only 1 document is {said}"):
         build(raw)
-    assert build(raw, document="line").documents == 2
 
 
 def test_a_document_stays_on_its_side_when_the_corpus_grows(raw):

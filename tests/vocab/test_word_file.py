@@ -94,6 +94,7 @@ def test_refused_lines_are_counted_with_their_reason_and_place(tmp_path):
     [
         (b"", "no line with a word"),
         ("[PAD]\n[UNK]\n", "no line with a word"),
+        ("绿萝\n".encode() * 9 + b"B\xff\nC", r"not utf-8: line 10 \(character 2, hex ff"),
         (b"\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00]\x94(" * 9, "cannot be read as text"),
         ("[PAD]\n[UNK]\n绿\n萝\n##绿\n##萝\n##a", "pretrained_model"),
     ],
