@@ -11,7 +11,7 @@ import logging
 import time
 import traceback
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -32,6 +32,7 @@ from helpers.serve.engine import Engine, NotRunning, QueueFull
 from helpers.serve.limits import DEFAULT_LIMITS, Limits
 from helpers.serve.metrics import ServiceMetrics
 from helpers.vocab.chat import ChatError, TooLong
+from helpers.vocab.tokenizer import encode_batch
 
 _log = logging.getLogger(__name__)
 
@@ -170,7 +171,7 @@ async def post_completions(request: web.Request) -> web.StreamResponse:
     state = request.app[STATE]
     wanted = await _read_body(request, state.requests.completion)
     _check_model(state, wanted.model)
-    job = Job(wanted.prompts, _encode(state, wanted.prompts), wanted.settings(), wanted.n)
+    job = Job(wanted.prompts, _encode(state, wanted.beginnings), wanted.settings(), wanted.n)
     writer = CompletionWriter(state.name, wanted, sum(map(len, job.ids)))
     return await _send(request, job, writer.whole, writer if wanted.stream else None)
 
@@ -182,15 +183,18 @@ async def post_chat(request: web.Request) -> web.StreamResponse:
     _check_model(state, wanted.model)
     if state.no_chat:
         raise Refusal(400, state.no_chat, "no_chat")
-    settings, messages = wanted.settings(), [message.plain for message in wanted.messages]
-    n_ctx, longest, most = state.engine.n_ctx, settings.max_new_tokens, state.limits.max_prompt_tokens
+    settings, talk, tokenizer = wanted.settings(), wanted.talk, state.engine.tokenizer
+    longest, most = settings.max_new_tokens, state.limits.max_prompt_tokens
     try:
-        opening = dialogue.answer_prompt(state.engine.tokenizer, messages, n_ctx, longest, most)
+        (begun,) = encode_batch(tokenizer, [talk.begun])
+        room = max(0, state.engine.n_ctx - len(begun))
+        opening = dialogue.answer_prompt(tokenizer, talk.messages, room, longest, most)
     except ChatError as error:
         code = "context_length_exceeded" if isinstance(error, TooLong) else "invalid"
         raise Refusal(400, str(error), code, "messages") from None
-    job = Job([""], [opening.ids], replace(settings, max_new_tokens=opening.max_new_tokens), wanted.n)
-    writer = ChatWriter(state.name, wanted, len(opening.ids), opening.left_out)
+    ids = opening.ids + begun
+    job = Job([""], [ids], replace(settings, max_new_tokens=opening.max_new_tokens), wanted.n)
+    writer = ChatWriter(state.name, wanted, len(ids), sum(talk.counts[: 1 + opening.left_out]))
     return await _send(request, job, writer.whole, writer if wanted.stream else None)
 
 
@@ -210,9 +214,14 @@ def _check_model(state: AppState, model: str | None) -> None:
         raise Refusal(404, f"this server has no such model: its model is '{state.name}'", "model_not_found", "model")
 
 
-def _encode(state: AppState, prompts: list[str]) -> list[list[int]]:
-    """Return the ids of each prompt; raises Refusal if they are too many together."""
-    ids = [prompt_ids(state.engine.tokenizer, prompt) for prompt in prompts]
+def _encode(state: AppState, prompts: Sequence[str | list[int]]) -> list[list[int]]:
+    """Return the ids of each prompt, which may have come as ids; raises Refusal if they are too many together."""
+    tokenizer = state.engine.tokenizer
+    ids = [prompt if isinstance(prompt, list) else prompt_ids(tokenizer, prompt) for prompt in prompts]
+    if any(max(each) >= len(tokenizer) for each in ids):
+        raise Refusal(
+            400, f"the prompt has an unknown id: the model's are 0 to {len(tokenizer) - 1}", "invalid", "prompt"
+        )
     count, most = sum(map(len, ids)), state.limits.max_prompt_tokens
     if count > most:
         message = f"the prompt has {count} tokens, and {most} are allowed: give a shorter beginning"
