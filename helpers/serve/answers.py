@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from pydantic.json_schema import models_json_schema
 
-from helpers.generate.settings import Sample, TokenLogprob
+from helpers.generate.settings import DEFAULT_SETTINGS, RANGES, Sample, Settings, TokenLogprob
 from helpers.serve.schema import RequestModels, read_request
 
 _LOWEST = -9999.0  # in place of a log probability of minus infinity, which JSON cannot write
@@ -32,9 +32,13 @@ def refusal(path: str, status: int, message: str, code: str | None = None, key: 
     return {"error": {"message": message, "type": kind, "param": key, "code": code}}
 
 
-def model_card(name: str, created: int) -> dict:
-    """Return what OpenAI's API tells of a model."""
-    return {"id": name, "object": "model", "created": created, "owned_by": "chinese-gpt"}
+def model_card(name: str, created: int, defaults: dict[str, Settings]) -> dict:
+    """Return what OpenAI's API tells of a model, and the settings that suit it in each view of the page."""
+    chosen = {
+        view: {name: getattr(settings, name) for name, values in RANGES.items() if values.slider}
+        for view, settings in defaults.items()
+    }
+    return {"id": name, "object": "model", "created": created, "owned_by": "chinese-gpt", "defaults": chosen}
 
 
 @dataclass
@@ -171,7 +175,7 @@ def describe_api(requests: RequestModels, has_key: bool) -> dict:
     _, completion, chat = (read_request(body, body.example.encode()) for body in bodies)
     plain: dict = {"type": "string"}
     detailed = {"type": "object", "properties": {key: {} for key in refusal("/v1/", 400, "")["error"]}}
-    card = model_card("sample", 0)
+    card = model_card("sample", 0, {"texts": DEFAULT_SETTINGS})
 
     def writes(summary: str, writer: CompletionWriter, body: Any) -> dict:
         whole = json.loads(writer.whole([[Sample("你好，世界", True, [1], "end")]]))

@@ -42,6 +42,8 @@ PAGE = {  # address -> file
     for file in sorted(Path(__file__).with_name("page").iterdir())
     if file.suffix in _TYPES
 }
+# what the page begins with; a request over HTTP that names no setting gets the model's own distribution
+DEFAULTS = {name: Settings(temperature=t, top_k=30, top_p=0.95) for name, t in (("texts", 0.8), ("chat", 0.3))}
 _LONG = 50  # tokens; an event of more takes milliseconds to write
 
 
@@ -56,6 +58,7 @@ class AppState:
     requests: schema.RequestModels
     name: str  # of the model
     no_chat: str | None  # why the model holds no conversation, and what to do; None: it does
+    defaults: dict[str, Settings]
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False  # the server is stopping: new requests are refused
     deadlines: set[asyncio.Timeout] = field(default_factory=set)  # of the requests under way
@@ -219,9 +222,8 @@ def _encode(state: AppState, prompts: Sequence[str | list[int]]) -> list[list[in
     tokenizer = state.engine.tokenizer
     ids = [prompt if isinstance(prompt, list) else prompt_ids(tokenizer, prompt) for prompt in prompts]
     if any(max(each) >= len(tokenizer) for each in ids):
-        raise Refusal(
-            400, f"the prompt has an unknown id: the model's are 0 to {len(tokenizer) - 1}", "invalid", "prompt"
-        )
+        message = f"the prompt has an id that no token has: they go from 0 to {len(tokenizer) - 1}"
+        raise Refusal(400, message, "invalid", "prompt")
     count, most = sum(map(len, ids)), state.limits.max_prompt_tokens
     if count > most:
         message = f"the prompt has {count} tokens, and {most} are allowed: give a shorter beginning"
@@ -399,7 +401,7 @@ async def get_page(request: web.Request) -> web.Response:
 async def get_models(request: web.Request) -> web.Response:
     """Name all models, which is one, as OpenAI's /v1/models does; or the one that is asked for, if it is this one."""
     state = request.app[STATE]
-    card = answers.model_card(state.name, state.created)
+    card = answers.model_card(state.name, state.created, state.defaults)
     if "model" not in request.match_info:
         return answer({"object": "list", "data": [card]})
     _check_model(state, request.match_info["model"])
@@ -449,13 +451,15 @@ def make_app(
     hosts: Iterable[str] = (),
     origins: Iterable[str] = (),
     proxies: Iterable[str] = (),
+    defaults: dict[str, Settings] = DEFAULTS,
 ) -> web.Application:
     """Return the application over a started engine; the caller closes the engine.
 
     name: of the model, in /v1/models. api_key: required on every address but /healthz; None requires none, and then
     the server must listen on this machine only. hosts: names by which callers may call this server, besides localhost
     and the address that it listens on. origins: foreign origins (`https://example.org`, exact) whose pages may call.
-    proxies: addresses of reverse proxies, which are trusted to name the client.
+    proxies: addresses of reverse proxies, which are trusted to name the client. defaults: settings that the page begins
+    with, of its view `texts` and of its view `chat`.
     """
     no_chat = None
     try:
@@ -468,7 +472,7 @@ def make_app(
         engine.on_first_token = metrics.first_token
     guard = auth.Guard(api_key, hosts, origins, proxies, limits)
     app = web.Application(middlewares=[error_middleware], client_max_size=limits.max_body_bytes)
-    app[STATE] = AppState(engine, limits, guard, metrics, schema.request_models(limits), name, no_chat)
+    app[STATE] = AppState(engine, limits, guard, metrics, schema.request_models(limits), name, no_chat, defaults)
     app.on_response_prepare.append(guard.add_headers)
     for path, post in POSTS.items():
         app.router.add_post(path, post)

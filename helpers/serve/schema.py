@@ -12,7 +12,6 @@ from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, cast
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -20,7 +19,6 @@ from pydantic import (
     Field,
     Tag,
     ValidationError,
-    WithJsonSchema,
     create_model,
     field_validator,
     model_validator,
@@ -36,41 +34,38 @@ _MAX_TOP_LOGPROBS = 20  # and for conversations
 _MAX_PARTS = 16  # of a message
 _ONE, _MANY = "<one>", "<many>"  # pydantic puts them into the path of a fault; hardly a key is called so
 
-# What programs made for OpenAI's API send on their own, and this server has no use for: key -> (why, the values that
-# change nothing); (): whatever it says, no text depends on it. examples/clients/ records what the programs send.
-_BOOKKEEPING = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-                "prompt_cache_retention", "parallel_tool_calls", "cache_prompt")  # fmt: skip
+# What programs made for OpenAI's API send on their own (examples/clients/ records it): key -> (why another value cannot
+# be taken, the values that change nothing); (): whatever it says, no text depends on it. Such a key is left out
 _NO_TOOLS, _NO_THOUGHTS = "this server calls no tools", "the model answers without a chain of thoughts"
-_NEUTRAL: dict[str, tuple] = dict.fromkeys(_BOOKKEEPING, ()) | {
+_UNREAD: tuple[str, ...] = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+                            "prompt_cache_retention", "parallel_tool_calls")  # fmt: skip
+_NEUTRAL: dict[str, tuple] = dict.fromkeys(_UNREAD, ()) | {
     "tools": (_NO_TOOLS, []),
     "functions": (_NO_TOOLS, []),
     "tool_choice": (_NO_TOOLS, "none", "auto"),
     "function_call": (_NO_TOOLS, "none", "auto"),
     "response_format": ("the model writes free text", {"type": "text"}),
     "modalities": ("the model writes text", ["text"]),
-    "verbosity": ("max_tokens says how long an answer may be", "medium"),
+    "verbosity": ("an answer is as long as the model makes it", "medium"),
     "reasoning_effort": (_NO_THOUGHTS, "none"),
-    "enable_thinking": (_NO_THOUGHTS, False),
     "chat_template_kwargs": (_NO_THOUGHTS, {}, {"enable_thinking": False}),
     "logit_bias": ("no token has a score of its own", {}),
     "suffix": ("the model writes what follows, and nothing in between", ""),
     "echo": ("an answer holds new text only, with its probabilities", False),
     "min_tokens": ("a text ends where the model ends it", 0),
     "ignore_eos": ("a text ends where the model ends it", False),
-    "length_penalty": ("there is no beam search", 1),
-    "use_beam_search": ("there is no beam search", False),
-    "skip_special_tokens": ("special tokens are never shown", True),
+    # keys that are known: by these values, programs say that their user has chosen nothing
+    "stop": ("", ""),
+    "seed": ("", -1),
+    "top_k": ("", -1),
 }
-# the same of a message: what other programs note down in a history, and give back
-_NEUTRAL_IN_MESSAGE: dict[str, tuple] = {
-    **dict.fromkeys(("name", "id", "annotations", "timestamp", "created_at", "provider_specific_fields"), ()),
-    **dict.fromkeys(("reasoning", "reasoning_content"), ()),  # as templates do it: only the answer is read again
+# the same of a message: what programs note down in a history, and give back. Thoughts are not read again
+_UNREAD = ("name", "id", "annotations", "timestamp", "created_at", "reasoning", "reasoning_content")
+_NEUTRAL_IN_MESSAGE: dict[str, tuple] = dict.fromkeys(_UNREAD, ()) | {
     "tool_calls": (_NO_TOOLS, []),
-    "function_call": (_NO_TOOLS, {}),
     "refusal": ("write what was said into 'content'", ""),
 }
-# by these, programs say that their user has chosen nothing
-_UNSET: dict[str, tuple] = {"stop": ("",), "seed": (-1,), "top_k": (-1,)}
+_NEVER = {key: allowed for key, allowed in (_NEUTRAL | _NEUTRAL_IN_MESSAGE).items() if any(allowed[:1])}
 
 
 class Invalid(ValueError):
@@ -90,30 +85,17 @@ class _Body(BaseModel):
 class _OpenAIBody(_Body):
     """A body in which null means that a key is left out, as in OpenAI's API, and 40.0 is a whole number."""
 
+    neutral: ClassVar[dict[str, tuple]] = _NEUTRAL
+
     @model_validator(mode="before")
     @classmethod
     def leave_out_what_says_nothing(cls, body: Any) -> Any:
-        """Return a JSON object without the keys that are null or unset, its whole numbers as such."""
+        """Return a JSON object without the keys that change nothing, its whole numbers as such."""
         if not isinstance(body, dict):
             return body
-        said = {key: each for key, each in body.items() if each is not None and each not in _UNSET.get(key, ())}
+        neutral = {key: allowed[1:] or (body.get(key),) for key, allowed in cls.neutral.items()}
+        said = {key: each for key, each in body.items() if each is not None and each not in neutral.get(key, ())}
         return {key: int(each) if type(each) is float and each.is_integer() else each for key, each in said.items()}
-
-
-def _neutral(name: str, keys: dict[str, tuple]) -> type[_OpenAIBody]:
-    """Return a model of these keys, each with the values that it may have."""
-
-    def only(why: str = "", *values: Any) -> Any:
-        def check(value: Any) -> Any:
-            if values and value not in values:
-                told = " or ".join(json.dumps(each, ensure_ascii=False) for each in values)
-                raise _fault(f"{why}; it can only be {told}")
-            return value
-
-        return Annotated[Any, AfterValidator(check), WithJsonSchema({"enum": list(values)} if values else {})], None
-
-    fields: Any = {key: only(*allowed) for key, allowed in keys.items()}
-    return cast(type[_OpenAIBody], create_model(name, __base__=_OpenAIBody, **fields))
 
 
 def _within(values: Range) -> Any:
@@ -124,7 +106,6 @@ def _within(values: Range) -> Any:
     return Annotated[type(values.off), Field(le=most, description=values.note, **low)], values.off
 
 
-Neutral, NeutralInMessage = _neutral("Neutral", _NEUTRAL), _neutral("NeutralInMessage", _NEUTRAL_IN_MESSAGE)
 # a key that is left out means what the default of `Settings` means
 Sampling = create_model(
     "Sampling",
@@ -154,8 +135,8 @@ class GenerateRequest(_Body):
 class StreamOptions(_OpenAIBody):
     """What a stream holds besides the text."""
 
+    neutral = {"include_obfuscation": ()}  # characters that OpenAI adds, against those who watch the lengths of events
     include_usage: bool = False
-    include_obfuscation: bool = False  # OpenAI's events have characters added, against those who watch their lengths
 
 
 class OpenAIRequest(_OpenAIBody):
@@ -233,17 +214,18 @@ def _one_or_many(one: Any, most: int, what: str, *, item: Any, least: int = 1) -
     ]
 
 
-class TextPart(_Body):
+class TextPart(_OpenAIBody):
     """A part of a message."""
 
+    neutral = {"cache_control": ()}
     type: Literal["text"]
     text: str
-    cache_control: Any = None  # taken, and not looked at, as the keys of `_NEUTRAL` are
 
 
 class ChatMessage(_OpenAIBody):
     """What one side said."""
 
+    neutral = _NEUTRAL_IN_MESSAGE
     role: Literal["developer", "system", "user", "assistant"]
     content: _one_or_many(str, _MAX_PARTS, "a text, or its parts", item=TextPart) = ""  # type: ignore[valid-type]
 
@@ -347,9 +329,9 @@ def _count(most: int, what: str | None = None) -> Any:
     return Annotated[int, Field(ge=1, le=most, description=what)]
 
 
-def _complete(body: type[Body], *more: type[_Body], **fields: Any) -> type[Body]:
+def _complete(body: type[Body], **fields: Any) -> type[Body]:
     """Return a model with the sampling settings, and with these fields in place of those that have no limit yet."""
-    return cast(type[Body], create_model(body.__name__, __base__=(body, Sampling, *more), **fields))
+    return cast(type[Body], create_model(body.__name__, __base__=(body, Sampling), **fields))
 
 
 def _alone(prompt: Any) -> Any:
@@ -371,14 +353,14 @@ class RequestModels:
 def request_models(limits: Limits) -> RequestModels:
     """Return the models of the bodies for a server with these limits."""
     length, stop, prompt = _count(limits.max_length), _text(64), _text(limits.max_context, least=0)
+    # programs send -1 for "as long as may be"
+    unlimited = BeforeValidator(lambda value: limits.max_length if value == -1 else value)
     generate = _complete(
         GenerateRequest,
         context=_text(limits.max_context, "the beginning of every text"),
         maxlength=(length, min(50, limits.max_length)),
         samples=(_count(limits.max_samples), min(5, limits.max_samples)),
     )
-    # programs send -1 for "as long as may be"
-    longest = Annotated[length, BeforeValidator(lambda value: limits.max_length if value == -1 else value)]
     shared = {
         "seed": (Annotated[int, Field(ge=-(2**63), lt=2**64)] | None, None),
         "n": (_count(limits.max_samples, "texts of each prompt"), 1),
@@ -389,19 +371,17 @@ def request_models(limits: Limits) -> RequestModels:
     ids = _one_or_many(prompt, limits.max_prompt_tokens, "a text or its ids", item=Annotated[int, Field(ge=0)])
     completion = _complete(
         CompletionRequest,
-        Neutral,
         prompt=Annotated[_one_or_many(prompt, limits.max_samples, prompts, item=ids), BeforeValidator(_alone)],
-        max_tokens=(longest, min(16, limits.max_length)),
+        max_tokens=(Annotated[length, unlimited], min(16, limits.max_length)),
         **shared,
     )
-    message: Any = create_model("ChatMessage", __base__=(ChatMessage, NeutralInMessage))
+    message: Any = create_model("ChatMessage", __base__=ChatMessage)
     turns = "what user and assistant said in turns; system lines count as the first, one side's lines in a row as one"
     chat = _complete(
         ChatRequest,
-        Neutral,
         messages=Annotated[list[message], Field(min_length=1, max_length=limits.max_messages, description=turns)],
-        max_tokens=(longest | None, None),
-        max_completion_tokens=(longest | None, None),
+        max_tokens=(Annotated[length | None, unlimited], None),
+        max_completion_tokens=(Annotated[length | None, unlimited], None),
         **shared,
     )
     message.limits = completion.limits = chat.limits = limits
@@ -430,13 +410,16 @@ def _reason(fault: ErrorDetails, model: type[_Body]) -> str:
             return f"the body must be a JSON object, such as {model.example}"
         case "missing":
             return f"{key} is missing"
+        case "extra_forbidden" if issubclass(model, _OpenAIBody) and path[-1] in _NEVER:
+            why, *allowed = _NEVER[path[-1]]
+            values = " or ".join(json.dumps(value, ensure_ascii=False) for value in allowed)
+            return f"{key}: {why}; it can only be {values}"
         case "extra_forbidden" if len(path) > 1:
             return f"{key} is not known"
         case "extra_forbidden":
             # the keys that only this kind of request has come first
-            used = (name for name in model.model_fields if name not in _NEUTRAL)
-            keys = sorted(used, key=lambda name: name in Sampling.model_fields)
-            close = difflib.get_close_matches(path[0], model.model_fields, n=1)
+            keys = sorted(model.model_fields, key=lambda name: name in Sampling.model_fields)
+            close = difflib.get_close_matches(path[0], [*keys, *_NEVER], n=1)
             meant = f"; did you mean '{close[0]}'?" if close else ""
             return f"{key} is not known: the keys are {', '.join(keys)}{meant}"
         case "string_too_short":

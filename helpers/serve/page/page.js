@@ -11,6 +11,8 @@ const LEVELS = JSON.parse(byId("legend").dataset.levels); // class p0 from this 
 const SEEDS = Number(byId("seed").max) + 1;
 const alternatives = Number(form.dataset.logprobs); // how many rivals of each token to ask for
 let model; // its name
+let defaults = {}; // view -> the settings that suit this model in it
+const wishes = { chat: {}, texts: {} }; // what the user has chosen instead
 let running = null; // the AbortController of the request under way
 
 // ---- words: Chinese first, English small ----
@@ -34,16 +36,25 @@ function complain(zh, en) {
 const percent = (p) => (p < 0.001 ? "< 0.1 %" : `${(100 * p).toFixed(1)} %`);
 const visible = (text) => text.replaceAll("\n", "↵").replaceAll(" ", "␣");
 
-// ---- settings: the server has written its limits and defaults into the sliders ----
+// ---- settings: the server has written its limits into the sliders, and tells its defaults with the model ----
 
 function showValue(input) {
   const marks = JSON.parse(input.dataset.marks || "{}");
   input.parentElement.querySelector(".value").textContent = marks[input.value] ?? input.value;
 }
 
+function showSettings() {
+  for (const [name, value] of Object.entries({ ...defaults[view()], ...wishes[view()] })) {
+    const input = settings.querySelector(`[name=${name}]`);
+    input.value = value;
+    showValue(input);
+  }
+}
+
 async function readModel() {
   const { data } = await (await fetch("v1/models")).json();
-  model = data[0].id;
+  ({ id: model, defaults } = data[0]);
+  showSettings();
   byId("model").replaceChildren(...both("模型", "model"), ` ${model}`);
 }
 
@@ -78,6 +89,7 @@ function show(name) {
   byId("error").hidden = true;
   say();
   hideTip();
+  showSettings();
   (name === "chat" ? byId("question") : form.elements.prompt).focus();
 }
 
@@ -363,7 +375,9 @@ form.addEventListener("submit", (event) => {
   generate();
 });
 settings.addEventListener("input", (event) => {
-  if (event.target.type === "range") showValue(event.target);
+  if (event.target.type !== "range") return;
+  wishes[view()][event.target.name] = event.target.value;
+  showValue(event.target);
 });
 settings.addEventListener("invalid", () => (settings.open = true), true); // a closed drawer would hide the reason
 cancel.addEventListener("click", () => running?.abort());
