@@ -20,6 +20,7 @@ from pathlib import Path
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 from jinja2 import Template
+from transformers import PreTrainedTokenizerFast
 
 from helpers.generate import dialogue
 from helpers.generate.batch import prompt_ids
@@ -31,8 +32,7 @@ from helpers.serve.auth import Refusal
 from helpers.serve.engine import Engine, NotRunning, QueueFull
 from helpers.serve.limits import DEFAULT_LIMITS, Limits
 from helpers.serve.metrics import ServiceMetrics
-from helpers.vocab.chat import ChatError, TooLong
-from helpers.vocab.tokenizer import encode_batch
+from helpers.vocab.chat import ASSISTANT, ChatError, Message, TooLong, encode_messages
 
 _log = logging.getLogger(__name__)
 
@@ -42,8 +42,8 @@ PAGE = {  # address -> file
     for file in sorted(Path(__file__).with_name("page").iterdir())
     if file.suffix in _TYPES
 }
-# what the page begins with; a request over HTTP that names no setting gets the model's own distribution
-DEFAULTS = {name: Settings(temperature=t, top_k=30, top_p=0.95) for name, t in (("texts", 0.8), ("chat", 0.3))}
+# a request over HTTP that names no setting gets the model's own distribution
+DEFAULTS = {name: {"temperature": t, "top_k": 30, "top_p": 0.95} for name, t in (("texts", 0.8), ("chat", 0.3))}
 _LONG = 50  # tokens; an event of more takes milliseconds to write
 
 
@@ -58,7 +58,7 @@ class AppState:
     requests: schema.RequestModels
     name: str  # of the model
     no_chat: str | None  # why the model holds no conversation, and what to do; None: it does
-    defaults: dict[str, Settings]
+    defaults: answers.Defaults
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False  # the server is stopping: new requests are refused
     deadlines: set[asyncio.Timeout] = field(default_factory=set)  # of the requests under way
@@ -189,7 +189,7 @@ async def post_chat(request: web.Request) -> web.StreamResponse:
     settings, talk, tokenizer = wanted.settings(), wanted.talk, state.engine.tokenizer
     longest, most = settings.max_new_tokens, state.limits.max_prompt_tokens
     try:
-        (begun,) = encode_batch(tokenizer, [talk.begun])
+        begun = _ids_of_answer(tokenizer, talk.begun)
         room = max(0, state.engine.n_ctx - len(begun))
         opening = dialogue.answer_prompt(tokenizer, talk.messages, room, longest, most)
     except ChatError as error:
@@ -199,6 +199,12 @@ async def post_chat(request: web.Request) -> web.StreamResponse:
     job = Job([""], [ids], replace(settings, max_new_tokens=opening.max_new_tokens), wanted.n)
     writer = ChatWriter(state.name, wanted, len(ids), sum(talk.counts[: 1 + opening.left_out]))
     return await _send(request, job, writer.whole, writer if wanted.stream else None)
+
+
+def _ids_of_answer(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    """Return the ids of an answer as the assistant writes it, without the end of its turn."""
+    talk: list[Message] = [*dialogue.as_messages("?"), {"role": ASSISTANT, "content": text}]
+    return [token for token, own in zip(*encode_messages(tokenizer, talk), strict=True) if own][:-1]
 
 
 async def _read_body(request: web.Request, model: type[schema.Body]) -> schema.Body:
@@ -451,7 +457,7 @@ def make_app(
     hosts: Iterable[str] = (),
     origins: Iterable[str] = (),
     proxies: Iterable[str] = (),
-    defaults: dict[str, Settings] = DEFAULTS,
+    defaults: answers.Defaults = DEFAULTS,
 ) -> web.Application:
     """Return the application over a started engine; the caller closes the engine.
 

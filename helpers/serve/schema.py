@@ -6,6 +6,7 @@ disagree. Knows no server, no engine and no model: bytes come in, `Settings` go 
 
 import difflib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
@@ -20,7 +21,6 @@ from pydantic import (
     Tag,
     ValidationError,
     create_model,
-    field_validator,
     model_validator,
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -48,6 +48,7 @@ _NEUTRAL: dict[str, tuple] = dict.fromkeys(_UNREAD, ()) | {
     "modalities": ("the model writes text", ["text"]),
     "verbosity": ("an answer is as long as the model makes it", "medium"),
     "reasoning_effort": (_NO_THOUGHTS, "none"),
+    "thinking": (_NO_THOUGHTS, {"type": "disabled"}),
     "chat_template_kwargs": (_NO_THOUGHTS, {}, {"enable_thinking": False}),
     "logit_bias": ("no token has a score of its own", {}),
     "suffix": ("the model writes what follows, and nothing in between", ""),
@@ -148,13 +149,6 @@ class OpenAIRequest(_OpenAIBody):
     stream: Annotated[bool, Field(description="send the text as it is written")] = False
     stream_options: StreamOptions | None = None
 
-    @model_validator(mode="after")
-    def stream_options_need_a_stream(self) -> Self:
-        """Refuse options of a stream that was not asked for."""
-        if self.stream_has_usage and not self.stream:
-            raise _fault("'stream_options' needs 'stream': true")
-        return self
-
     @property
     def stream_has_usage(self) -> bool:
         """Whether the stream ends with the number of tokens."""
@@ -217,7 +211,7 @@ def _one_or_many(one: Any, most: int, what: str, *, item: Any, least: int = 1) -
 class TextPart(_OpenAIBody):
     """A part of a message."""
 
-    neutral = {"cache_control": ()}
+    neutral = {"cache_control": (), "annotations": ()}
     type: Literal["text"]
     text: str
 
@@ -254,23 +248,8 @@ class Talk(NamedTuple):
     counts: list[int]  # of the messages that were sent: before the first question, then of each turn
 
 
-def take_turns(messages: list[Message]) -> Talk:
-    """Return a conversation in turns: what one side says in a row is one message, and system lines come first.
-
-    A greeting of the assistant, before any question, is left out: no model is taught to begin.
-    """
-
-    def joined(said: list[Message]) -> str:
-        return "\n".join(message["content"] for message in said if message["content"])
-
-    system = joined([message for message in messages if message["role"] == SYSTEM])
-    spoken = [message for message in messages if message["role"] != SYSTEM]
-    turns = [(role, list(said)) for role, said in groupby(spoken, key=lambda message: message["role"])]
-    greeting = turns.pop(0)[1] if turns and turns[0][0] == ASSISTANT else []
-    begun = joined(turns.pop()[1]) if turns and turns[-1][0] == ASSISTANT else ""
-    first: list[Message] = [{"role": SYSTEM, "content": system}] if system else []
-    in_turns: list[Message] = [{"role": role, "content": joined(said)} for role, said in turns]
-    return Talk(first + in_turns, begun, [len(greeting), *(len(said) for _, said in turns)])
+def _joined(said: Iterable[Message]) -> str:
+    return "\n".join(message["content"] for message in said if message["content"])
 
 
 class ChatRequest(OpenAIRequest):
@@ -285,18 +264,21 @@ class ChatRequest(OpenAIRequest):
         Annotated[int, Field(ge=0, le=_MAX_TOP_LOGPROBS, description="alternatives told of each token")] | None
     ) = None
 
-    @field_validator("messages")
-    @classmethod
-    def has_question(cls, messages: list[ChatMessage]) -> list[ChatMessage]:
-        """Check that the user has asked."""
-        if all(message.role != "user" for message in messages):
-            raise _fault("there is no message of the user")
-        return messages
-
     @property
     def talk(self) -> Talk:
-        """The conversation, in turns."""
-        return take_turns([message.plain for message in self.messages])
+        """The conversation, in turns: what one side says in a row is one message, and system lines come first.
+
+        A greeting of the assistant, before any question, is left out: no model is taught to begin.
+        """
+        messages = [message.plain for message in self.messages]
+        system = _joined(message for message in messages if message["role"] == SYSTEM)
+        spoken = [message for message in messages if message["role"] != SYSTEM]
+        turns = [(role, list(said)) for role, said in groupby(spoken, key=lambda message: message["role"])]
+        greeting = turns.pop(0)[1] if turns and turns[0][0] == ASSISTANT else []
+        begun = _joined(turns.pop()[1]) if turns and turns[-1][0] == ASSISTANT else ""
+        first: list[Message] = [{"role": SYSTEM, "content": system}] if system else []
+        in_turns: list[Message] = [{"role": role, "content": _joined(said)} for role, said in turns]
+        return Talk(first + in_turns, begun, [len(greeting), *(len(said) for _, said in turns)])
 
     @model_validator(mode="after")
     def agree(self) -> Self:
@@ -336,8 +318,7 @@ def _complete(body: type[Body], **fields: Any) -> type[Body]:
 
 def _alone(prompt: Any) -> Any:
     """Return the ids of one prompt as a list of prompts; everything else as it is."""
-    is_ids = isinstance(prompt, list) and bool(prompt) and all(type(each) is int for each in prompt)
-    return [prompt] if is_ids else prompt
+    return [prompt] if isinstance(prompt, list) and {type(each) for each in prompt} == {int} else prompt
 
 
 @dataclass(frozen=True)

@@ -66,8 +66,9 @@ NEUTRAL = {
     "response_format": [{"type": "text"}], "tools": [[]], "tool_choice": ["none", "auto"], "functions": [[]],
     "parallel_tool_calls": [False, True], "store": [False], "metadata": [{}, {"a": "b"}], "service_tier": ["auto"],
     "modalities": [["text"]], "safety_identifier": ["me"], "prompt_cache_key": [""], "user": ["me"], "suffix": [""],
-    "logit_bias": [{}], "stop": [[], ""], "seed": [-1], "top_k": [-1, 0.0], "n": [1.0], "logprobs": [None],
-    "reasoning_effort": ["none"], "stream_options": [{}, {"include_usage": False, "include_obfuscation": True}],
+    "logit_bias": [{}], "stop": [[], ""], "seed": [-1], "top_k": [-1, 0.0], "n": [1.0, None], "logprobs": [None],
+    "reasoning_effort": ["none"], "temperature": [None], "stream": [None],
+    "stream_options": [{}, {"include_usage": None, "include_obfuscation": True}, {"include_usage": True}],
 }  # fmt: skip
 REFUSED = {
     "response_format": {"type": "json_object"}, "tools": [TOOL], "tool_choice": "required", "functions": [{}],

@@ -33,6 +33,22 @@ function complain(zh, en) {
   byId("error").hidden = false;
 }
 
+function button(name, zh, en, act) {
+  const made = document.createElement("button");
+  made.type = "button";
+  made.className = name;
+  made.append(...both(zh, en));
+  made.addEventListener("click", act);
+  return made;
+}
+
+function foot(...parts) {
+  const made = document.createElement("p");
+  made.className = "foot";
+  made.append(...parts);
+  return made;
+}
+
 const percent = (p) => (p < 0.001 ? "< 0.1 %" : `${(100 * p).toFixed(1)} %`);
 const visible = (text) => text.replaceAll("\n", "↵").replaceAll(" ", "␣");
 
@@ -46,6 +62,7 @@ function showValue(input) {
 function showSettings() {
   for (const [name, value] of Object.entries({ ...defaults[view()], ...wishes[view()] })) {
     const input = settings.querySelector(`[name=${name}]`);
+    if (!input) continue; // not all settings have a slider
     input.value = value;
     showValue(input);
   }
@@ -139,14 +156,8 @@ class Card {
     this.text.append(given);
     this.state = document.createElement("span");
     this.state.textContent = number;
-    this.copy = document.createElement("button");
-    this.copy.type = "button";
-    this.copy.append(...both("复制", "Copy"));
-    this.copy.addEventListener("click", () => this.copyText());
-    const foot = document.createElement("p");
-    foot.className = "foot";
-    foot.append(this.state, this.copy);
-    this.item.append(this.text, foot);
+    const copy = button("copy", "复制", "Copy", () => copyText(this.prompt + this.written, this.text));
+    this.item.append(this.text, foot(this.state, copy));
     results.append(this.item);
   }
 
@@ -181,23 +192,16 @@ class Card {
     this.item.classList.add(kind);
     this.state.replaceChildren(...both(`${[...this.written].length} 字 · ${zh}`, en));
   }
-
-  async copyText() {
-    const done = await copyToClipboard(this.prompt + this.written, this.text);
-    this.copy.replaceChildren(...(done ? both("已复制", "Copied") : both("请按 Ctrl+C", "press Ctrl+C")));
-    say(done ? "已复制。" : "文字已选中，请按 Ctrl+C。", done ? "Copied." : "The text is selected: press Ctrl+C.");
-    setTimeout(() => this.copy.replaceChildren(...both("复制", "Copy")), 2000);
-  }
 }
 
 // A page that came over plain http from another machine has no clipboard: then its text is selected.
-async function copyToClipboard(text, element) {
+async function copyText(text, element) {
   try {
     await navigator.clipboard.writeText(text);
-    return true;
+    say("已复制。", "Copied.");
   } catch {
     getSelection().selectAllChildren(element);
-    return false;
+    say("文字已选中，请按 Ctrl+C。", "The text is selected: press Ctrl+C.");
   }
 }
 
