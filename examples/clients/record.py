@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import threading
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -97,7 +98,7 @@ def use_openai(base: str) -> None:
             stop=[], seed=1764265000123, user="me", n=1, logprobs=False, verbosity="medium", top_p=1, temperature=1,
         ),
     )  # fmt: skip
-    held = {"role": "assistant", "content": "看土。", "refusal": None, "annotations": [], "tool_calls": [], "audio": None}
+    held = {"refusal": None, "annotations": [], "tool_calls": [], "audio": None} | TALK[1]
     yield "a history as it is held", lambda: chat(model=MODEL, messages=[QUESTION, held, TALK[2]])
     yield "tools", lambda: chat(model=MODEL, messages=TALK, tools=[TOOL])
     yield "json", lambda: chat(model=MODEL, messages=TALK, response_format={"type": "json_object"})
@@ -115,19 +116,25 @@ def use_litellm(base: str) -> None:
     import litellm
 
     litellm.telemetry = False
-    near = {"api_base": base, "api_key": "x"}
-    for kind in ("openai", "hosted_vllm", "lm_studio"):
-        name = f"{kind}/{MODEL}"
-        yield f"{kind}, a conversation", lambda name=name: litellm.completion(model=name, messages=TALK, **near)
-        yield f"{kind}, a stream", lambda name=name: list(litellm.completion(model=name, messages=TALK, stream=True, **near))
-    first = litellm.completion
-    yield "a history as it is held", lambda: first(
-        model=f"openai/{MODEL}", messages=[QUESTION, dict(first(model=f"openai/{MODEL}", messages=TALK, **near).choices[0].message), TALK[2]],
-        **near,
-    )  # fmt: skip
+    ask = partial(litellm.completion, api_base=base, api_key="x")
+    for name in (f"openai/{MODEL}", f"hosted_vllm/{MODEL}", f"lm_studio/{MODEL}"):
+        yield f"{name}, a conversation", partial(ask, model=name, messages=TALK)
+        yield f"{name}, a stream", lambda name=name: list(ask(model=name, messages=TALK, stream=True))
+    name = f"openai/{MODEL}"
+
+    def go_on() -> None:
+        held = dict(ask(model=name, messages=[QUESTION]).choices[0].message)
+        ask(model=name, messages=[QUESTION, held, TALK[2]])
+
+    yield "a history as it is held", go_on
     cached = {"role": "system", "content": [{"type": "text", "text": "短", "cache_control": {"type": "ephemeral"}}]}
-    yield "a system line to keep", lambda: first(model=f"openai/{MODEL}", messages=[cached, *TALK], **near)
-    yield "a text", lambda: litellm.text_completion(model=f"text-completion-openai/{MODEL}", prompt="绿萝", **near)
+    yield "a system line to keep", lambda: ask(model=name, messages=[cached, *TALK])
+    yield (
+        "a text",
+        lambda: litellm.text_completion(
+            model=f"text-completion-openai/{MODEL}", prompt="绿萝", api_base=base, api_key="x"
+        ),
+    )
 
 
 def use_langchain(base: str) -> None:
