@@ -141,6 +141,24 @@ def test_what_is_sent_is_what_the_sliders_say_and_equal_seeds_give_equal_texts(o
 
 
 @pytest.mark.slow
+def test_each_view_begins_with_settings_that_suit_the_model_and_keeps_what_is_chosen(open_page):
+    page = open_page(FakeEngine(tokenizer=chat_tokenizer()))
+    assert page.locator("[role=log]").count() == 1  # answers are announced
+
+    def settings():
+        return [page.input_value(f"[name={name}]") for name in ("temperature", "top_k", "top_p")]
+
+    def turn_to(view):
+        page.click(f"nav [data-view={view}]")
+        return settings()
+
+    expect(page.locator("[name=temperature]")).to_have_value("0.3")
+    assert turn_to("texts") == ["0.8", "30", "0.95"]
+    set_slider(page, "temperature", 1.5)
+    assert turn_to("chat") == ["0.3", "30", "0.95"] and turn_to("texts") == ["1.5", "30", "0.95"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["button", "Escape"])
 def test_a_text_can_be_cancelled_and_what_was_written_stays(open_page, how):
     engine = FakeEngine(held=True)

@@ -6,7 +6,7 @@ come in, JSON goes out.
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from secrets import token_hex
@@ -20,6 +20,7 @@ from helpers.serve.schema import RequestModels, read_request
 _LOWEST = -9999.0  # in place of a log probability of minus infinity, which JSON cannot write
 _FINISH = {"end": "stop", "stop": "stop", "length": "length", None: None}
 
+Defaults = Mapping[str, Mapping[str, float]]  # view of the page -> setting -> the value that it begins with
 compact_json = partial(json.dumps, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -32,9 +33,9 @@ def refusal(path: str, status: int, message: str, code: str | None = None, key: 
     return {"error": {"message": message, "type": kind, "param": key, "code": code}}
 
 
-def model_card(name: str, created: int) -> dict:
-    """Return what OpenAI's API tells of a model."""
-    return {"id": name, "object": "model", "created": created, "owned_by": "chinese-gpt"}
+def model_card(name: str, created: int, defaults: Defaults) -> dict:
+    """Return what OpenAI's API tells of a model, and the settings that suit it."""
+    return {"id": name, "object": "model", "created": created, "owned_by": "chinese-gpt", "defaults": defaults}
 
 
 @dataclass
@@ -171,7 +172,7 @@ def describe_api(requests: RequestModels, has_key: bool) -> dict:
     _, completion, chat = (read_request(body, body.example.encode()) for body in bodies)
     plain: dict = {"type": "string"}
     detailed = {"type": "object", "properties": {key: {} for key in refusal("/v1/", 400, "")["error"]}}
-    card = model_card("sample", 0)
+    card = model_card("sample", 0, {"texts": {"temperature": 0.8}})
 
     def writes(summary: str, writer: CompletionWriter, body: Any) -> dict:
         whole = json.loads(writer.whole([[Sample("你好，世界", True, [1], "end")]]))

@@ -11,7 +11,7 @@ import logging
 import time
 import traceback
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -20,6 +20,7 @@ from pathlib import Path
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 from jinja2 import Template
+from transformers import PreTrainedTokenizerFast
 
 from helpers.generate import dialogue
 from helpers.generate.batch import prompt_ids
@@ -31,7 +32,7 @@ from helpers.serve.auth import Refusal
 from helpers.serve.engine import Engine, NotRunning, QueueFull
 from helpers.serve.limits import DEFAULT_LIMITS, Limits
 from helpers.serve.metrics import ServiceMetrics
-from helpers.vocab.chat import ChatError, TooLong
+from helpers.vocab.chat import ASSISTANT, ChatError, Message, TooLong, encode_messages
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +42,8 @@ PAGE = {  # address -> file
     for file in sorted(Path(__file__).with_name("page").iterdir())
     if file.suffix in _TYPES
 }
+# a request over HTTP that names no setting gets the model's own distribution
+DEFAULTS = {name: {"temperature": t, "top_k": 30, "top_p": 0.95} for name, t in (("texts", 0.8), ("chat", 0.3))}
 _LONG = 50  # tokens; an event of more takes milliseconds to write
 
 
@@ -55,6 +58,7 @@ class AppState:
     requests: schema.RequestModels
     name: str  # of the model
     no_chat: str | None  # why the model holds no conversation, and what to do; None: it does
+    defaults: answers.Defaults
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False  # the server is stopping: new requests are refused
     deadlines: set[asyncio.Timeout] = field(default_factory=set)  # of the requests under way
@@ -170,7 +174,7 @@ async def post_completions(request: web.Request) -> web.StreamResponse:
     state = request.app[STATE]
     wanted = await _read_body(request, state.requests.completion)
     _check_model(state, wanted.model)
-    job = Job(wanted.prompts, _encode(state, wanted.prompts), wanted.settings(), wanted.n)
+    job = Job(wanted.prompts, _encode(state, wanted.beginnings), wanted.settings(), wanted.n)
     writer = CompletionWriter(state.name, wanted, sum(map(len, job.ids)))
     return await _send(request, job, writer.whole, writer if wanted.stream else None)
 
@@ -182,16 +186,25 @@ async def post_chat(request: web.Request) -> web.StreamResponse:
     _check_model(state, wanted.model)
     if state.no_chat:
         raise Refusal(400, state.no_chat, "no_chat")
-    settings, messages = wanted.settings(), [message.plain for message in wanted.messages]
-    n_ctx, longest, most = state.engine.n_ctx, settings.max_new_tokens, state.limits.max_prompt_tokens
+    settings, talk, tokenizer = wanted.settings(), wanted.talk, state.engine.tokenizer
+    longest, most = settings.max_new_tokens, state.limits.max_prompt_tokens
     try:
-        opening = dialogue.answer_prompt(state.engine.tokenizer, messages, n_ctx, longest, most)
+        begun = _ids_of_answer(tokenizer, talk.begun)
+        room = max(0, state.engine.n_ctx - len(begun))
+        opening = dialogue.answer_prompt(tokenizer, talk.messages, room, longest, most)
     except ChatError as error:
         code = "context_length_exceeded" if isinstance(error, TooLong) else "invalid"
         raise Refusal(400, str(error), code, "messages") from None
-    job = Job([""], [opening.ids], replace(settings, max_new_tokens=opening.max_new_tokens), wanted.n)
-    writer = ChatWriter(state.name, wanted, len(opening.ids), opening.left_out)
+    ids = opening.ids + begun
+    job = Job([""], [ids], replace(settings, max_new_tokens=opening.max_new_tokens), wanted.n)
+    writer = ChatWriter(state.name, wanted, len(ids), sum(talk.counts[: 1 + opening.left_out]))
     return await _send(request, job, writer.whole, writer if wanted.stream else None)
+
+
+def _ids_of_answer(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    """Return the ids of an answer as the assistant writes it, without the end of its turn."""
+    talk: list[Message] = [*dialogue.as_messages("?"), {"role": ASSISTANT, "content": text}]
+    return [token for token, own in zip(*encode_messages(tokenizer, talk), strict=True) if own][:-1]
 
 
 async def _read_body(request: web.Request, model: type[schema.Body]) -> schema.Body:
@@ -210,9 +223,13 @@ def _check_model(state: AppState, model: str | None) -> None:
         raise Refusal(404, f"this server has no such model: its model is '{state.name}'", "model_not_found", "model")
 
 
-def _encode(state: AppState, prompts: list[str]) -> list[list[int]]:
-    """Return the ids of each prompt; raises Refusal if they are too many together."""
-    ids = [prompt_ids(state.engine.tokenizer, prompt) for prompt in prompts]
+def _encode(state: AppState, prompts: Sequence[str | list[int]]) -> list[list[int]]:
+    """Return the ids of each prompt, which may have come as ids; raises Refusal if they are too many together."""
+    tokenizer = state.engine.tokenizer
+    ids = [prompt if isinstance(prompt, list) else prompt_ids(tokenizer, prompt) for prompt in prompts]
+    if any(max(each) >= len(tokenizer) for each in ids):
+        message = f"the prompt has an id that no token has: they go from 0 to {len(tokenizer) - 1}"
+        raise Refusal(400, message, "invalid", "prompt")
     count, most = sum(map(len, ids)), state.limits.max_prompt_tokens
     if count > most:
         message = f"the prompt has {count} tokens, and {most} are allowed: give a shorter beginning"
@@ -390,7 +407,7 @@ async def get_page(request: web.Request) -> web.Response:
 async def get_models(request: web.Request) -> web.Response:
     """Name all models, which is one, as OpenAI's /v1/models does; or the one that is asked for, if it is this one."""
     state = request.app[STATE]
-    card = answers.model_card(state.name, state.created)
+    card = answers.model_card(state.name, state.created, state.defaults)
     if "model" not in request.match_info:
         return answer({"object": "list", "data": [card]})
     _check_model(state, request.match_info["model"])
@@ -440,13 +457,15 @@ def make_app(
     hosts: Iterable[str] = (),
     origins: Iterable[str] = (),
     proxies: Iterable[str] = (),
+    defaults: answers.Defaults = DEFAULTS,
 ) -> web.Application:
     """Return the application over a started engine; the caller closes the engine.
 
     name: of the model, in /v1/models. api_key: required on every address but /healthz; None requires none, and then
     the server must listen on this machine only. hosts: names by which callers may call this server, besides localhost
     and the address that it listens on. origins: foreign origins (`https://example.org`, exact) whose pages may call.
-    proxies: addresses of reverse proxies, which are trusted to name the client.
+    proxies: addresses of reverse proxies, which are trusted to name the client. defaults: settings that the page begins
+    with, of its view `texts` and of its view `chat`.
     """
     no_chat = None
     try:
@@ -459,7 +478,7 @@ def make_app(
         engine.on_first_token = metrics.first_token
     guard = auth.Guard(api_key, hosts, origins, proxies, limits)
     app = web.Application(middlewares=[error_middleware], client_max_size=limits.max_body_bytes)
-    app[STATE] = AppState(engine, limits, guard, metrics, schema.request_models(limits), name, no_chat)
+    app[STATE] = AppState(engine, limits, guard, metrics, schema.request_models(limits), name, no_chat, defaults)
     app.on_response_prepare.append(guard.add_headers)
     for path, post in POSTS.items():
         app.router.add_post(path, post)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
 
-from aiohttp import BasicAuth, hdrs, web
+from aiohttp import BasicAuth, HttpVersion11, hdrs, web
 
 from helpers.serve.limits import DEFAULT_LIMITS, Limits
 
@@ -140,9 +140,12 @@ class Guard:
         """Raise Refusal unless this request may go on to its handler."""
         # a page whose name was made to point here (DNS rebinding) sends its own name
         named, (dialled, *_) = request.headers.getall(hdrs.HOST, []), request.get_extra_info("sockname", ("",))
-        if len(named) != 1 or host_name(named[0]) not in {*self.hosts, plain_address(dialled)}:
+        is_old = not named and request.version < HttpVersion11  # a balancer's health check, and no browser
+        if len(named) > 1 or not (named or is_old):
+            raise Refusal(400, f"the request has {len(named)} Host headers: send one", "bad_http")
+        if not is_old and host_name(named[0]) not in {*self.hosts, plain_address(dialled)}:
             message = (
-                "this server does not go by that name: start it with --allow-host and the name in your address bar"
+                f"this server is not called '{named[0][:100]}': if that is its name, start it with --allow-host NAME"
             )
             raise Refusal(421, message, "host_not_allowed")
         # a browser's preflight carries no key; its answer has headers only
@@ -204,10 +207,10 @@ async def read_json(request: web.Request, limits: Limits) -> bytes:
 
     A compressed body is refused unread: what it would expand to can do no harm.
     """
-    if request.content_type != "application/json" or (request.charset or "utf-8").lower() != "utf-8":
+    if request.content_type != "application/json" or (request.charset or "").lower() not in ("", "utf-8", "utf8"):
         message = "the body must be JSON in UTF-8: send the header Content-Type: application/json"
         raise Refusal(415, message, "content_type")
-    if hdrs.CONTENT_ENCODING in request.headers:
+    if request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() != "identity":
         raise Refusal(415, "the body must not be compressed", "compressed")
     try:
         async with asyncio.timeout(limits.body_seconds):

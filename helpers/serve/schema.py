@@ -4,31 +4,69 @@ Pydantic models check the requests, and write /openapi.json together with those 
 disagree. Knows no server, no engine and no model: bytes come in, `Settings` go out.
 """
 
+import difflib
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
+from itertools import groupby
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, cast
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
     Tag,
     ValidationError,
     create_model,
-    field_validator,
     model_validator,
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from helpers.generate.settings import RANGES, Range, Settings
 from helpers.serve.limits import DEFAULT_LIMITS, Limits
-from helpers.vocab import chat
+from helpers.vocab.chat import ASSISTANT, SYSTEM, Message
 
 MAX_LOGPROBS = 5  # alternatives per token, as OpenAI has it for completions
 _MAX_TOP_LOGPROBS = 20  # and for conversations
 _MAX_PARTS = 16  # of a message
 _ONE, _MANY = "<one>", "<many>"  # pydantic puts them into the path of a fault; hardly a key is called so
+
+# What programs made for OpenAI's API send on their own (examples/clients/ records it): key -> (why another value cannot
+# be taken, the values that change nothing); (): whatever it says, no text depends on it. Such a key is left out
+_NO_TOOLS, _NO_THOUGHTS = "this server calls no tools", "the model answers without a chain of thoughts"
+_UNREAD: tuple[str, ...] = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+                            "prompt_cache_retention", "parallel_tool_calls")  # fmt: skip
+_NEUTRAL: dict[str, tuple] = dict.fromkeys(_UNREAD, ()) | {
+    "tools": (_NO_TOOLS, []),
+    "functions": (_NO_TOOLS, []),
+    "tool_choice": (_NO_TOOLS, "none", "auto"),
+    "function_call": (_NO_TOOLS, "none", "auto"),
+    "response_format": ("the model writes free text", {"type": "text"}),
+    "modalities": ("the model writes text", ["text"]),
+    "verbosity": ("an answer is as long as the model makes it", "medium"),
+    "reasoning_effort": (_NO_THOUGHTS, "none"),
+    "thinking": (_NO_THOUGHTS, {"type": "disabled"}),
+    "chat_template_kwargs": (_NO_THOUGHTS, {}, {"enable_thinking": False}),
+    "logit_bias": ("no token has a score of its own", {}),
+    "suffix": ("the model writes what follows, and nothing in between", ""),
+    "echo": ("an answer holds new text only, with its probabilities", False),
+    "min_tokens": ("a text ends where the model ends it", 0),
+    "ignore_eos": ("a text ends where the model ends it", False),
+    # keys that are known: by these values, programs say that their user has chosen nothing
+    "stop": ("", ""),
+    "seed": ("", -1),
+    "top_k": ("", -1),
+}
+# the same of a message: what programs note down in a history, and give back. Thoughts are not read again
+_UNREAD = ("name", "id", "annotations", "timestamp", "created_at", "reasoning", "reasoning_content")
+_NEUTRAL_IN_MESSAGE: dict[str, tuple] = dict.fromkeys(_UNREAD, ()) | {
+    "tool_calls": (_NO_TOOLS, []),
+    "refusal": ("write what was said into 'content'", ""),
+}
+_NEVER = {key: allowed for key, allowed in (_NEUTRAL | _NEUTRAL_IN_MESSAGE).items() if any(allowed[:1])}
 
 
 class Invalid(ValueError):
@@ -46,13 +84,19 @@ class _Body(BaseModel):
 
 
 class _OpenAIBody(_Body):
-    """A body in which null means that a key is left out, as in OpenAI's API."""
+    """A body in which null means that a key is left out, as in OpenAI's API, and 40.0 is a whole number."""
+
+    neutral: ClassVar[dict[str, tuple]] = _NEUTRAL
 
     @model_validator(mode="before")
     @classmethod
-    def leave_out_nulls(cls, body: Any) -> Any:
-        """Return a JSON object without the keys that are null."""
-        return {key: value for key, value in body.items() if value is not None} if isinstance(body, dict) else body
+    def leave_out_what_says_nothing(cls, body: Any) -> Any:
+        """Return a JSON object without the keys that change nothing, its whole numbers as such."""
+        if not isinstance(body, dict):
+            return body
+        neutral = {key: allowed[1:] or (body.get(key),) for key, allowed in cls.neutral.items()}
+        said = {key: each for key, each in body.items() if each is not None and each not in neutral.get(key, ())}
+        return {key: int(each) if type(each) is float and each.is_integer() else each for key, each in said.items()}
 
 
 def _within(values: Range) -> Any:
@@ -92,6 +136,7 @@ class GenerateRequest(_Body):
 class StreamOptions(_OpenAIBody):
     """What a stream holds besides the text."""
 
+    neutral = {"include_obfuscation": ()}  # characters that OpenAI adds, against those who watch the lengths of events
     include_usage: bool = False
 
 
@@ -103,14 +148,6 @@ class OpenAIRequest(_OpenAIBody):
     stop: str | list[str] | None = None
     stream: Annotated[bool, Field(description="send the text as it is written")] = False
     stream_options: StreamOptions | None = None
-    user: Annotated[str, Field(max_length=200, description="taken, and not looked at")] | None = None
-
-    @model_validator(mode="after")
-    def stream_options_need_a_stream(self) -> Self:
-        """Refuse options of a stream that was not asked for."""
-        if self.stream_options and not self.stream:
-            raise _fault("'stream_options' needs 'stream': true")
-        return self
 
     @property
     def stream_has_usage(self) -> bool:
@@ -119,15 +156,19 @@ class OpenAIRequest(_OpenAIBody):
 
     def _settings(self, length: int, logprobs: int | None) -> Settings:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        return Settings(max_new_tokens=length, logprobs=logprobs, stop=stop, **_sampling(self))
+        sampling = _sampling(self)
+        if sampling["seed"] is not None:
+            sampling["seed"] %= 2**64  # clients send any number of 64 bits
+        return Settings(max_new_tokens=length, logprobs=logprobs, stop=stop, **sampling)
 
 
 class CompletionRequest(OpenAIRequest):
     """A body for /v1/completions; `request_models` adds the sampling settings and the limits."""
 
     example = '{"prompt": "你好"}'
-    prompt: str | list[str]
+    prompt: str | list[str | list[int]]
     max_tokens: int
+    best_of: Annotated[int, Field(description="as many as n")] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS, description="alternatives told of each token")] | None = None
 
     @model_validator(mode="after")
@@ -136,14 +177,21 @@ class CompletionRequest(OpenAIRequest):
         if len(self.prompts) * self.n > self.limits.max_samples:
             texts = f"{len(self.prompts)} prompts of {self.n} texts each"
             raise _fault(f"{texts} are too many: a request writes {self.limits.max_samples}")
+        if self.best_of not in (None, self.n):
+            raise _fault("'best_of': each text that is written is sent; it can only be what 'n' is")
         if sum(map(len, self.prompts)) > self.limits.max_context:
             raise _fault(f"'prompt': at most {self.limits.max_context} characters in all")
         return self
 
     @property
-    def prompts(self) -> list[str]:
-        """The texts to continue."""
+    def beginnings(self) -> list[str | list[int]]:
+        """The texts to continue, or the ids of one."""
         return [self.prompt] if isinstance(self.prompt, str) else self.prompt
+
+    @property
+    def prompts(self) -> list[str]:
+        """The texts with which the answers of the engine begin: none where ids were sent."""
+        return [each if isinstance(each, str) else "" for each in self.beginnings]
 
     def settings(self) -> Settings:
         """Return how the texts are to be written."""
@@ -160,9 +208,10 @@ def _one_or_many(one: Any, most: int, what: str, *, item: Any, least: int = 1) -
     ]
 
 
-class TextPart(_Body):
+class TextPart(_OpenAIBody):
     """A part of a message."""
 
+    neutral = {"cache_control": (), "annotations": ()}
     type: Literal["text"]
     text: str
 
@@ -170,25 +219,37 @@ class TextPart(_Body):
 class ChatMessage(_OpenAIBody):
     """What one side said."""
 
-    role: Literal["system", "user", "assistant"]
-    content: _one_or_many(str, _MAX_PARTS, "a text, or its parts", item=TextPart)  # type: ignore[valid-type]
-    name: Annotated[str, Field(max_length=200, description="taken, and not looked at")] | None = None
+    neutral = _NEUTRAL_IN_MESSAGE
+    role: Literal["developer", "system", "user", "assistant"]
+    content: _one_or_many(str, _MAX_PARTS, "a text, or its parts", item=TextPart) = ""  # type: ignore[valid-type]
 
     @model_validator(mode="after")
     def has_text(self) -> Self:
         """Check the text of all parts together; what the assistant has said may be sent back as it is."""
         text = self.plain["content"]
-        if not text and self.role != "assistant":
+        if not text and self.role == "user":
             raise _fault("'content' is empty: give at least one character")
         if len(text) > self.limits.max_context and self.role != "assistant":
             raise _fault(f"'content': at most {self.limits.max_context} characters in all")
         return self
 
     @property
-    def plain(self) -> chat.Message:
+    def plain(self) -> Message:
         """The message as a template takes it, its parts put together."""
-        parts = self.content
-        return {"role": self.role, "content": parts if isinstance(parts, str) else "".join(each.text for each in parts)}
+        role, parts = SYSTEM if self.role == "developer" else self.role, self.content
+        return {"role": role, "content": parts if isinstance(parts, str) else "".join(each.text for each in parts)}
+
+
+class Talk(NamedTuple):
+    """A conversation as models are taught it."""
+
+    messages: list[Message]  # a system line perhaps, then user and assistant in turns, last the user
+    begun: str  # how the answer begins: the client has written so much of it
+    counts: list[int]  # of the messages that were sent: before the first question, then of each turn
+
+
+def _joined(said: Iterable[Message]) -> str:
+    return "\n".join(message["content"] for message in said if message["content"])
 
 
 class ChatRequest(OpenAIRequest):
@@ -203,22 +264,28 @@ class ChatRequest(OpenAIRequest):
         Annotated[int, Field(ge=0, le=_MAX_TOP_LOGPROBS, description="alternatives told of each token")] | None
     ) = None
 
-    @field_validator("messages")
-    @classmethod
-    def take_turns(cls, messages: list[ChatMessage]) -> list[ChatMessage]:
-        """Check that the sides take turns, and that the user has asked."""
-        try:
-            chat.check_messages([message.plain for message in messages])
-        except chat.ChatError as error:
-            raise _fault(str(error)) from None
-        return messages
+    @property
+    def talk(self) -> Talk:
+        """The conversation, in turns: what one side says in a row is one message, and system lines come first.
+
+        A greeting of the assistant, before any question, is left out: no model is taught to begin.
+        """
+        messages = [message.plain for message in self.messages]
+        system = _joined(message for message in messages if message["role"] == SYSTEM)
+        spoken = [message for message in messages if message["role"] != SYSTEM]
+        turns = [(role, list(said)) for role, said in groupby(spoken, key=lambda message: message["role"])]
+        greeting = turns.pop(0)[1] if turns and turns[0][0] == ASSISTANT else []
+        begun = _joined(turns.pop()[1]) if turns and turns[-1][0] == ASSISTANT else ""
+        first: list[Message] = [{"role": SYSTEM, "content": system}] if system else []
+        in_turns: list[Message] = [{"role": role, "content": _joined(said)} for role, said in turns]
+        return Talk(first + in_turns, begun, [len(greeting), *(len(said) for _, said in turns)])
 
     @model_validator(mode="after")
     def agree(self) -> Self:
         """Check what concerns several keys."""
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise _fault("'max_tokens' and 'max_completion_tokens' are one thing: give one of them")
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise _fault("'top_logprobs' needs 'logprobs': true")
         return self
 
@@ -236,8 +303,8 @@ def _fault(message: str) -> PydanticCustomError:
     return PydanticCustomError("rule", "{message}", {"message": message})
 
 
-def _text(most: int, what: str | None = None) -> Any:
-    return Annotated[str, Field(min_length=1, max_length=most, description=what)]
+def _text(most: int, what: str | None = None, least: int = 1) -> Any:
+    return Annotated[str, Field(min_length=least, max_length=most, description=what)]
 
 
 def _count(most: int, what: str | None = None) -> Any:
@@ -247,6 +314,11 @@ def _count(most: int, what: str | None = None) -> Any:
 def _complete(body: type[Body], **fields: Any) -> type[Body]:
     """Return a model with the sampling settings, and with these fields in place of those that have no limit yet."""
     return cast(type[Body], create_model(body.__name__, __base__=(body, Sampling), **fields))
+
+
+def _alone(prompt: Any) -> Any:
+    """Return the ids of one prompt as a list of prompts; everything else as it is."""
+    return [prompt] if isinstance(prompt, list) and {type(each) for each in prompt} == {int} else prompt
 
 
 @dataclass(frozen=True)
@@ -261,7 +333,9 @@ class RequestModels:
 @cache
 def request_models(limits: Limits) -> RequestModels:
     """Return the models of the bodies for a server with these limits."""
-    length, prompt, stop = _count(limits.max_length), _text(limits.max_context), _text(64)
+    length, stop, prompt = _count(limits.max_length), _text(64), _text(limits.max_context, least=0)
+    # programs send -1 for "as long as may be"
+    unlimited = BeforeValidator(lambda value: limits.max_length if value == -1 else value)
     generate = _complete(
         GenerateRequest,
         context=_text(limits.max_context, "the beginning of every text"),
@@ -269,28 +343,30 @@ def request_models(limits: Limits) -> RequestModels:
         samples=(_count(limits.max_samples), min(5, limits.max_samples)),
     )
     shared = {
+        "seed": (Annotated[int, Field(ge=-(2**63), lt=2**64)] | None, None),
         "n": (_count(limits.max_samples, "texts of each prompt"), 1),
         # programs send an empty list for a stop that their user did not set
         "stop": (_one_or_many(stop, 4, "a text ends before the first of these", item=stop, least=0) | None, None),
     }
-    prompts = "the beginning of a text, or a list of beginnings"
+    prompts = "the beginning of a text, or a list of beginnings, each a text or its ids"
+    ids = _one_or_many(prompt, limits.max_prompt_tokens, "a text or its ids", item=Annotated[int, Field(ge=0)])
     completion = _complete(
         CompletionRequest,
-        prompt=_one_or_many(prompt, limits.max_samples, prompts, item=prompt),
-        max_tokens=(length, min(16, limits.max_length)),
+        prompt=Annotated[_one_or_many(prompt, limits.max_samples, prompts, item=ids), BeforeValidator(_alone)],
+        max_tokens=(Annotated[length, unlimited], min(16, limits.max_length)),
         **shared,
     )
     message: Any = create_model("ChatMessage", __base__=ChatMessage)
-    turns = "a system line perhaps, then user and assistant in turns; the last one is the user's"
-    chat_ = _complete(
+    turns = "what user and assistant said in turns; system lines count as the first, one side's lines in a row as one"
+    chat = _complete(
         ChatRequest,
         messages=Annotated[list[message], Field(min_length=1, max_length=limits.max_messages, description=turns)],
-        max_tokens=(length | None, None),
-        max_completion_tokens=(length | None, None),
+        max_tokens=(Annotated[length | None, unlimited], None),
+        max_completion_tokens=(Annotated[length | None, unlimited], None),
         **shared,
     )
-    message.limits = completion.limits = chat_.limits = limits
-    return RequestModels(generate, completion, chat_)
+    message.limits = completion.limits = chat.limits = limits
+    return RequestModels(generate, completion, chat)
 
 
 def read_request(model: type[Body], body: bytes) -> Body:
@@ -315,12 +391,18 @@ def _reason(fault: ErrorDetails, model: type[_Body]) -> str:
             return f"the body must be a JSON object, such as {model.example}"
         case "missing":
             return f"{key} is missing"
+        case "extra_forbidden" if issubclass(model, _OpenAIBody) and path[-1] in _NEVER:
+            why, *allowed = _NEVER[path[-1]]
+            values = " or ".join(json.dumps(value, ensure_ascii=False) for value in allowed)
+            return f"{key}: {why}; it can only be {values}"
         case "extra_forbidden" if len(path) > 1:
             return f"{key} is not known"
         case "extra_forbidden":
             # the keys that only this kind of request has come first
             keys = sorted(model.model_fields, key=lambda name: name in Sampling.model_fields)
-            return f"{key} is not known: the keys are {', '.join(keys)}"
+            close = difflib.get_close_matches(path[0], [*keys, *_NEVER], n=1)
+            meant = f"; did you mean '{close[0]}'?" if close else ""
+            return f"{key} is not known: the keys are {', '.join(keys)}{meant}"
         case "string_too_short":
             return f"{key} is empty: give at least one character"
         case "rule":

@@ -28,6 +28,7 @@ from helpers.serve import auth
 from helpers.serve.app import STATE, make_app
 from helpers.serve.engine import Engine
 from helpers.serve.limits import Limits
+from helpers.serve.schema import ChatRequest, GenerateRequest
 from helpers.wording import let_console_replace
 
 KEY = "CHINESE_GPT_API_KEY"  # the environment variable
@@ -37,15 +38,35 @@ _connection_log = logging.getLogger(f"{__name__}.connections")
 
 
 def url(host: str, port: int) -> str:
-    """Return the address of a server; an IPv6 host is written in brackets."""
+    """Return the address by which this machine calls a server; an IPv6 host is written in brackets."""
+    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # those that mean every address
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def curl(address: str, key: str = "") -> str:
-    """Return a shell command that asks the server for text; `key`: how that shell is told the API key, if any."""
-    body = '{"context": "你好", "maxlength": 50, "samples": 5}'
+def curl(address: str, key: str = "", has_chat: bool = False) -> str:
+    """Return a shell command that asks the server for text; `key`: how that shell is told the API key, if any.
+
+    Only the beginning is said, so that no limit of the server can refuse it.
+    """
+    path, body = ("/v1/chat/completions", ChatRequest) if has_chat else ("/generate", GenerateRequest)
     header = f' -H "Authorization: Bearer {key}"' if key else ""
-    return f"curl {address}/generate -H 'Content-Type: application/json'{header} -d '{body}'"
+    return f"curl {address}{path} -H 'Content-Type: application/json'{header} -d '{body.example}'"
+
+
+def allow_files(wanted: int = 4096) -> int:
+    """Let this process open as many files as the system allows it, for each connection is one; return how many.
+
+    Systems begin with few: macOS with 256.
+    """
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows has no such limit
+        return wanted
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return max(soft, most)
 
 
 def _without_words(record: logging.LogRecord) -> bool:
@@ -96,12 +117,14 @@ async def start_server(
         keepalive_timeout=limits.header_seconds,
         lingering_time=1.0,  # how long to go on reading from a refused client, so that it can read the refusal
         auto_decompress=False,
-        max_headers=64,
+        max_field_size=32 * 1024,  # a browser sends this host the cookies of all its ports, Jupyter's too
         access_log=None,  # a request line may hold text
         logger=_connection_log,
     )
     await runner.setup()
-    await web.SockSite(runner, listening, backlog=1024).start()
+    # asyncio accepts so many in a row; where no more files can be opened it says so each time, and tries again later
+    await web.SockSite(runner, listening, backlog=1).start()
+    listening.listen(1024)  # so many may wait
     return runner, url(host, listening.getsockname()[1])
 
 
@@ -168,7 +191,8 @@ def serve(options: argparse.Namespace, key: str | None, limits: Limits, listenin
         engine.start()
         runner, address = await start_server(app, options.host, listening=listening)
         served = f"the {options.room} model of run '{options.run}'"
-        call = curl(address, key_in_shell(options, bool(key)))
+        call = curl(address, key_in_shell(options, bool(key)), has_chat=app[STATE].no_chat is None)
+        print(f"open {address} in a browser")
         print(f"{served} answers at {address} until Ctrl-C. Try: {call}", flush=True)
         await stopped.wait()
         code = 0 if engine.alive else 1
@@ -238,5 +262,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (OSError, OverflowError) as error:
         print(why_not_listening(options, error), file=sys.stderr)
         return 1
+    if (files := allow_files()) < 512:
+        print(
+            f"this process may open {files} files, each connection is one: new ones may have to wait", file=sys.stderr
+        )
     with listening:
         return serve(options, key, limits, listening)

@@ -8,7 +8,7 @@ import hmac
 import aiohttp
 import pytest
 from multidict import CIMultiDict
-from service import JSON, FakeEngine, fetch, in_loop, serving, until
+from service import JSON, FakeEngine, fetch, in_loop, listening, raw, serving, until
 
 from helpers.serve import auth, server
 from helpers.serve.app import PAGE, STATE, make_app
@@ -90,6 +90,22 @@ def test_only_its_own_names(host, status):
     assert status == 200 or "--allow-host" in answer["error"]
 
 
+MANY = "".join(f"X-{number}: 1\r\n" for number in range(99)) + f"Cookie: {'x' * 10_000}\r\n"
+
+
+@pytest.mark.parametrize(
+    "head, status",
+    [("GET /healthz HTTP/1.0\r\n", 200), ("GET /readyz HTTP/1.0\r\n", 200), ("GET /v1/models HTTP/1.0\r\n", 401),
+     ("GET /healthz HTTP/1.1\r\nConnection: close\r\n", 400), ("GET /healthz HTTP/1.0\r\nHost: evil.example\r\n", 421),
+     (f"GET /healthz HTTP/1.0\r\nHost: localhost\r\n{MANY}", 200)],
+)  # fmt: skip
+@in_loop
+async def test_health_checks_and_browsers_with_many_cookies(head, status):
+    """A balancer names no host; a browser sends the cookies of all ports of 127.0.0.1, Jupyter's too."""
+    async with listening(FakeEngine(), api_key=None if "ready" in head else "k") as (_, port):
+        assert (await raw(port, f"{head}\r\n".encode())).split()[1] == str(status).encode()
+
+
 @pytest.mark.parametrize(
     "option, wrong",
     [
@@ -163,6 +179,12 @@ def test_only_plain_json_is_read(path, headers, why):
     status, _, answer = fetch("POST", path, data=gzip.compress(b" " * 10_000_000), headers=headers)
     assert status == 415
     assert why in str(answer["error"])
+
+
+@pytest.mark.parametrize("charset", ["", "; charset=utf-8", "; charset=utf8", '; charset="UTF-8"', "; Charset=UTF8"])
+def test_utf8_by_any_name_and_no_compression_at_all(charset):
+    headers = {"Content-Type": f"application/json{charset}", "Content-Encoding": "identity"}
+    assert fetch("POST", "/generate", data=b'{"context": "x"}', headers=headers)[0] == 200
 
 
 @pytest.mark.parametrize("whole", [True, False])

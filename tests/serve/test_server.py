@@ -5,25 +5,32 @@ import copy
 import gc
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
+import urllib.request
+from dataclasses import fields
 
 import aiohttp
 import pytest
 from service import (
     HEAD,
+    JSON,
     FakeEngine,
     app_with,
     chat_tokenizer,
     events_of,
     in_loop,
+    in_thread,
     make_run,
+    tiny_tokenizer,
     until,
 )
 
 from helpers.serve import server
 from helpers.serve.app import STATE
+from helpers.serve.limits import Limits
 
 STREAM = {"prompt": "x", "n": 2, "stream": True}
 
@@ -175,7 +182,7 @@ def test_the_model_is_there_before_the_first_request(monkeypatch, capsys):
     assert happened == [("sample base", "tokenizer"), "start", "serve", "close"]
     assert gc.get_freeze_count() == 0
     said = capsys.readouterr().out
-    assert "curl http://127.0.0.1:" in said and "the base model of run 'sample' answers at" in said
+    assert said.startswith("open http://127.0.0.1:") and "the base model of run 'sample' answers at" in said
 
 
 def test_a_server_whose_engine_fails_for_good_ends(monkeypatch, capsys):
@@ -226,6 +233,37 @@ def test_the_suggested_command_has_the_key(tmp_path):
         shown = subprocess.run(shell, env=environment, capture_output=True, text=True, check=True)
         assert f"|Authorization: Bearer {key}|" in shown.stdout
     assert "Authorization" not in server.curl("http://localhost", server.key_in_shell(options, False))
+
+
+@pytest.mark.parametrize("name", [limit.name for limit in fields(Limits) if limit.type is int])
+@pytest.mark.parametrize("tokenizer", [tiny_tokenizer, chat_tokenizer])
+def test_the_suggested_command_is_answered_whatever_the_limits(tokenizer, name):
+    """`--max-length 40` made the server refuse what it had suggested itself."""
+    least = {"max_body_bytes": 64, "max_context": 2, "max_prompt_tokens": 8}.get(name, 1)
+    engine = FakeEngine(tokenizer=tokenizer())
+    with in_thread(engine, **{name: least}) as address:
+        command = server.curl(address, has_chat=tokenizer is chat_tokenizer)
+        curl, url, header, kind, data, body = shlex.split(command)
+        assert (curl, header, kind, data) == ("curl", "-H", "Content-Type: application/json", "-d")
+        with urllib.request.urlopen(urllib.request.Request(url, body.encode(), JSON), timeout=60) as response:
+            assert "第0份" in response.read().decode()
+
+
+def test_a_server_on_every_address_tells_one_that_can_be_opened():
+    told = [server.url(host, 5) for host in ("", "0.0.0.0", "::", "::1", "localhost")]
+    assert told == [f"http://{host}:5" for host in ("127.0.0.1", "127.0.0.1", "[::1]", "[::1]", "localhost")]
+
+
+def test_a_server_opens_as_many_files_as_the_system_allows():
+    """Systems begin with few, macOS with 256, and each connection is one."""
+    resource = pytest.importorskip("resource")
+    before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        assert server.allow_files(300) == 300 == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        assert server.allow_files(200) == 300
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))
 
 
 # ---- which model of the run ----

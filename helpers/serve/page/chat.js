@@ -10,15 +10,6 @@ let answering = null; // the AbortController of the answer under way
 
 // ---- turns ----
 
-function button(name, zh, en, act) {
-  const made = document.createElement("button");
-  made.type = "button";
-  made.className = name;
-  made.append(...both(zh, en));
-  made.addEventListener("click", act);
-  return made;
-}
-
 class Turn {
   constructor(role, content) {
     this.role = role;
@@ -30,14 +21,11 @@ class Turn {
     this.text.className = "text";
     this.text.textContent = content;
     this.state = document.createElement("span");
-    const foot = document.createElement("p");
-    foot.className = "foot";
-    this.copy = button("copy", "复制", "Copy", () => this.copyText());
+    const copy = button("copy", "复制", "Copy", () => copyText(this.content, this.text));
     const change = role === "user" ? button("change", "修改", "Edit", () => this.edit()) : button("again", "重答", "Again", () => again());
-    foot.append(this.state, this.copy, change);
     const who = document.createElement("b");
     who.append(...(role === "user" ? both("你", "You") : both("模型", "Model")));
-    this.item.append(who, this.text, foot);
+    this.item.append(who, this.text, foot(this.state, copy, change));
     talk.push(this);
     turns.append(this.item);
   }
@@ -53,11 +41,6 @@ class Turn {
     this.item.classList.remove("writing");
     this.item.classList.add(kind);
     this.state.replaceChildren(...both(`${[...this.content].length} 字${words.length ? ` · ${words[0]}` : ""}`, words[1] ?? ""));
-  }
-
-  async copyText() {
-    const done = await copyToClipboard(this.content, this.text);
-    say(done ? "已复制。" : "文字已选中，请按 Ctrl+C。", done ? "Copied." : "The text is selected: press Ctrl+C.");
   }
 
   // Let the question be written anew, in its own place; what follows it is dropped when it is sent.
@@ -77,9 +60,7 @@ class Turn {
       close();
       ask(box.value, talk.indexOf(this));
     };
-    const row = document.createElement("p");
-    row.className = "foot";
-    row.append(button("send", "发送", "Send", send), button("leave", "不改了", "Cancel", close));
+    const row = foot(button("send", "发送", "Send", send), button("leave", "不改了", "Cancel", close));
     this.item.classList.add("editing");
     this.item.append(box, row);
     onEnter(box, send);

@@ -11,6 +11,8 @@ const LEVELS = JSON.parse(byId("legend").dataset.levels); // class p0 from this 
 const SEEDS = Number(byId("seed").max) + 1;
 const alternatives = Number(form.dataset.logprobs); // how many rivals of each token to ask for
 let model; // its name
+let defaults = {}; // view -> the settings that suit this model in it
+const wishes = { chat: {}, texts: {} }; // what the user has chosen instead
 let running = null; // the AbortController of the request under way
 
 // ---- words: Chinese first, English small ----
@@ -31,19 +33,45 @@ function complain(zh, en) {
   byId("error").hidden = false;
 }
 
+function button(name, zh, en, act) {
+  const made = document.createElement("button");
+  made.type = "button";
+  made.className = name;
+  made.append(...both(zh, en));
+  made.addEventListener("click", act);
+  return made;
+}
+
+function foot(...parts) {
+  const made = document.createElement("p");
+  made.className = "foot";
+  made.append(...parts);
+  return made;
+}
+
 const percent = (p) => (p < 0.001 ? "< 0.1 %" : `${(100 * p).toFixed(1)} %`);
 const visible = (text) => text.replaceAll("\n", "↵").replaceAll(" ", "␣");
 
-// ---- settings: the server has written its limits and defaults into the sliders ----
+// ---- settings: the server has written its limits into the sliders, and tells its defaults with the model ----
 
 function showValue(input) {
   const marks = JSON.parse(input.dataset.marks || "{}");
   input.parentElement.querySelector(".value").textContent = marks[input.value] ?? input.value;
 }
 
+function showSettings() {
+  for (const [name, value] of Object.entries({ ...defaults[view()], ...wishes[view()] })) {
+    const input = settings.querySelector(`[name=${name}]`);
+    if (!input) continue; // not all settings have a slider
+    input.value = value;
+    showValue(input);
+  }
+}
+
 async function readModel() {
   const { data } = await (await fetch("v1/models")).json();
-  model = data[0].id;
+  ({ id: model, defaults } = data[0]);
+  showSettings();
   byId("model").replaceChildren(...both("模型", "model"), ` ${model}`);
 }
 
@@ -78,6 +106,7 @@ function show(name) {
   byId("error").hidden = true;
   say();
   hideTip();
+  showSettings();
   (name === "chat" ? byId("question") : form.elements.prompt).focus();
 }
 
@@ -127,14 +156,8 @@ class Card {
     this.text.append(given);
     this.state = document.createElement("span");
     this.state.textContent = number;
-    this.copy = document.createElement("button");
-    this.copy.type = "button";
-    this.copy.append(...both("复制", "Copy"));
-    this.copy.addEventListener("click", () => this.copyText());
-    const foot = document.createElement("p");
-    foot.className = "foot";
-    foot.append(this.state, this.copy);
-    this.item.append(this.text, foot);
+    const copy = button("copy", "复制", "Copy", () => copyText(this.prompt + this.written, this.text));
+    this.item.append(this.text, foot(this.state, copy));
     results.append(this.item);
   }
 
@@ -169,23 +192,16 @@ class Card {
     this.item.classList.add(kind);
     this.state.replaceChildren(...both(`${[...this.written].length} 字 · ${zh}`, en));
   }
-
-  async copyText() {
-    const done = await copyToClipboard(this.prompt + this.written, this.text);
-    this.copy.replaceChildren(...(done ? both("已复制", "Copied") : both("请按 Ctrl+C", "press Ctrl+C")));
-    say(done ? "已复制。" : "文字已选中，请按 Ctrl+C。", done ? "Copied." : "The text is selected: press Ctrl+C.");
-    setTimeout(() => this.copy.replaceChildren(...both("复制", "Copy")), 2000);
-  }
 }
 
 // A page that came over plain http from another machine has no clipboard: then its text is selected.
-async function copyToClipboard(text, element) {
+async function copyText(text, element) {
   try {
     await navigator.clipboard.writeText(text);
-    return true;
+    say("已复制。", "Copied.");
   } catch {
     getSelection().selectAllChildren(element);
-    return false;
+    say("文字已选中，请按 Ctrl+C。", "The text is selected: press Ctrl+C.");
   }
 }
 
@@ -363,7 +379,9 @@ form.addEventListener("submit", (event) => {
   generate();
 });
 settings.addEventListener("input", (event) => {
-  if (event.target.type === "range") showValue(event.target);
+  if (event.target.type !== "range") return;
+  wishes[view()][event.target.name] = event.target.value;
+  showValue(event.target);
 });
 settings.addEventListener("invalid", () => (settings.open = true), true); // a closed drawer would hide the reason
 cancel.addEventListener("click", () => running?.abort());
