@@ -22,21 +22,13 @@ _SPEAKERS = {
 LISTS = ("messages", "conversations", "conversation")
 _WHO, _WHAT = ("role", "from"), ("content", "value")
 _LEARNED, _NOT_LEARNED = ("weight", "loss", "train"), (0, "0", "false", "False")  # of a turn of the assistant
-# keys, or columns, of a single exchange: the question, what is added to it, the answer; of Alpaca, Dolly, Firefly, MOSS
+# keys, or columns, of a single exchange: the question, what is added to it, the answer
 _PAIRS = (
-    ("instruction", "input", "output"),
-    ("instruction", "context", "response"),
-    ("input", "", "target"),
-    ("human", "", "assistant"),
-    ("input", "", "output"),
-    ("prompt", "", "completion"),
-    ("prompt", "", "response"),
-    ("query", "", "response"),
-    ("question", "context", "answer"),
-    ("ask", "", "answer"),
-    ("问题", "", "回答"),
-    ("问", "", "答"),
-)
+    ("instruction", "input", "output"), ("instruction", "context", "response"),  # Alpaca, Dolly
+    ("input", "", "target"), ("input", "", "output"),  # Firefly, XTuner
+    ("prompt", "", "completion"), ("prompt", "", "response"), ("query", "", "response"),
+    ("question", "context", "answer"), ("ask", "", "answer"), ("问题", "", "回答"), ("问", "", "答"),
+)  # fmt: skip
 _SYSTEM_LINE, _HISTORY = "system", "history"  # may stand beside; earlier exchanges, [[question, answer], …]
 
 
@@ -146,11 +138,9 @@ def characters(value) -> int:
     return total
 
 
-def unused(record: dict, used: Collection[str]) -> Counter:
+def unused(record: dict, used: Collection[str]) -> dict[str, int]:
     """Return how many characters each field of a record has, but for the used ones."""
-    return Counter(
-        {f"field '{key}' is not used": n for key in record if key not in used and (n := characters(record[key]))}
-    )
+    return {f"field '{key}' is not used": n for key in record if key not in used and (n := characters(record[key]))}
 
 
 def listed(value) -> list | None:
@@ -211,18 +201,13 @@ _MASKED = "an answer that is not to be learned (its weight or loss is 0), and wh
 def _turns(items: list, spare: Counter) -> list[Message]:
     """Return the turns of a list of them, before the first answer not to be learned. Raises NotAConversation."""
     turns: list[Message] = []
-    for at, item in enumerate(items):
-        number, named = len(turns) + 1, item if isinstance(item, dict) else {}
+    for number, item in enumerate(items, 1):
+        named = item if isinstance(item, dict) else {}
         who = next((key for key in _WHO if named.get(key) is not None), "")
-        pair = None if who else _pair_of(named)
-        role = ASSISTANT if pair else _SPEAKERS.get(str(named.get(who)).strip().lower())
+        role = _SPEAKERS.get(str(named.get(who)).strip().lower())
         if role == ASSISTANT and any(named.get(key) in _NOT_LEARNED for key in _LEARNED):
-            spare[_MASKED] += characters(items[at:])
+            spare[_MASKED] += characters(items[number - 1 :])
             break
-        if pair:
-            spare.update(unused(named, pair))
-            turns += _exchanges(named, pair, spare)
-            continue
         if not isinstance(named.get(who), str):
             raise NotAConversation(f"turn {number} says neither under 'role' nor under 'from' who speaks")
         if not role:
@@ -247,6 +232,8 @@ def _exchanges(record: dict, pair: tuple[str, str, str], spare: Counter) -> list
 
 def text_of(value, spare: Counter) -> str | None:
     """Return a string, or as lines a list of strings or of parts, as in OpenAI's API; None for anything else."""
+    if isinstance(value, str):  # as nearly all are
+        return value
     parts = value if isinstance(value, list) else [value]
     texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
     if not texts or not all(isinstance(text, str) for text in texts):

@@ -18,7 +18,7 @@ from helpers.corpus import encodings, mojibake, plain_text
 from helpers.corpus.archives import ARCHIVES, Input, kind_of, list_archive, plain_file
 from helpers.corpus.conversations import Conversation, has_form, unused
 from helpers.corpus.encodings import BadFile, Encoding
-from helpers.corpus.plain_text import LONGEST_LINE, MARK, TRAINERS_MARKS, lines_of, with_line_ends
+from helpers.corpus.plain_text import LONGEST_LINE, MARK, lines_of, with_line_ends
 from helpers.corpus.records import Problems, ReadOptions, distinct, parse_template, read_texts_of
 from helpers.corpus.report import FileReport
 from helpers.corpus.tables import parquet_rows, table_rows
@@ -65,9 +65,8 @@ def read_documents(item: Input, options: ReadOptions, report: FileReport) -> Ite
             # the whole conversation is the evidence, a short turn is none; mending leaves line ends where they are
             text = text.with_lines(mended) if isinstance(text, Conversation) else mended
             report.counts["cleaned"] -= len(text)
-        report.counts.update(
-            {f"{mark} {plain_text.STAYS}": text.count(mark) for mark in TRAINERS_MARKS if mark in text}
-        )
+        for mark in plain_text.marks_in(text):
+            report.counts[f"{mark} stands in the text and is learned; if it parts documents, give it a line"] += 1
         yield text
 
 
@@ -110,7 +109,7 @@ def _read_as_they_are(item: Input, options: ReadOptions, report: FileReport) -> 
 def _counted(pieces: Iterator[str], report: FileReport) -> Iterator[str]:
     """Count the characters of a text as read, and as form until they are those of a document."""
     for piece in pieces:
-        report.counts.update(read=len(piece), form=len(piece))
+        report.account(len(piece), 0, {})
         yield piece
 
 
@@ -196,7 +195,7 @@ def _items_of(value, options: ReadOptions, problems: Problems) -> Iterator[tuple
         if len(lists) == 1:
             problems.report.notes.append(f"one object, of which the list under '{lists[0]}' was read")
             spare = unused(value, lists)
-            problems.report.account(spare.total(), 0, spare)
+            problems.report.account(sum(spare.values()), 0, spare)
             yield from enumerate(value[lists[0]], 1)
             return
     yield 1, value

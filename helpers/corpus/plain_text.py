@@ -38,11 +38,15 @@ _GAP = re.compile(r"\n(?:[^\S\n]*\n)+")
 # marks of other trainers: those that part documents anywhere, those that do on a line of their own, and others
 _PARTING = ("<|endoftext|>", "<|end_of_text|>")
 _ALONE = ("</s>", "<s>", "[SEP]", "[CLS]", "[EOS]", "<eos>", "<sep>", "<|begin_of_text|>")
-TRAINERS_MARKS = (*_PARTING, *_ALONE, "<|im_start|>", "<|im_end|>", "<|eot_id|>")
-STAYS = "stands in the text, where it is learned; if it parts documents, give it a line of its own in a .txt"
+_MARKS = (*_PARTING, *_ALONE, "<|im_start|>", "<|im_end|>", "<|eot_id|>")
 _BORDER = re.compile(
     rf"(?:{'|'.join(map(re.escape, _PARTING))})|(?<![^\n])[ \t]*(?:{'|'.join(map(re.escape, _ALONE))})[ \t]*(?=\n)"
 )
+
+
+def marks_in(text: str) -> list[str]:
+    """Return which of other trainers' marks are in a text."""
+    return [mark for mark in _MARKS if mark in text] if "<" in text or "[" in text else []
 
 
 def split_documents(pieces: Iterable[str], mode: str, counts: Counter | None = None) -> Iterator[str]:
@@ -55,7 +59,7 @@ def split_documents(pieces: Iterable[str], mode: str, counts: Counter | None = N
     rest = ""
     for piece in itertools.chain(pieces, ["\n"]):
         texts = [rest + piece]
-        if any(mark in texts[0] for mark in TRAINERS_MARKS):
+        if marks_in(texts[0]):
             if counts is not None:
                 counts.update(
                     f"{mark[0].strip()} is taken as the end of a document" for mark in _BORDER.finditer(texts[0])
@@ -90,22 +94,13 @@ def _cut(text: str) -> tuple[str, str]:
 
 
 def find_mode(pieces: Iterable[str]) -> str:
-    """Return how a text is cut into documents: "file" where other trainers' marks part it, or it has no blank line.
+    """Return how a text is best cut: in "block" if there are some, but as a "file" where other trainers' marks part it.
 
-    Else, where there is a blank line with text before and after it, "block".
+    What is shorter than a piece of a long document is a block: a blank line stands beside it.
     """
-    seen, blanks, mode, end = False, "", "file", "\n"
-    for piece in pieces:
-        if _BORDER.search(end + piece):
-            return "file"
-        end = (end + piece)[-64:]
-        piece = blanks + piece if seen else piece.lstrip()
-        text = piece.rstrip()
-        if mode == "file" and _GAP.search(text):
-            mode = "block"
-        seen = seen or bool(text)
-        blanks = "\n" * min(2, piece.count("\n", len(text)))
-    return mode
+    counts: Counter = Counter()
+    blocks = sum(len(text) < LONGEST_DOCUMENT for text in split_documents(pieces, "block", counts))
+    return "block" if blocks > 1 and not counts else "file"
 
 
 def lines_of(pieces: Iterable[str]) -> Iterator[str]:

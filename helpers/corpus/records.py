@@ -7,7 +7,6 @@ described.
 import functools
 import itertools
 import re
-import string
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -43,6 +42,11 @@ class ReadOptions:
         """Return whether to read a record with these keys as a conversation: it lacks the text that is asked for."""
         return self.text_key not in names if self.text_key == "text" else self.text_key in conversations.LISTS
 
+    def fits(self, names: Collection[str]) -> bool:
+        """Return whether records with these keys have all that a text is made of, or what a conversation is."""
+        has_all = set(parse_template(self.text_key)[0]) <= set(names)
+        return has_all or self.may_converse(names) and conversations.has_form(names)
+
 
 @functools.cache
 def parse_template(text_key: str) -> tuple[list[str], tuple[tuple[str, str], ...]]:
@@ -50,19 +54,16 @@ def parse_template(text_key: str) -> tuple[list[str], tuple[tuple[str, str], ...
 
     "{title}\\n{ask}" has braces, so it is a template; anything else is the name of one column. Raises ValueError.
     """
-    try:
-        parsed = list(string.Formatter().parse(text_key))
-    except ValueError as error:
-        raise ValueError(f"text_key '{text_key}': {error}. Write a template like {{title}}\\n{{ask}}") from None
-    if all(name is None for _, name, _, _ in parsed):
+    parts = re.split(r"\{([^{}\[\].!:]+)\}", text_key)
+    texts, names = parts[::2], parts[1::2]
+    if any(brace in text for text in texts for brace in "{}"):
+        raise ValueError(
+            f"text_key '{text_key}': between braces, write the plain name of a column or key, like {{title}}\\n{{ask}}"
+        )
+    if not names:
         return [text_key], ()
-    for _, name, form, conversion in parsed:
-        if name is not None and (not name.strip() or form or conversion or set(name) & set(".[]")):
-            raise ValueError(
-                f"text_key '{text_key}': between braces, write the plain name of a column or key, like {{title}}"
-            )
-    pieces = tuple((before.replace("\\n", "\n"), name or "") for before, name, _, _ in parsed)
-    return list(dict.fromkeys(name for _, name in pieces if name)), pieces
+    pieces = zip((text.replace("\\n", "\n") for text in texts), [*names, ""], strict=True)
+    return list(dict.fromkeys(names)), tuple(pieces)
 
 
 def type_name(value) -> str:
@@ -82,10 +83,10 @@ def distinct(names: Iterable[str]) -> list[str]:
 
 
 def require(options: ReadOptions, names: Collection[str]) -> None:
-    """Raise BadFile for a table which has not all columns that a text is made of, nor those of a conversation."""
-    missing = [name for name in parse_template(options.text_key)[0] if name not in names]
-    if missing and not (options.may_converse(names) and conversations.has_form(names)):
-        raise BadFile(f"no column '{missing[0]}'; the columns are {', '.join(names)[:500]} (choose with text_key)")
+    """Raise BadFile for a table in whose columns there is no text."""
+    if not options.fits(names):
+        missing = next(name for name in parse_template(options.text_key)[0] if name not in names)
+        raise BadFile(f"no column '{missing}'; the columns are {', '.join(names)[:500]} (choose with text_key)")
 
 
 class _Unreadable(Exception):

@@ -40,9 +40,10 @@ class FileReport:
         self.dropped[reason] += 1
         self.lost[reason] += characters
 
-    def account(self, read: int, kept: int, spare: Counter) -> None:
+    def account(self, read: int, kept: int, spare: dict[str, int]) -> None:
         """Count the characters of a record: `kept` of them became a document; `spare` says of others why not."""
-        self.counts.update(read=read, form=read - kept - spare.total())
+        self.counts["read"] += read
+        self.counts["form"] += read - kept - sum(spare.values())
         for reason, n in spare.items():
             self.lost[reason if reason in self.lost or len(self.lost) < FIELDS else "other fields"] += n
 
@@ -174,8 +175,8 @@ class Report:
         )
         for reason in dict.fromkeys([*(reason for reason, _ in lost.most_common()), *self.dropped]):
             names = [file.name for file in self.files if file.lost[reason] or file.dropped[reason]]
-            where = f", in {', '.join(names[:3])}{f' and {len(names) - 3:,} files more' if len(names) > 3 else ''}"
-            what = f"{self.dropped[reason]:,} documents left out, {reason}" if reason in self.dropped else reason
+            where = f", in {', '.join(names[:3])}{f' and {len(names) - 3:,} file(s) more' if len(names) > 3 else ''}"
+            what = f"{self.dropped[reason]:,} document(s) left out, {reason}" if reason in self.dropped else reason
             told.append(f"{what}: {lost[reason]:,} characters{where if names else ''}")
         notes = ((file.name, note) for file in self.files for note in file.notes)
         return told + [f"{name}: {note}" for name, note in notes if not any(map(note.__contains__, HARMLESS))]

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from helpers.corpus import conversations
 from helpers.corpus.encodings import BadFile
 from helpers.corpus.plain_text import MARK, lines_of
 from helpers.corpus.records import Problems, ReadOptions, distinct, parse_template, require
@@ -28,7 +27,7 @@ class _Dialect(NamedTuple):
     note: str  # what is said of a file that is read so; "" for the usual one
     form: dict  # what `csv.reader` takes
     escapes: bool = False  # \" is a quotation mark, and \\ a backslash
-    unlike: str = "(?!)"  # a field that looks so was meant otherwise
+    unlike: str = ""  # a field that looks so was meant otherwise
 
 
 _PLAIN = _Dialect("its quotation marks are part of the text", {"quoting": csv.QUOTE_NONE}, unlike='".+"')
@@ -69,32 +68,27 @@ def table_rows(
     if dialect.note:
         problems.report.notes.append(dialect.note)
     for number, fields, written in rows:
-        try:
-            if fields == names and columns > 1:  # a file that was put behind another
-                raise _Misfit("the header once more")
-            fitted, guess = _fitted(fields, written, columns, mark, needed, joins)
-        except _Misfit as error:
-            problems.add(number, error, sum(map(len, written)))
+        fitted, why = _fitted(fields, written, columns, mark, needed, joins)
+        if fields == names and columns > 1:  # a file that was put behind another
+            fitted, why = [], "the header once more"
+        if not fitted:
+            problems.add(number, why, sum(map(len, written)))
             continue
-        if guess:
-            problems.report.counts[guess] += 1
+        if why:
+            problems.report.counts[why] += 1
         yield number, dict(zip(header, fitted, strict=False))
-
-
-class _Misfit(Exception):
-    """A row does not fit its header; the message says why."""
 
 
 def _fitted(
     fields: list[str], written: list[str], columns: int, mark: str, needed: int = 0, joins: bool = False
 ) -> tuple[list[str], str]:
-    """Return the fields of a row, one a column, and what was guessed about it, in words. Raises _Misfit.
+    """Return the fields of a row, one a column, or none; and what was guessed about it, or why there are none.
 
     The last columns may be missing, if the first `needed` are there; what is too much may belong to the last: `joins`.
     """
     found = len(fields)
     if not found:
-        raise _Misfit("text follows a quotation mark that closes a field")
+        return [], "text follows a quotation mark that closes a field"
     if columns > found >= (needed or columns):
         return fields, f"a row has fewer than {columns:,} columns"
     if found >= columns and not any(map(str.strip, fields[columns:])):
@@ -104,7 +98,7 @@ def _fitted(
         guess = f"a row has more than {columns:,} columns: all that follows was joined to the last"
         return [*fields[: columns - 1], mark.join(fields[columns - 1 :])], guess
     which = repr(mark) if found > columns else "a line end"
-    raise _Misfit(f"fields: {found:,}, columns: {columns:,}. Does one hold {which}, but is not in quotes?")
+    return [], f"fields: {found:,}, columns: {columns:,}. Does one hold {which}, but is not in quotes?"
 
 
 _SEVERAL = 'a row may be several rows, joined by two " of the text: if so, write these twice, and one around its field'
@@ -118,11 +112,8 @@ def _misfits(rows: Iterator[tuple], mark: str, dialect: _Dialect) -> float:
         if dialect is _PLAIN and columns == 1 and mark != "\t":
             return math.inf  # any line would fit
         for _, fields, written in rows:
-            try:
-                _fitted(fields, written, columns, mark)
-                count += any(re.fullmatch(dialect.unlike, field, re.S) for field in fields)
-            except _Misfit:
-                count += 1
+            unlike = dialect.unlike and any(re.fullmatch(dialect.unlike, field, re.S) for field in fields)
+            count += bool(unlike) or not _fitted(fields, written, columns, mark)[0]
     except BadFile:
         return count + 1
     return count
@@ -172,8 +163,7 @@ def _separator(line: str, marks: str, options: ReadOptions) -> str:
     def likely(mark: str) -> tuple:
         with contextlib.suppress(csv.Error):
             names = [name.strip() for name in next(csv.reader([line], delimiter=mark))]
-            paired = options.may_converse(names) and conversations.has_form(names)
-            return set(parse_template(options.text_key)[0]) <= set(names) or paired, len(names), -marks.index(mark)
+            return options.fits(names), len(names), -marks.index(mark)
         return False, 0, 0
 
     return max(marks, key=likely)

@@ -67,7 +67,6 @@ def drawn(n, exchanges=None):
         ({"question": "问", "context": "文", "answer": "答"}, talk("问\n文", "答")),  # SQuAD
         ({"instruction": "问", "context": "", "response": "答", "category": "类"}, talk("问", "答")),  # Dolly
         ({"kind": "类", "input": "问", "target": "答"}, talk("问", "答")),  # Firefly
-        ({"conversation": [{"human": "问", "assistant": "答"}] * 2}, talk("问", "答", "问", "答")),  # MOSS
         ({"messages": json.dumps(talk("问", "答"))}, talk("问", "答")),  # as in a table
         (
             {"messages": [*talk("问", "答"), {**talk("一")[0], "loss": False}, *masked("二", weight=0)]},
