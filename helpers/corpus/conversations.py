@@ -4,6 +4,7 @@ A conversation is a document like any other, the plain text of its turns, but re
 those of OpenAI's API. Knows records and texts: no file, no rule of cleaning, no chat template.
 """
 
+import ast
 import contextlib
 import itertools
 import json
@@ -21,6 +22,7 @@ _SPEAKERS = {
 # keys of a list of turns (OpenAI, ShareGPT), and in a turn those of the speaker and of what is said
 LISTS = ("messages", "conversations", "conversation")
 _WHO, _WHAT = ("role", "from"), ("content", "value")
+_MASKED = "an answer that is not to be learned (its weight or loss is 0), and what follows"
 _LEARNED, _NOT_LEARNED = ("weight", "loss", "train"), (0, "0", "false", "False")  # of a turn of the assistant
 # keys, or columns, of a single exchange: the question, what is added to it, the answer
 _PAIRS = (
@@ -144,10 +146,10 @@ def unused(record: dict, used: Collection[str]) -> dict[str, int]:
 
 
 def listed(value) -> list | None:
-    """Return a list, which may come as JSON inside a string, as in a table; None for what is none."""
-    if isinstance(value, str) and value.lstrip()[:1] == "[":
-        with contextlib.suppress(ValueError, RecursionError):
-            value = json.loads(value)
+    """Return a list, which in a table is a string, as JSON or as Python (pandas) writes it; None for what is none."""
+    for parse in (json.loads, ast.literal_eval) if isinstance(value, str) and value.lstrip()[:1] == "[" else ():
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            return parse(value.strip())
     return value if isinstance(value, list) else None
 
 
@@ -188,14 +190,12 @@ def read_messages(record: dict, spare: Counter) -> list[Message] | None:
         {"last question without an answer": sum(len(turn["content"]) for turn in turns[first + len(asked) :])}
     )
     system = turns[:first]
-    beside = not system and isinstance(line := record.get(_SYSTEM_LINE), str)
-    if beside:
+    used = {key, *(pair or ()), _HISTORY if pair else key}
+    if not system and isinstance(line := record.get(_SYSTEM_LINE), str):
         system = [{"role": SYSTEM, "content": line}]
-    spare.update(unused(record, {key, *(pair or ()), _HISTORY if pair else key, _SYSTEM_LINE if beside else key}))
+        used.add(_SYSTEM_LINE)
+    spare.update(unused(record, used))
     return [*(turn for turn in system if turn["content"].strip()), *asked]
-
-
-_MASKED = "an answer that is not to be learned (its weight or loss is 0), and what follows"
 
 
 def _turns(items: list, spare: Counter) -> list[Message]:
@@ -235,7 +235,7 @@ def text_of(value, spare: Counter) -> str | None:
     if isinstance(value, str):  # as nearly all are
         return value
     parts = value if isinstance(value, list) else [value]
-    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    texts: list = [part.get("text") if isinstance(part, dict) else part for part in parts]
     if not texts or not all(isinstance(text, str) for text in texts):
         return None
     for part in parts:

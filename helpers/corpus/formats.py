@@ -66,7 +66,9 @@ def read_documents(item: Input, options: ReadOptions, report: FileReport) -> Ite
             text = text.with_lines(mended) if isinstance(text, Conversation) else mended
             report.counts["cleaned"] -= len(text)
         for mark in plain_text.marks_in(text):
-            report.counts[f"{mark} stands in the text and is learned; if it parts documents, give it a line"] += 1
+            report.counts[f"{mark} is learned as text: where it parts documents, {plain_text.ADVICE}"] += text.count(
+                mark
+            )
         yield text
 
 
@@ -145,14 +147,14 @@ def _value(row: str):
     return _DECODER.decode(row.strip(_AROUND).removesuffix(","))
 
 
-def has_json_lines(pieces: Callable[[], Iterator[str]]) -> bool:
-    """Return whether a .jsonl has a value in each line; or else one list, or values of several lines."""
-    first = next((row for row in lines_of(pieces()) if row.strip(_AROUND)), "")
+def has_json_lines(pieces: Callable[[], Iterator[str]], strictly: bool = False) -> bool:
+    """Return whether the first value has a line, `strictly` for itself; or else several, or it is a list of many."""
+    first = next((row for row in lines_of(pieces()) if row.strip(_AROUND)), "").strip(_AROUND)
     with contextlib.suppress(ValueError, RecursionError):
-        _value(first)
+        _value(first) if strictly else _DECODER.raw_decode(first)
         return True
     with contextlib.suppress(BadFile):  # a torn line
-        if first.strip(_AROUND)[:1] != "[":
+        if first[:1] != "[":
             _JsonReader(pieces()).value()
         return False
     return True
@@ -182,7 +184,7 @@ def json_items(pieces: Callable[[], Iterator[str]], options: ReadOptions, proble
     value = text.value()
     if not text.next():
         yield from _items_of(value, options, problems)
-    elif has_json_lines(pieces):
+    elif has_json_lines(pieces, strictly=True):
         yield from json_records(pieces(), problems)
     else:  # a value has several lines, or a line several values
         yield from enumerate(itertools.chain([value], text.values()), 1)

@@ -39,6 +39,7 @@ _GAP = re.compile(r"\n(?:[^\S\n]*\n)+")
 _PARTING = ("<|endoftext|>", "<|end_of_text|>")
 _ALONE = ("</s>", "<s>", "[SEP]", "[CLS]", "[EOS]", "<eos>", "<sep>", "<|begin_of_text|>")
 _MARKS = (*_PARTING, *_ALONE, "<|im_start|>", "<|im_end|>", "<|eot_id|>")
+ADVICE = "make each a record, or in a .txt write <|endoftext|> there"
 _BORDER = re.compile(
     rf"(?:{'|'.join(map(re.escape, _PARTING))})|(?<![^\n])[ \t]*(?:{'|'.join(map(re.escape, _ALONE))})[ \t]*(?=\n)"
 )

@@ -130,7 +130,8 @@ def read_texts_of(records: Iterable[tuple], options: ReadOptions, problems: Prob
     talks = 0
     report, asked = problems.report, options.text_key
     for number, record in records:
-        size, spare = characters(record), Counter()
+        size = characters(record)
+        spare: Counter = Counter()
         try:
             text = _document_of(record, options, spare)
         except (_Unreadable, NotAConversation) as error:

@@ -94,7 +94,7 @@ def _fitted(
     if found >= columns and not any(map(str.strip, fields[columns:])):
         several = mark == "\t" and len(written) > 1 and {line.count(mark) for line in written} == {columns - 1} != {0}
         return fields[:columns], _SEVERAL if several else ""
-    if joins and written == [mark.join(fields)]:
+    if joins and found > columns and written == [mark.join(fields)]:
         guess = f"a row has more than {columns:,} columns: all that follows was joined to the last"
         return [*fields[: columns - 1], mark.join(fields[columns - 1 :])], guess
     which = repr(mark) if found > columns else "a line end"

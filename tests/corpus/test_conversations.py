@@ -68,6 +68,7 @@ def drawn(n, exchanges=None):
         ({"instruction": "问", "context": "", "response": "答", "category": "类"}, talk("问", "答")),  # Dolly
         ({"kind": "类", "input": "问", "target": "答"}, talk("问", "答")),  # Firefly
         ({"messages": json.dumps(talk("问", "答"))}, talk("问", "答")),  # as in a table
+        ({"messages": str(talk("问", "答"))}, talk("问", "答")),  # of pandas
         (
             {"messages": [*talk("问", "答"), {**talk("一")[0], "loss": False}, *masked("二", weight=0)]},
             talk("问", "答"),

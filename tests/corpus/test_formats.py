@@ -155,6 +155,7 @@ ITEM, PRETTY = '{"text": "%s"}', '{\n "text": "%s",\n "n": [1, 2]\n}'
         ("a.jsonl", '{"text": "一", "text": "二"}', ["一"]),
         ("a.jsonl", '{"text": "一\\ud800"}', ["一\ufffd"]),
         ("a.jsonl", f"// 注\n{ITEM % '一'}", ["一"]),
+        ("a.jsonl", f"{ITEM % '二'} // 注\n{ITEM % '一'}", ["一"]),
         ("a.jsonl", "", []),
     ],
 )

@@ -49,7 +49,7 @@ def test_marks_are_told(raw):
     (raw / "a.txt").write_text("甲甲\n<|endoftext|>\n乙乙<|im_end|>", "utf-8")
     report = build(raw)
     told = "; ".join(report.losses())
-    assert "<|endoftext|> is taken as the end of a document" in told and "<|im_end|> stands in the text" in told
+    assert "<|endoftext|> is taken as the end of a document" in told and "<|im_end|> is learned as text" in told
 
 
 def naive(text: str, mode: str) -> list[str]:
