@@ -73,15 +73,11 @@ class FileReport:
     def finish(self, max_length: int) -> None:
         """Put the counts of the whole file in words, as notes."""
         if self.bad:  # no half of a file stays behind
-            self.dropped, self.lost, self.rules, self.counts, self.notes = (
-                Counter(),
-                Counter(),
-                Counter(),
-                Counter(),
-                [],
-            )
+            self.notes = []
+            for name in _COUNTERS:
+                getattr(self, name).clear()
             return
-        self.notes += [f"{told} ({n:,} times)" if n > 1 else told for told, n in self.counts.items() if " " in told]
+        self.notes[:0] = [f"{told} ({n:,} times)" if n > 1 else told for told, n in self.counts.items() if " " in told]
         if len(self.notes) > NOTES:
             self.notes[NOTES:] = [f"and {len(self.notes) - NOTES:,} notes more, of other slices of this file"]
         if long := self.counts["long"]:
