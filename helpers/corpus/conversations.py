@@ -186,9 +186,8 @@ def read_messages(record: dict, spare: Counter) -> list[Message] | None:
     for number, turn in enumerate(asked, first + 1):
         if not turn["content"].strip():
             raise NotAConversation(f"turn {number}, of the {turn['role']}, says nothing")
-    spare += Counter(
-        {"last question without an answer": sum(len(turn["content"]) for turn in turns[first + len(asked) :])}
-    )
+    if rest := turns[first + len(asked) :]:
+        spare["last question without an answer"] += len(rest[0]["content"])
     system = turns[:first]
     used = {key, *(pair or ()), _HISTORY if pair else key}
     if not system and isinstance(line := record.get(_SYSTEM_LINE), str):

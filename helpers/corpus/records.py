@@ -117,10 +117,7 @@ class Problems:
             more = f", and {self.count - FIRST_FEW:,} more" if self.count > FIRST_FEW else ""
             notes.append("; ".join(self.described) + more)
         if self.refused:
-            notes.append(
-                "in a conversation user and assistant take turns, perhaps after a system line: mend these records, or "
-                "read all of them as plain text (choose a key, or a template like {ask}\\n{answer}, with text_key)"
-            )
+            notes.append("user and assistant take turns: mend these, or read all as texts (text_key={ask}\\n{answer})")
         if self.keys:
             notes.append(f"keys there: {', '.join(sorted(self.keys)[:8])} (choose one with text_key)")
 

@@ -57,9 +57,7 @@ class FileReport:
         turns, kept = (sum(message["role"] != SYSTEM for message in each.messages) for each in (before, after))
         if kept < turns:
             self.counts["shortened"] += kept > 0  # else it is counted as dropped
-            self.lost["end of a conversation"] += sum(
-                len(message["content"]) for message in before.messages[kept - turns :]
-            )
+            self.lost["end of a conversation"] += sum(len(turn["content"]) for turn in before.messages[kept - turns :])
 
     def add(self, other: "FileReport") -> None:
         """Add the next slice of the same file."""

@@ -234,25 +234,6 @@ def test_mending_mojibake_moves_no_border(contents, codec, as_gbk):
 # ---- files ----
 
 
-FORMS = [("openai", "jsonl"), ("openai", "json"), ("openai", "parquet"), ("sharegpt", "json"), ("alpaca", "jsonl")]
-PAIRS = ("question,answer", "prompt,completion", "问题,回答", "instruction,output")
-
-
-@pytest.mark.parametrize("codec", ["utf-8", "gb18030"])
-def test_all_forms_give_the_same_conversations(tmp_path, codec):
-    several, single = drawn(30), drawn(30, exchanges=1)
-    assert {len(messages) for messages in several} == {2, 4, 6}
-    pairs = [(pair, kind) for pair in PAIRS for kind in ("csv", "tsv", "jsonl", "parquet")]
-    for form, kind in FORMS + pairs:
-        if kind == "parquet" and codec != "utf-8":  # it has one encoding
-            continue
-        path, talks = tmp_path / f"{form}.{kind}", single if "," in form else several
-        write_conversations(path, form, talks, codec)
-        documents, report = everything(path)
-        assert [list(document.messages) for document in documents] == talks, path.name
-        assert "read as conversations" in report.notes and not report.dropped
-
-
 def test_sliced_and_parallel_the_bytes_are_the_same(raw, monkeypatch):
     write_conversations(raw / "a.jsonl", "sharegpt", drawn(300))
     expected = bytes_of(build(raw / "a.jsonl"))
@@ -316,13 +297,6 @@ def test_tables_of_questions_and_answers(tmp_path, table, text_key, expected):
         return
     (document,), _ = read_text(tmp_path, "a.csv", table, text_key=text_key)
     assert (list(document.messages) if isinstance(document, Conversation) else document) == expected
-
-
-def test_a_column_that_a_template_names_and_a_parquet_lacks(tmp_path):
-    path = tmp_path / "a.parquet"
-    write_conversations(path, "question,answer", [talk("问", "答")])
-    with pytest.raises(BadFile, match="no column 'title'"):
-        everything(path, text_key="{question}{answer}{title}")
 
 
 # ---- the way into the corpus ----

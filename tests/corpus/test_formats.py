@@ -104,14 +104,6 @@ def test_memory_is_bounded_by_a_block_not_by_the_file(tmp_path, monkeypatch, nam
 # ---- JSON ----
 
 
-def test_json_lists_of_strings_and_objects(tmp_path):
-    items = ["一", {"text": "二"}, {"text": ["三", "四"]}, "", None, 5, ["六"], {"title": "七"}]
-    documents, report = read_text(tmp_path, "a.json", "\ufeff" + json.dumps(items))
-    assert documents == ["一", "二", "三\n四", ""]
-    assert report.dropped == {"unreadable": 4}
-    assert "item 5: a null, not a text" in report.notes[0] and "title" in report.notes[1]
-
-
 def test_bad_jsonl_lines_are_counted_and_the_rest_is_used(tmp_path):
     rows = ['{"ask": "一"}', "", '{"ask": "截断', '"二"', '{"text": "三"}', "[" * 100_000, '{"ask": "四\u2028"}']
     rows += ["{", "NaN"]
@@ -141,7 +133,9 @@ ITEM, PRETTY = '{"text": "%s"}', '{\n "text": "%s",\n "n": [1, 2]\n}'
         ("a.json", f'{{"train": [{ITEM % "一"}], "test": [{ITEM % "二"}]}}', "keys there: test, train"),
         ("a.json", '{"title": "题", "content": ["一", "二"]}', "keys there: content, title"),
         ("a.json", '{"text": {"0": "一"}}', "item 1: no text but a object under 'text'"),
-        ("a.json", '{"text": null}', "item 1: nothing under 'text'"),
+        ("a.json", '[{"text": null}]', "item 1: nothing under 'text'"),
+        ("a.json", '[null, 5, ["六"], {"title": "七"}]', "item 1: a null, not a text; item 2: a number, not a text"),
+        ("a.json", '["一", {"text": "二"}, {"text": ["三", "四"]}, ""]', ["一", "二", "三\n四", ""]),
         ("a.json", f'{B}{B}["一", "二"]', ["一", "二"]),
         ("a.json", "\n".join(ITEM % x for x in "一二"), ["一", "二"]),
         ("a.json", "".join(ITEM % x for x in "一二"), ["一", "二"]),

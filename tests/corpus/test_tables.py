@@ -1,6 +1,5 @@
 """CSV, TSV and Parquet to rows and documents, in the dialects that programs write. Makes its own files."""
 
-import csv
 import gzip
 
 import pytest
@@ -8,27 +7,6 @@ from corpora import SENTENCE, everything, read_text
 
 from helpers.corpus import tables
 from helpers.corpus.encodings import BadFile
-
-
-def test_medical_dialogues_in_a_gb18030_csv_with_quoted_newlines(tmp_path):
-    """As such files come: Windows line ends, quoted line ends and commas, doubled quotation marks, GBK bytes."""
-    rows = [
-        {"department": "内科", "title": "头晕", "ask": "我头晕，\r\n怎么办？", "answer": '医生说："多休息，少熬夜。"'},
-        {"department": "外科", "title": "", "ask": "", "answer": ""},
-        {"department": "儿科", "title": "发烧", "ask": "孩子发烧38.5度", "answer": "多喝水，𠮷。"},
-    ]
-    with open(tmp_path / "a.CSV", "w", encoding="gb18030", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
-    documents, report = everything(tmp_path / "a.CSV", text_key="{title}\\n{ask}\\n{answer}")
-    assert documents == [
-        '头晕\n我头晕，\n怎么办？\n医生说："多休息，少熬夜。"',
-        "发烧\n孩子发烧38.5度\n多喝水，𠮷。",
-    ]
-    assert report.dropped == {"empty": 1}
-    assert (report.encoding, report.mode) == ("gb18030", "csv")
-
 
 PLAIN = "its quotation marks are part of the text"
 MYSQL, SPACES = 'its quotation marks are written \\"', "spaces follow its separators"
