@@ -168,7 +168,7 @@ def json_records(pieces: Iterator[str], problems: Problems) -> Iterator[tuple]:
         try:
             value = _value(row)
         except (ValueError, RecursionError) as error:
-            problems.add(number, f"not JSON, {error}", len(row))
+            problems.add(number, f"not JSON, {str(error).split(': line')[0]}", len(row))
             continue
         yield number, value
 
