@@ -166,11 +166,14 @@ def json_records(pieces: Iterator[str], problems: Problems) -> Iterator[tuple]:
         if not row.strip(_AROUND):
             continue
         try:
-            value = _value(row)
+            values = [_value(row)]
         except (ValueError, RecursionError) as error:
-            problems.add(number, f"not JSON, {str(error).split(': line')[0]}", len(row))
-            continue
-        yield number, value
+            values = []
+            with contextlib.suppress(BadFile):  # where one file was put behind another without a line end
+                values = list(_JsonReader(iter([row])).values())
+            if not values:
+                problems.add(number, f"not JSON, {str(error).split(': line')[0]}", len(row))
+        yield from ((number, value) for value in values)
 
 
 def json_items(pieces: Callable[[], Iterator[str]], options: ReadOptions, problems: Problems) -> Iterator[tuple]:
