@@ -4,33 +4,34 @@ A conversation is a document like any other, the plain text of its turns, but re
 those of OpenAI's API. Knows records and texts: no file, no rule of cleaning, no chat template.
 """
 
+import ast
+import contextlib
 import itertools
+import json
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TypedDict
 
 SYSTEM, USER, ASSISTANT = ROLES = ("system", "user", "assistant")
 # what the speakers are called in the forms that are known
 _SPEAKERS = {
-    "system": SYSTEM,
+    "system": SYSTEM, "developer": SYSTEM,
     "user": USER, "human": USER, "prompter": USER,
     "assistant": ASSISTANT, "gpt": ASSISTANT, "chatgpt": ASSISTANT, "bot": ASSISTANT, "model": ASSISTANT,
 }  # fmt: skip
 # keys of a list of turns (OpenAI, ShareGPT), and in a turn those of the speaker and of what is said
 LISTS = ("messages", "conversations", "conversation")
 _WHO, _WHAT = ("role", "from"), ("content", "value")
-# keys, or columns, of a single exchange: the question, what is added to it, the answer; the first is Alpaca's
+_MASKED = "an answer that is not to be learned (its weight or loss is 0), and what follows"
+_LEARNED, _NOT_LEARNED = ("weight", "loss", "train"), (0, "0", "false", "False")  # of a turn of the assistant
+# keys, or columns, of a single exchange: the question, what is added to it, the answer
 _PAIRS = (
-    ("instruction", "input", "output"),
-    ("prompt", "", "completion"),
-    ("prompt", "", "response"),
-    ("query", "", "response"),
-    ("question", "", "answer"),
-    ("ask", "", "answer"),
-    ("问题", "", "回答"),
-    ("问", "", "答"),
-)
+    ("instruction", "input", "output"), ("instruction", "context", "response"),  # Alpaca, Dolly
+    ("input", "", "target"), ("input", "", "output"),  # Firefly, XTuner
+    ("prompt", "", "completion"), ("prompt", "", "response"), ("query", "", "response"),
+    ("question", "context", "answer"), ("ask", "", "answer"), ("问题", "", "回答"), ("问", "", "答"),
+)  # fmt: skip
 _SYSTEM_LINE, _HISTORY = "system", "history"  # may stand beside; earlier exchanges, [[question, answer], …]
-KEYS = frozenset([*LISTS, *(key for pair in _PAIRS for key in pair if key), _SYSTEM_LINE, _HISTORY])
 
 
 class Message(TypedDict):
@@ -127,29 +128,51 @@ def changed(document: str, change: Callable[[str], str]) -> str:
 # ---- the forms ----
 
 
-def has_pair(names: Collection[str]) -> bool:
-    """Return whether a table with these columns has one for a question and one for its answer."""
-    return any(question in names and answer in names for question, _, answer in _PAIRS)
+def characters(value) -> int:
+    """Return how many characters the strings have that are anywhere in a value of JSON."""
+    total, left = 0, [value]
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            total += len(value)
+        elif isinstance(value, dict | list):
+            left += value.values() if isinstance(value, dict) else value
+    return total
+
+
+def unused(record: dict, used: Collection[str]) -> dict[str, int]:
+    """Return how many characters each field of a record has, but for the used ones."""
+    return {f"field '{key}' is not used": n for key in record if key not in used and (n := characters(record[key]))}
+
+
+def listed(value) -> list | None:
+    """Return a list, which in a table is a string, as JSON or as Python (pandas) writes it; None for what is none."""
+    for parse in (json.loads, ast.literal_eval) if isinstance(value, str) and value.lstrip()[:1] == "[" else ():
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            return parse(value.strip())
+    return value if isinstance(value, list) else None
+
+
+def _pair_of(names: Collection[str]) -> tuple[str, str, str] | None:
+    return next((pair for pair in _PAIRS if pair[0] in names and pair[2] in names), None)
 
 
 def has_form(names: Collection[str]) -> bool:
     """Return whether records with these keys may be conversations: they have a list of turns, or such a pair."""
-    return any(key in names for key in LISTS) or has_pair(names)
+    return any(key in names for key in LISTS) or _pair_of(names) is not None
 
 
-def read_messages(record: dict) -> list[Message] | None:
+def read_messages(record: dict, spare: Counter) -> list[Message] | None:
     """Return the messages of a record in one of the forms, or None where it has none of them.
 
-    A last question without an answer is left out, a blank system line too. Raises NotAConversation.
+    What is in none of them is counted in `spare`: all other fields of the record and of its turns, a last question
+    without an answer, and all from the first answer on that is not to be learned. Raises NotAConversation.
     """
-    key = next((key for key in LISTS if isinstance(record.get(key), list)), "")
-    pair = next((pair for pair in _PAIRS if pair[0] in record and pair[2] in record), None)
-    if key:
-        turns = [_message(number, turn) for number, turn in enumerate(record[key], 1)]
-    elif pair:
-        turns = _exchanges(record, *pair)
-    else:
+    key = next((key for key in LISTS if listed(record.get(key)) is not None), "")
+    pair = None if key else _pair_of(record)
+    if not key and not pair:
         return None
+    turns = _exchanges(record, pair, spare) if pair else _turns(listed(record[key]) or [], spare)
     first = _first_turn(turns)
     for number, turn in enumerate(turns[first:], first + 1):
         wanted = (USER, ASSISTANT)[(number - 1 - first) % 2]
@@ -159,48 +182,72 @@ def read_messages(record: dict) -> list[Message] | None:
             raise NotAConversation(f"turn {number} is of the {turn['role']}, where the {wanted} should speak")
     asked = turns[first : first + (len(turns) - first) // 2 * 2]
     if not asked:
-        raise NotAConversation("no question with an answer")
+        raise NotAConversation(f"no question with an answer{' before ' + _MASKED if spare[_MASKED] else ''}")
     for number, turn in enumerate(asked, first + 1):
         if not turn["content"].strip():
             raise NotAConversation(f"turn {number}, of the {turn['role']}, says nothing")
+    if rest := turns[first + len(asked) :]:
+        spare["last question without an answer"] += len(rest[0]["content"])
     system = turns[:first]
+    used = {key, *(pair or ()), _HISTORY if pair else key}
     if not system and isinstance(line := record.get(_SYSTEM_LINE), str):
         system = [{"role": SYSTEM, "content": line}]
+        used.add(_SYSTEM_LINE)
+    spare.update(unused(record, used))
     return [*(turn for turn in system if turn["content"].strip()), *asked]
 
 
-def _message(number: int, turn) -> Message:
-    """Return one turn of a list of turns. Raises NotAConversation."""
-    who = next((turn[key] for key in _WHO if turn.get(key) is not None), None) if isinstance(turn, dict) else None
-    if not isinstance(who, str):
-        raise NotAConversation(f"turn {number} says neither under 'role' nor under 'from' who speaks")
-    role = _SPEAKERS.get(who.strip().lower())
-    if not role:
-        raise NotAConversation(f"turn {number} is of '{who[:40]}'; known are {', '.join(_SPEAKERS)}")
-    what = next((turn[key] for key in _WHAT if turn.get(key) is not None), None)
-    return {"role": role, "content": _text(what, f"turn {number}, of the {role},")}
+def _turns(items: list, spare: Counter) -> list[Message]:
+    """Return the turns of a list of them, before the first answer not to be learned. Raises NotAConversation."""
+    turns: list[Message] = []
+    for number, item in enumerate(items, 1):
+        named = item if isinstance(item, dict) else {}
+        who = next((key for key in _WHO if named.get(key) is not None), "")
+        role = _SPEAKERS.get(str(named.get(who)).strip().lower())
+        if role == ASSISTANT and any(named.get(key) in _NOT_LEARNED for key in _LEARNED):
+            spare[_MASKED] += characters(items[number - 1 :])
+            break
+        if not isinstance(named.get(who), str):
+            raise NotAConversation(f"turn {number} says neither under 'role' nor under 'from' who speaks")
+        if not role:
+            raise NotAConversation(f"turn {number} is of '{named[who][:40]}'; known are {', '.join(_SPEAKERS)}")
+        what = next((key for key in _WHAT if named.get(key) is not None), "")
+        spare.update(unused(named, (who, what)))
+        turns.append({"role": role, "content": _text(named.get(what), f"turn {number}, of the {role},", spare)})
+    return turns
 
 
-def _exchanges(record: dict, question: str, addition: str, answer: str) -> list[Message]:
+def _exchanges(record: dict, pair: tuple[str, str, str], spare: Counter) -> list[Message]:
     """Return the turns of a record with a question and an answer, earlier ones first. Raises NotAConversation."""
-    history = record.get(_HISTORY)
-    history = [] if history in (None, "", "[]") else history
-    if not isinstance(history, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history):
+    *asking, answer = pair
+    history = [] if record.get(_HISTORY) in (None, "") else listed(record[_HISTORY])
+    if history is None or not all(isinstance(pair, list) and len(pair) == 2 for pair in history):
         raise NotAConversation(f"'{_HISTORY}' is not a list of pairs, [question, answer]")
-    asked = [_text(record.get(key), f"'{key}'") for key in (question, addition) if key]
-    last = "\n".join(text for text in asked if text.strip()), _text(record[answer], f"'{answer}'")
-    earlier = [_text(text, f"'{_HISTORY}'") for pair in history for text in pair]
+    asked = [_text(record.get(key), f"'{key}'", spare) for key in asking if key]
+    last = "\n".join(text for text in asked if text.strip()), _text(record[answer], f"'{answer}'", spare)
+    earlier = [_text(text, f"'{_HISTORY}'", spare) for pair in history for text in pair]
     return _by_turns([*earlier, *last])
 
 
-def _text(value, where: str) -> str:
+def text_of(value, spare: Counter) -> str | None:
+    """Return a string, or as lines a list of strings or of parts, as in OpenAI's API; None for anything else."""
+    if isinstance(value, str):  # as nearly all are
+        return value
+    parts = value if isinstance(value, list) else [value]
+    texts: list = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    if not texts or not all(isinstance(text, str) for text in texts):
+        return None
+    for part in parts:
+        spare.update(unused(part, ("text", "type")) if isinstance(part, dict) else ())
+    return "\n".join(texts)
+
+
+def _text(value, where: str, spare: Counter) -> str:
     """Return what is said in a turn; a missing value is nothing. Raises NotAConversation for what is no text."""
-    if isinstance(value, list):  # of parts, as in OpenAI's API
-        return "\n".join(_text(part.get("text", part) if isinstance(part, dict) else part, where) for part in value)
-    if value is None or value != value:  # NaN, which tables write for a field without a value
+    if (text := text_of(value, spare)) is not None:
+        return text
+    if value is None or value == [] or value != value:  # NaN, which tables write for a field without a value
         return ""
     if isinstance(value, int | float):
         return str(value)
-    if not isinstance(value, str):
-        raise NotAConversation(f"{where} holds something besides text")
-    return value
+    raise NotAConversation(f"{where} holds something besides text")

@@ -4,7 +4,9 @@ Where bytes come from is known to `archives`, how they become characters to `enc
 `records`; how a document is cleaned is not decided here.
 """
 
+import contextlib
 import functools
+import itertools
 import json
 import re
 from collections import Counter
@@ -12,12 +14,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from helpers.corpus import encodings, mojibake
+from helpers.corpus import encodings, mojibake, plain_text
 from helpers.corpus.archives import ARCHIVES, Input, kind_of, list_archive, plain_file
-from helpers.corpus.conversations import Conversation
+from helpers.corpus.conversations import Conversation, has_form, unused
 from helpers.corpus.encodings import BadFile, Encoding
-from helpers.corpus.plain_text import ENDS, LONGEST_LINE, MARK, has_blocks, lines_of, split_documents, with_line_ends
-from helpers.corpus.records import Problems, ReadOptions, read_texts_of, type_name
+from helpers.corpus.plain_text import LONGEST_LINE, MARK, lines_of, with_line_ends
+from helpers.corpus.records import Problems, ReadOptions, distinct, parse_template, read_texts_of
 from helpers.corpus.report import UNDECODABLE, FileReport
 from helpers.corpus.tables import parquet_rows, table_rows
 
@@ -34,6 +36,8 @@ def slice_file(item: Input, options: ReadOptions, max_bytes: int) -> list[Input]
     try:
         encoding = encodings.find_encoding(item.path)
         mode = _mode(item.path, encoding, options) if kind == ".txt" else ""
+        if kind == ".jsonl" and not has_json_lines(functools.partial(encodings.read_blocks, item.path, encoding)):
+            return [item]
     except (BadFile, OSError):  # reading it will say why
         return [item]
     item = replace(item, encoding=encoding, mode=mode)
@@ -57,8 +61,14 @@ def read_documents(item: Input, options: ReadOptions, report: FileReport) -> Ite
     for text in _read_as_they_are(item, options, report):
         if options.repair and (mended := mojibake.repair(text)) is not None:
             report.rules["mojibake repaired"] += 1
+            report.counts["cleaned"] += len(text)
             # the whole conversation is the evidence, a short turn is none; mending leaves line ends where they are
             text = text.with_lines(mended) if isinstance(text, Conversation) else mended
+            report.counts["cleaned"] -= len(text)
+        for mark in plain_text.marks_in(text):
+            report.counts[f"{mark} is learned as text: where it parts documents, {plain_text.ADVICE}"] += text.count(
+                mark
+            )
         yield text
 
 
@@ -71,7 +81,8 @@ def _read_as_they_are(item: Input, options: ReadOptions, report: FileReport) -> 
     with plain_file(item) as path:
         if kind == ".parquet":
             report.encoding = "-"
-            yield from read_texts_of(parquet_rows(path, options), options, Problems("row", report))
+            problems = Problems("row", report)
+            yield from read_texts_of(parquet_rows(path, options, problems), options, problems)
             return
         encoding = item.encoding or encodings.find_encoding(path)
         report.encoding = str(encoding)
@@ -79,53 +90,96 @@ def _read_as_they_are(item: Input, options: ReadOptions, report: FileReport) -> 
         if not begin:
             report.notes += encoding.notes()
         if encoding.bad_lines and not begin and kind == ".txt":  # in other files a record goes, for such a line in it
+            report.counts["read"] += encoding.bad_characters
             report.drop(UNDECODABLE, encoding.bad_characters, encoding.bad_lines)
         pieces = functools.partial(encodings.read_blocks, path, encoding, begin, end, marked=kind != ".txt")
         if kind == ".txt":
             report.mode = item.mode or _mode(path, encoding, options)
-            yield from split_documents(with_line_ends(pieces(), report.rules, _line_ends(options)), report.mode)
+            text = with_line_ends(pieces(), report.rules, _line_ends(options))
+            for document in plain_text.split_documents(_counted(text, report), report.mode, report.counts):
+                report.counts["form"] -= len(document)
+                yield document
             return
         unit = {".json": "item", ".jsonl": f"line (from byte {begin:,})" if begin else "line"}.get(kind, "row")
         problems = Problems(unit, report)
-        if kind == ".json":
-            records = json_items(pieces, problems)
-        elif kind == ".jsonl":
+        if kind == ".jsonl" and (begin or has_json_lines(pieces)):
             records = json_records(pieces(), problems)
+        elif kind in (".json", ".jsonl"):
+            records = json_items(pieces, options, problems)
         else:
             records = table_rows(pieces, kind, options, problems)
         yield from read_texts_of(records, options, problems)
 
 
+def _counted(pieces: Iterator[str], report: FileReport) -> Iterator[str]:
+    """Count the characters of a text as read, and as form until they are those of a document."""
+    for piece in pieces:
+        report.account(len(piece), 0, {})
+        yield piece
+
+
 def _line_ends(options: ReadOptions) -> str:
     """Return what ends a line; in mojibake, \x85 may be a part of a character (光 is E5 85 89)."""
-    return ENDS.replace("\x85", "") if options.repair else ENDS
+    return plain_text.ENDS.replace("\x85", "") if options.repair else plain_text.ENDS
 
 
 def _mode(path: Path, encoding: Encoding, options: ReadOptions) -> str:
     if options.document != "auto":
         return options.document
     pieces = encodings.read_blocks(path, encoding)
-    return "block" if has_blocks(with_line_ends(pieces, Counter(), _line_ends(options))) else "file"
+    return plain_text.find_mode(with_line_ends(pieces, Counter(), _line_ends(options)))
 
 
 # ---- JSON ----
 
 
+def _object(pairs: list[tuple]) -> dict:
+    """Return an object; of two keys of one name, none hides the other."""
+    found = dict(pairs)
+    if len(found) == len(pairs) and not any(key[:1] == MARK for key in found):
+        return found
+    return dict(zip(distinct(key for key, _ in pairs), (value for _, value in pairs), strict=True))
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object)
+_AROUND = MARK + " \t\r\n\x1e"  # what may stand around a value: RFC 7464 begins each with \x1e
+
+
+def _value(row: str):
+    """Return the value of a line. Raises ValueError, RecursionError."""
+    return _DECODER.decode(row.strip(_AROUND).removesuffix(","))
+
+
+def has_json_lines(pieces: Callable[[], Iterator[str]], strictly: bool = False) -> bool:
+    """Return whether the first value has a line, `strictly` for itself; or else several, or it is a list of many."""
+    first = next((row for row in lines_of(pieces()) if row.strip(_AROUND)), "").strip(_AROUND)
+    with contextlib.suppress(ValueError, RecursionError):
+        _value(first) if strictly else _DECODER.raw_decode(first)
+        return True
+    with contextlib.suppress(BadFile):  # a torn line
+        if first[:1] != "[":
+            _JsonReader(pieces()).value()
+        return False
+    return True
+
+
 def json_records(pieces: Iterator[str], problems: Problems) -> Iterator[tuple]:
     """Yield (number, value) of each line that is not blank; a line that is no JSON is a problem."""
     for number, row in enumerate(lines_of(pieces), 1):
-        row = row.lstrip(MARK)
-        if not row or row.isspace():
+        if not row.strip(_AROUND):
             continue
         try:
-            value = json.loads(row)
+            values = [_value(row)]
         except (ValueError, RecursionError) as error:
-            problems.add(number, f"not JSON, {error}")
-            continue
-        yield number, value
+            values = []
+            with contextlib.suppress(BadFile):  # where one file was put behind another without a line end
+                values = list(_JsonReader(iter([row])).values())
+            if not values:
+                problems.add(number, f"not JSON, {str(error).split(': line')[0]}", len(row))
+        yield from ((number, value) for value in values)
 
 
-def json_items(pieces: Callable[[], Iterator[str]], problems: Problems) -> Iterator[tuple]:
+def json_items(pieces: Callable[[], Iterator[str]], options: ReadOptions, problems: Problems) -> Iterator[tuple]:
     """Yield (number, value) of a .json: the items of its list, its lines if it is JSON lines, or its values."""
     text = _JsonReader(pieces())
     if text.next() == "[":
@@ -135,23 +189,27 @@ def json_items(pieces: Callable[[], Iterator[str]], problems: Problems) -> Itera
         return
     value = text.value()
     if not text.next():
-        raise BadFile(f"a JSON list is expected, of strings or of objects; this is one {type_name(value)}")
-    first_line = next(row for row in lines_of(pieces()) if row.strip(MARK + " \t\r\n"))
-    try:
-        json.loads(first_line.lstrip(MARK))
-    except (ValueError, RecursionError):  # a value has several lines, or a line several values
-        problems.report.notes.append("not one JSON value but several, one after another: all were read")
-        yield 1, value
-        number = 1
-        while text.next():
-            number += 1
-            yield number, text.value()
-    else:
-        problems.report.notes.append("not one JSON value but several: read as JSON lines")
+        yield from _items_of(value, options, problems)
+    elif has_json_lines(pieces, strictly=True):
         yield from json_records(pieces(), problems)
+    else:  # a value has several lines, or a line several values
+        yield from enumerate(itertools.chain([value], text.values()), 1)
 
 
-_SOLID = re.compile(f"[^ \t\n\r{MARK}]")
+def _items_of(value, options: ReadOptions, problems: Problems) -> Iterator[tuple]:
+    """Yield (number, value) of what is all of a .json: one record, or an object that holds one list of records."""
+    if isinstance(value, dict) and not {*parse_template(options.text_key)[0]} & {*value} and not has_form(value):
+        lists = [name for name in value if isinstance(value[name], list) and isinstance((value[name] or [0])[0], dict)]
+        if len(lists) == 1:
+            problems.report.notes.append(f"one object, of which the list under '{lists[0]}' was read")
+            spare = unused(value, lists)
+            problems.report.account(sum(spare.values()), 0, spare)
+            yield from enumerate(value[lists[0]], 1)
+            return
+    yield 1, value
+
+
+_SOLID = re.compile(f"[^{_AROUND}]")
 
 
 class _JsonReader:
@@ -164,7 +222,7 @@ class _JsonReader:
         self.pieces = pieces
         self.text, self.at = "", 0
         self.line = self.column = 1  # of the text's first character
-        self.decode = json.JSONDecoder().raw_decode
+        self.decode = _DECODER.raw_decode
 
     def more(self, characters: int = 1) -> bool:
         """Read so many characters more; return whether there were any."""
@@ -214,6 +272,11 @@ class _JsonReader:
                     continue  # a number may go on: 1, 1.5, 1e+5
                 self.at = end
                 return value
+
+    def values(self) -> Iterator:
+        """Yield the values that follow, one after another."""
+        while self.next():
+            yield self.value()
 
     def items(self) -> Iterator:
         """Yield the items of the list that starts here, one at a time."""

@@ -129,11 +129,6 @@ def _batches(task: Task, files: list[FileReport]) -> Iterator[tuple[list[str], l
     for number, item in enumerate(task.inputs):
         try:
             for text in formats.read_documents(item, task.settings.read_options(), files[number]):
-                try:
-                    text.encode()  # three times as fast as searching it
-                except UnicodeEncodeError as error:
-                    files[number].drop_broken(text, error.start)
-                    continue
                 texts.append(text)
                 numbers.append(number)
                 size += len(text)
@@ -222,7 +217,9 @@ def _clean_batches(task: Task, report: PartReport) -> Iterator[tuple[list[str], 
             for document, number in zip(documents, numbers, strict=True):
                 text = Conversation(document) if isinstance(document, list) else document
                 file = report.files[number]
+                lost = file.lost.total()
                 pieces = _fitting(_clean(text, file, task, report.examples), file, task.settings)
+                file.counts["cleaned"] += len(text) - sum(map(len, pieces)) - (file.lost.total() - lost)
                 kept += pieces
                 owners += [number] * len(pieces)
             yield kept, owners

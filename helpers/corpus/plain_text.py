@@ -3,6 +3,7 @@
 Knows neither files nor encodings: the pieces come decoded, and where one ends does not matter.
 """
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -32,22 +33,45 @@ def with_line_ends(pieces: Iterable[str], counts: Counter, ends: str = ENDS) -> 
         yield "\n"
 
 
+_BLANK_START = re.compile(r"\A\s*\n")
 _GAP = re.compile(r"\n(?:[^\S\n]*\n)+")
+# marks of other trainers: those that part documents anywhere, those that do on a line of their own, and others
+_PARTING = ("<|endoftext|>", "<|end_of_text|>")
+_ALONE = ("</s>", "<s>", "[SEP]", "[CLS]", "[EOS]", "<eos>", "<sep>", "<|begin_of_text|>")
+_MARKS = (*_PARTING, *_ALONE, "<|im_start|>", "<|im_end|>", "<|eot_id|>")
+ADVICE = "make each a record, or in a .txt write <|endoftext|> there"
+_BORDER = re.compile(
+    rf"(?:{'|'.join(map(re.escape, _PARTING))})|(?<![^\n])[ \t]*(?:{'|'.join(map(re.escape, _ALONE))})[ \t]*(?=\n)"
+)
 
 
-def split_documents(pieces: Iterable[str], mode: str) -> Iterator[str]:
+def marks_in(text: str) -> list[str]:
+    """Return which of other trainers' marks are in a text."""
+    return [mark for mark in _MARKS if mark in text] if "<" in text or "[" in text else []
+
+
+def split_documents(pieces: Iterable[str], mode: str, counts: Counter | None = None) -> Iterator[str]:
     """Yield the documents of a text: each "line", each "block" between blank lines, or the whole "file".
 
-    The text comes in pieces, whose borders do not matter, with \\n as line end. A document longer than LONGEST_DOCUMENT
-    is cut at the next line end; a line of twice as many characters, in its middle.
+    In each mode a mark of other trainers that parts documents ends one, and is counted. The text comes in pieces, whose
+    borders do not matter, with \\n as line end. A document longer than LONGEST_DOCUMENT is cut at the next line end; a
+    line of twice as many characters, in its middle.
     """
     rest = ""
-    for piece in pieces:
-        text = rest + piece
-        *whole, rest = text.split("\n") if mode == "line" else _GAP.split(text) if mode == "block" else [text]
+    for piece in itertools.chain(pieces, ["\n"]):
+        texts = [rest + piece]
+        if marks_in(texts[0]):
+            if counts is not None:
+                counts.update(
+                    f"{mark[0].strip()} is taken as the end of a document" for mark in _BORDER.finditer(texts[0])
+                )
+            texts = _BORDER.split(texts[0])
+        if mode != "file":
+            texts = [each for text in texts for each in (text.split("\n") if mode == "line" else _GAP.split(text))]
+        *whole, rest = texts
         for document in whole:
             yield from _of_bounded_length(document)
-        while len(rest := _without_blank_start(rest)) > 2 * LONGEST_DOCUMENT:
+        while len(rest := _BLANK_START.sub("", rest)) > 2 * LONGEST_DOCUMENT:
             document, rest = _cut(rest)
             yield document
     yield from _of_bounded_length(rest)
@@ -55,7 +79,7 @@ def split_documents(pieces: Iterable[str], mode: str) -> Iterator[str]:
 
 def _of_bounded_length(text: str) -> Iterator[str]:
     """Yield a document whole, or in pieces if it is too long; nothing if it is blank."""
-    while len(text := _without_blank_start(text)) > LONGEST_DOCUMENT:
+    while len(text := _BLANK_START.sub("", text)) > LONGEST_DOCUMENT:
         document, text = _cut(text)
         yield document
     if text and not text.isspace():
@@ -70,23 +94,14 @@ def _cut(text: str) -> tuple[str, str]:
     return (text[:at], text[at + 1 :]) if at >= 0 else (text[: 2 * LONGEST_DOCUMENT], text[2 * LONGEST_DOCUMENT :])
 
 
-def _without_blank_start(text: str) -> str:
-    if not text[:1].isspace():
-        return text
-    return text[text.rfind("\n", 0, len(text) - len(text.lstrip())) + 1 :]
+def find_mode(pieces: Iterable[str]) -> str:
+    """Return how a text is best cut: in "block" if there are some, but as a "file" where other trainers' marks part it.
 
-
-def has_blocks(pieces: Iterable[str]) -> bool:
-    """Return whether there is a blank line with text before and after it."""
-    seen, blanks = False, ""
-    for piece in pieces:
-        piece = blanks + piece if seen else piece.lstrip()
-        text = piece.rstrip()
-        if _GAP.search(text):
-            return True
-        seen = seen or bool(text)
-        blanks = "\n" * min(2, piece.count("\n", len(text)))
-    return False
+    What is shorter than a piece of a long document is a block: a blank line stands beside it.
+    """
+    counts: Counter = Counter()
+    blocks = sum(len(text) < LONGEST_DOCUMENT for text in split_documents(pieces, "block", counts))
+    return "block" if blocks > 1 and not counts else "file"
 
 
 def lines_of(pieces: Iterable[str]) -> Iterator[str]:

@@ -5,13 +5,17 @@ described.
 """
 
 import functools
-import string
+import itertools
+import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from helpers.corpus import conversations
-from helpers.corpus.conversations import Conversation, NotAConversation
-from helpers.corpus.report import FileReport
+from helpers.corpus.conversations import Conversation, NotAConversation, characters, unused
+from helpers.corpus.encodings import BadFile
+from helpers.corpus.plain_text import MARK
+from helpers.corpus.report import UNDECODABLE, FileReport
 
 MODES = ("auto", "block", "line", "file")
 FIRST_FEW = 3  # bad records that are described
@@ -38,6 +42,11 @@ class ReadOptions:
         """Return whether to read a record with these keys as a conversation: it lacks the text that is asked for."""
         return self.text_key not in names if self.text_key == "text" else self.text_key in conversations.LISTS
 
+    def fits(self, names: Collection[str]) -> bool:
+        """Return whether records with these keys have all that a text is made of, or what a conversation is."""
+        has_all = set(parse_template(self.text_key)[0]) <= set(names)
+        return has_all or self.may_converse(names) and conversations.has_form(names)
+
 
 @functools.cache
 def parse_template(text_key: str) -> tuple[list[str], tuple[tuple[str, str], ...]]:
@@ -45,25 +54,39 @@ def parse_template(text_key: str) -> tuple[list[str], tuple[tuple[str, str], ...
 
     "{title}\\n{ask}" has braces, so it is a template; anything else is the name of one column. Raises ValueError.
     """
-    try:
-        parsed = list(string.Formatter().parse(text_key))
-    except ValueError as error:
-        raise ValueError(f"text_key '{text_key}': {error}. Write a template like {{title}}\\n{{ask}}") from None
-    if all(name is None for _, name, _, _ in parsed):
+    parts = re.split(r"\{([^{}\[\].!:]+)\}", text_key)
+    texts, names = parts[::2], parts[1::2]
+    if any(brace in text for text in texts for brace in "{}"):
+        raise ValueError(
+            f"text_key '{text_key}': between braces, write the plain name of a column or key, like {{title}}\\n{{ask}}"
+        )
+    if not names:
         return [text_key], ()
-    for _, name, form, conversion in parsed:
-        if name is not None and (not name.strip() or form or conversion or set(name) & set(".[]")):
-            raise ValueError(
-                f"text_key '{text_key}': between braces, write the plain name of a column or key, like {{title}}"
-            )
-    pieces = tuple((before.replace("\\n", "\n"), name or "") for before, name, _, _ in parsed)
-    return list(dict.fromkeys(name for _, name in pieces if name)), pieces
+    pieces = zip((text.replace("\\n", "\n") for text in texts), [*names, ""], strict=True)
+    return list(dict.fromkeys(names)), tuple(pieces)
 
 
 def type_name(value) -> str:
     """Return what JSON calls a value: object, list, string, boolean, null, number."""
     names = {dict: "object", list: "list", str: "string", bytes: "string of bytes", bool: "boolean", type(None): "null"}
     return names.get(type(value), "number")
+
+
+def distinct(names: Iterable[str]) -> list[str]:
+    """Return names of columns or keys, none of them twice: of two "text", the second is called "text (2)"."""
+    found: dict[str, None] = {}
+    for number, name in enumerate(names, 1):
+        name = name.strip(MARK) or f"column {number}"
+        others = (f"{name} ({n})" for n in itertools.count(2))
+        found[next(each for each in itertools.chain([name], others) if each not in found)] = None
+    return list(found)
+
+
+def require(options: ReadOptions, names: Collection[str]) -> None:
+    """Raise BadFile for a table in whose columns there is no text."""
+    if not options.fits(names):
+        missing = next(name for name in parse_template(options.text_key)[0] if name not in names)
+        raise BadFile(f"no column '{missing}'; the columns are {', '.join(names)[:500]} (choose with text_key)")
 
 
 class _Unreadable(Exception):
@@ -79,9 +102,10 @@ class Problems:
         self.described: list[str] = []
         self.keys: set[str] = set()
 
-    def add(self, number: int, why: object, characters: int = 0) -> None:
-        """Count a record that is left out, with so many characters of text if that is known."""
-        self.report.drop("unreadable", characters)
+    def add(self, number: int, why: object, size: int) -> None:
+        """Count a record that is left out, with so many characters."""
+        self.report.counts["read"] += size
+        self.report.drop("unreadable", size)
         self.count += 1
         if self.count <= FIRST_FEW:
             self.described.append(f"{self.unit} {number:,}: {why}")
@@ -93,41 +117,68 @@ class Problems:
             more = f", and {self.count - FIRST_FEW:,} more" if self.count > FIRST_FEW else ""
             notes.append("; ".join(self.described) + more)
         if self.refused:
-            notes.append(
-                "in a conversation user and assistant take turns, perhaps after a system line: mend these records, or "
-                "read all of them as plain text (choose a key, or a template like {ask}\\n{answer}, with text_key)"
-            )
+            notes.append("user and assistant take turns: mend these, or read all as texts (text_key={ask}\\n{answer})")
         if self.keys:
             notes.append(f"keys there: {', '.join(sorted(self.keys)[:8])} (choose one with text_key)")
 
 
 def read_texts_of(records: Iterable[tuple], options: ReadOptions, problems: Problems) -> Iterator[str]:
-    """Yield the document of each (number, record) that has one; count and describe the others."""
+    """Yield the document of each (number, record) that has one; count and describe the others, and what is not used."""
     talks = 0
+    report, asked = problems.report, options.text_key
     for number, record in records:
+        size = characters(record)
+        spare: Counter = Counter()
         try:
-            text = _document_of(record, options)
+            text = _document_of(record, options, spare)
         except (_Unreadable, NotAConversation) as error:
-            problems.add(number, error)
+            problems.add(number, error, size)
             if isinstance(error, NotAConversation):
                 problems.refused += 1
             elif isinstance(record, dict):
-                problems.keys.update(map(str, record))
+                problems.keys.update(map(str, record.keys() - {asked}))
             continue
+        report.account(size, len(text or ""), spare)
         if text is None:
-            problems.report.drop("empty", 0)
-        else:
-            talks += isinstance(text, Conversation)
+            report.drop("empty", 0)
+            continue
+        if isinstance(text, Conversation):
+            talks += 1
+        elif asked == "text" and isinstance(record, dict) and conversations.has_form(record):
+            report.counts[_BESIDE] += 1
+        if (text := _without_halves(text, report)) is not None:
             yield text
     if talks:
-        problems.report.notes.append("read as conversations")
+        report.notes.append("read as conversations")
     problems.note()
 
 
-def _document_of(record, options: ReadOptions) -> str | None:
+_BESIDE = "a conversation stands beside a 'text', which alone was read: text_key='conversations' reads it instead"
+_HALF = re.compile("[\ud800-\udfff]")
+
+
+def _without_halves(text: str, report: FileReport) -> str | None:
+    """Return a document with U+FFFD for each half character (a lone surrogate), which no file can store.
+
+    None for one in which bytes are no text: these are there as marks, see `encodings.read_blocks`.
+    """
+    try:
+        text.encode()  # three times as fast as searching it
+    except UnicodeEncodeError as error:
+        if "\udc80" <= text[error.start] <= "\udcff":
+            report.drop(UNDECODABLE, len(text))
+            return None
+        mended, halves = _HALF.subn("\ufffd", text)
+        report.rules["half characters"] += halves
+        return text.with_lines(mended) if isinstance(text, Conversation) else mended
+    return text
+
+
+def _document_of(record, options: ReadOptions, spare: Counter) -> str | None:
     """Return a string as it is, a conversation, what an object has under the key, or what a template makes of it.
 
-    None stands for a template whose fields are all empty. Raises _Unreadable, NotAConversation.
+    None stands for a template whose fields are all empty. What is not used is counted in `spare`. Raises _Unreadable,
+    NotAConversation.
     """
     wanted, pieces = parse_template(options.text_key)
     if isinstance(record, str):
@@ -136,19 +187,21 @@ def _document_of(record, options: ReadOptions) -> str | None:
         raise _Unreadable(f"a {type_name(record)}, not a text")
     if not pieces:
         value = record.get(wanted[0])
-        if isinstance(value, str):  # as nearly all are
-            return value
-        if not _is_text(value) and options.may_converse([key for key in record if not _is_missing(record[key])]):
-            if (messages := conversations.read_messages(record)) is not None:
+        is_list = options.text_key in conversations.LISTS and conversations.listed(value) is not None
+        is_text = not is_list and conversations.text_of(value, Counter()) is not None
+        if not is_text and options.may_converse([key for key in record if not _is_missing(record[key])]):
+            if (messages := conversations.read_messages(record, spare)) is not None:
                 return Conversation(messages)
-        return _field(value, f"{'bytes, not a' if isinstance(value, bytes) else 'no'} string under '{wanted[0]}'")
+        spare.update(unused(record, wanted))
+        return _field(value, wanted[0], spare)
     if not any(name in record for name in wanted):
         raise _Unreadable(f"nothing under '{', '.join(wanted)}'")
+    spare.update(unused(record, wanted))
     fields = []
     for _, name in pieces:
         value = record.get(name) if name else None
         value = "" if _is_missing(value) or value == [] else str(value) if isinstance(value, int | float) else value
-        fields.append(_field(value, f"a {type_name(value)} under '{name}', not a text"))
+        fields.append(_field(value, name, spare))
     if not any(map(str.strip, fields)):
         return None
     return "".join(before + field for (before, _), field in zip(pieces, fields, strict=True))
@@ -159,12 +212,8 @@ def _is_missing(value) -> bool:
     return value is None or value != value
 
 
-def _is_text(value) -> bool:
-    return isinstance(value, str) or isinstance(value, list) and bool(value) and all(isinstance(x, str) for x in value)
-
-
-def _field(value, problem: str) -> str:
-    """Return a string, or a list of strings as lines. Raises _Unreadable with the problem for anything else."""
-    if not _is_text(value):
-        raise _Unreadable(problem)
-    return value if isinstance(value, str) else "\n".join(value)
+def _field(value, name: str, spare: Counter) -> str:
+    """Return a string, or a list of strings as lines. Raises _Unreadable for anything else."""
+    if (text := conversations.text_of(value, spare)) is None:
+        raise _Unreadable(f"{'nothing' if value is None else f'no text but a {type_name(value)}'} under '{name}'")
+    return text

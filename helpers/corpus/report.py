@@ -13,6 +13,8 @@ from helpers.wording import printable
 
 UNDECODABLE = "undecodable"  # why lines of a text were left out, and records with such a line
 NOTES = 10  # notes kept of a file; one in many slices may have thousands
+HARMLESS = ("read as conversations", "cut into", "written clean")  # notes on what is no loss
+FIELDS = 100  # reasons kept of a file, most of them fields that are not used
 _COUNTERS = ("dropped", "lost", "rules", "counts")  # fields of a file's report
 
 
@@ -26,12 +28,13 @@ class FileReport:
     documents: int = 0  # kept
     characters: int = 0  # in these
     dropped: Counter = field(default_factory=Counter)  # reason -> documents
-    lost: Counter = field(default_factory=Counter)  # reason -> characters in these
+    lost: Counter = field(default_factory=Counter)  # reason -> characters in these, or of a field that is not used
     rules: Counter = field(default_factory=Counter)  # cleaning rule -> places changed
     notes: list[str] = field(default_factory=list)  # what a person should know about it
     bad: str = ""  # why the file could not be used
-    # what becomes notes when the slices of the file are joined, and is not in report.json: the signs of mojibake;
-    # "long" documents and the "pieces" that they were cut into; "shortened" conversations, which lost their end
+    # what becomes notes when the slices of the file are joined: the signs of mojibake; "long" documents and the
+    # "pieces" that they were cut into; "shortened" conversations, which lost their end; how often something was read by
+    # a guess, a sentence each. And, of characters, what `balance` needs
     counts: Counter = field(default_factory=Counter)
 
     def drop(self, reason: str, characters: int, documents: int = 1) -> None:
@@ -39,23 +42,24 @@ class FileReport:
         self.dropped[reason] += documents
         self.lost[reason] += characters
 
-    def drop_broken(self, text: str, at: int) -> None:
-        """Count a document that holds half a character (a lone surrogate), which no file can store."""
-        if "\udc80" <= text[at] <= "\udcff":  # the mark of a byte, see `encodings.read_blocks`
-            self.drop(UNDECODABLE, len(text))
-            return
-        if not self.dropped["with half characters"]:
-            self.notes.append(f"character {at:,} of a document is half a character (lone surrogate)")
-        self.drop("with half characters", len(text))
+    def account(self, read: int, kept: int, spare: dict[str, int]) -> None:
+        """Count the characters of a record: `kept` of them became a document; `spare` says of others why not."""
+        self.counts["read"] += read
+        self.counts["form"] += read - kept - sum(spare.values())
+        for reason, n in spare.items():
+            self.lost[reason if reason in self.lost or len(self.lost) < FIELDS else "other fields"] += n
+
+    def balance(self) -> dict[str, int]:
+        """Return where the characters went that were read: "form" are blank lines and roles, less what joins fields."""
+        went = {"kept": self.characters, "lost": self.lost.total()}
+        return went | {name: self.counts[name] for name in ("read", "cleaned", "form")}
 
     def shorten(self, before: Conversation, after: Conversation) -> None:
         """Count what a conversation lost at its end, if anything; a lone system line is not counted."""
         turns, kept = (sum(message["role"] != SYSTEM for message in each.messages) for each in (before, after))
         if kept < turns:
             self.counts["shortened"] += kept > 0  # else it is counted as dropped
-            self.lost["end of a conversation"] += sum(
-                len(message["content"]) for message in before.messages[kept - turns :]
-            )
+            self.lost["end of a conversation"] += sum(len(turn["content"]) for turn in before.messages[kept - turns :])
 
     def add(self, other: "FileReport") -> None:
         """Add the next slice of the same file."""
@@ -70,8 +74,11 @@ class FileReport:
         """Put the counts of the whole file in words, as notes."""
         self.notes = list(map(printable, self.notes))
         if self.bad:  # no half of a file stays behind
-            self.dropped, self.lost, self.rules, self.notes = Counter(), Counter(), Counter(), []
+            self.notes = []
+            for name in _COUNTERS:
+                getattr(self, name).clear()
             return
+        self.notes[:0] = [f"{told} ({n:,} times)" if n > 1 else told for told, n in self.counts.items() if " " in told]
         if len(self.notes) > NOTES:
             self.notes[NOTES:] = [f"and {len(self.notes) - NOTES:,} notes more, of other slices of this file"]
         if long := self.counts["long"]:
@@ -136,9 +143,11 @@ class Report:
 
     def as_json(self) -> str:
         """Return the text of report.json."""
-        files = [{**vars(file), "source": file.name} for file in self.files]
+        files = [{**vars(file), "source": file.name, "balance": file.balance()} for file in self.files]
         for file in files:
-            del file["name"], file["counts"]
+            if not file.pop("counts")["read"]:  # the built-in corpus is not read
+                del file["balance"]
+            del file["name"]
         written = {**vars(self), "files": files, "outputs": [path.name for path in self.outputs]}
         del written["inputs"]
         return printable(json.dumps(written, ensure_ascii=False, indent=1, sort_keys=True)) + "\n"
@@ -151,7 +160,22 @@ class Report:
         result |= {"files": len(self.files), "bad_files": sum(bool(file.bad) for file in self.files)}
         if self.floor_bits_per_char is not None:
             result["floor_bits_per_char"] = self.floor_bits_per_char
-        return result
+        return result | ({"losses": losses[:10]} if (losses := self.losses()) else {})
+
+    def losses(self) -> list[str]:
+        """Return in sentences what was left out, lost or read by a guess: whole files, then most characters first."""
+        told = [f"{file.name} is not used: {file.bad}" for file in self.files if file.bad]
+        told += [f"not read: {n:,} {kind}" for kind, n in self.left_out.most_common()]
+        lost = self.lost + Counter(
+            {"taken away by the cleaning rules": sum(file.counts["cleaned"] for file in self.files)}
+        )
+        for reason in dict.fromkeys([*(reason for reason, _ in lost.most_common()), *self.dropped]):
+            names = [file.name for file in self.files if file.lost[reason] or file.dropped[reason]]
+            where = f", in {', '.join(names[:3])}{f' and {len(names) - 3:,} file(s) more' if len(names) > 3 else ''}"
+            what = f"{self.dropped[reason]:,} document(s) left out, {reason}" if reason in self.dropped else reason
+            told.append(f"{what}: {lost[reason]:,} characters{where if names else ''}")
+        notes = ((file.name, note) for file in self.files for note in file.notes)
+        return told + [f"{name}: {note}" for name, note in notes if not any(map(note.__contains__, HARMLESS))]
 
     def rows(self) -> list[tuple]:
         """Return a row per file: name, encoding, documents, characters, dropped, what to know about it."""

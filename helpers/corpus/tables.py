@@ -1,163 +1,176 @@
 """Tables: the rows of CSV, TSV and Parquet, each as {column: value}, a few at a time.
 
-Rows that a separator or a quotation mark in the text has broken are mended where only one reading is possible, and
-else reported. What a row becomes is decided in `records`.
+Of the dialects in which programs write a CSV, the one is taken that fits the most rows; a row that does not fit its
+header is a problem, never half read. What a row becomes is decided in `records`.
 """
 
 import contextlib
 import csv
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-from helpers.corpus import conversations
 from helpers.corpus.encodings import BadFile
 from helpers.corpus.plain_text import MARK, lines_of
-from helpers.corpus.records import Problems, ReadOptions, parse_template
-from helpers.corpus.report import FileReport
+from helpers.corpus.records import Problems, ReadOptions, distinct, parse_template, require
 
 LONGEST_FIELD = 2**24  # characters of a field of a .csv: a quotation mark that is never closed takes all that follows
 PARQUET_ROWS = 256  # read at a time of a .parquet
 
 
-class _Rows:
-    """How many rows are of one sort, and which is the first."""
+class _Dialect(NamedTuple):
+    """How quotation marks are meant."""
 
-    def __init__(self):
-        self.count = self.first = 0
+    note: str  # what is said of a file that is read so; "" for the usual one
+    form: dict  # what `csv.reader` takes
+    escapes: bool = False  # \" is a quotation mark, and \\ a backslash
+    unlike: str = ""  # a field that looks so was meant otherwise
 
-    def add(self, number: int) -> None:
-        self.count, self.first = self.count + 1, self.first or number
+
+_PLAIN = _Dialect("its quotation marks are part of the text", {"quoting": csv.QUOTE_NONE}, unlike='".+"')
+_DIALECTS = (  # the likeliest first
+    _Dialect("", {}),
+    _Dialect('its quotation marks are written \\", as MySQL does: read as "', {}, escapes=True),
+    _Dialect("spaces follow its separators: they are left out", {"skipinitialspace": True}),
+    _PLAIN,
+    _Dialect("its fields are enclosed in '", {"quotechar": "'"}, unlike='".*'),
+)
 
 
 def table_rows(
     pieces: Callable[[], Iterator[str]], kind: str, options: ReadOptions, problems: Problems
 ) -> Iterator[tuple]:
-    """Yield (number, {column: field}) of a .csv or .tsv, whose first row names the columns.
-
-    A row with more fields than there are columns is read where its text can only be one, else it is a problem.
-    """
+    """Yield (number, {column: field}) of a .csv or .tsv, whose first row names the columns. Raises BadFile."""
     csv.field_size_limit(LONGEST_FIELD)
     wanted, template = parse_template(options.text_key)
     # 1. the columns
-    lines = lines_of(pieces())
-    first = next((line for row in lines if (line := row.lstrip(MARK)).strip()), "")
+    first = next((row for row in _lines(pieces) if row.strip()), "")
     if not first:
         return
-    mark = _separator(first, "\t" if kind == ".tsv" else ",;\t", wanted, options)
-    plain = mark == "\t" and _has_plain_quotes(pieces, problems.report)
-    rows = _fields(chain([first], lines), mark, plain)
-    header = [name.strip().strip('"' if plain else "") for name in next(rows)[1]]
-    missing = [name for name in wanted if name not in header]
-    if missing and not (options.may_converse(header) and conversations.has_pair(header)):
-        raise BadFile(
-            f"no column '{missing[0]}'; the first row of a {kind} names its columns, here: "
-            f"{', '.join(header)[:500]} (choose with text_key)"
-        )
-    columns, is_last = len(header), not template and header[-1] == wanted[0]
-    empty: dict[str, str] = dict.fromkeys(header, "") if missing else {}  # the answer that a short row lacks
+    says = re.match('"?sep=(.)', first)  # Excel's own first line
+    mark = says[1] if says else _separator(first, "\t" if kind == ".tsv" else ",;\t", options)
+    misfits: list[float] = []
+    for dialect in _DIALECTS:
+        misfits.append(_misfits(_rows(_lines(pieces), mark, dialect, bool(says)), mark, dialect))
+        if not misfits[-1]:
+            break
+    dialect = _DIALECTS[misfits.index(min(misfits))]
+    rows = _rows(_lines(pieces), mark, dialect, bool(says))
+    _, names, _ = next(rows)
+    header = distinct(name.strip().strip('"' if dialect is _PLAIN else "") for name in names)
+    require(options, header)
+    columns, joins = len(header), not template and header[-1] == wanted[0]
+    needed = max(header.index(name) + 1 if name in header else columns for name in wanted)
     # 2. the rows
-    short, joined = _Rows(), _Rows()
-    for number, row in rows:
-        if len(row) < columns:
-            short.add(number)
-        elif len(row) > columns and any(map(str.strip, row[columns:])):
-            if not is_last:
-                why = f"{len(row):,} fields for {columns:,} columns: does one hold {mark!r}, but is not in quotes?"
-                problems.add(number, why, len(mark.join(row)))
-                continue
-            joined.add(number)
-            row[columns - 1 :] = [mark.join(row[columns - 1 :])]
-        yield number, empty | dict(zip(header, row, strict=False))
-    notes = problems.report.notes
-    if short.count:
-        notes.append(f"{short.count:,} row(s) have fewer than {columns:,} columns; the first is row {short.first:,}")
-    if joined.count:
-        notes.append(
-            f"{joined.count:,} row(s) have more than {columns:,} columns: all that follows was joined to "
-            f"'{wanted[0]}', with {mark!r}; the first is row {joined.first:,}"
-        )
+    if dialect.note:
+        problems.report.notes.append(dialect.note)
+    for number, fields, written in rows:
+        fitted, why = _fitted(fields, written, columns, mark, needed, joins)
+        if fields == names and columns > 1:  # a file that was put behind another
+            fitted, why = [], "the header once more"
+        if not fitted:
+            problems.add(number, why, sum(map(len, written)))
+            continue
+        if why:
+            problems.report.counts[why] += 1
+        yield number, dict(zip(header, fitted, strict=False))
 
 
-def _fields(lines: Iterable[str], mark: str, plain: bool) -> Iterator[tuple[int, list[str]]]:
-    """Yield (number, fields) of the rows that are not blank; `plain`: quotation marks are text.
+def _fitted(
+    fields: list[str], written: list[str], columns: int, mark: str, needed: int = 0, joins: bool = False
+) -> tuple[list[str], str]:
+    """Return the fields of a row, one a column, or none; and what was guessed about it, or why there are none.
+
+    The last columns may be missing, if the first `needed` are there; what is too much may belong to the last: `joins`.
+    """
+    found = len(fields)
+    if not found:
+        return [], "text follows a quotation mark that closes a field"
+    if columns > found >= (needed or columns):
+        return fields, f"a row has fewer than {columns:,} columns"
+    if found >= columns and not any(map(str.strip, fields[columns:])):
+        several = mark == "\t" and len(written) > 1 and {line.count(mark) for line in written} == {columns - 1} != {0}
+        return fields[:columns], _SEVERAL if several else ""
+    if joins and found > columns and written == [mark.join(fields)]:
+        guess = f"a row has more than {columns:,} columns: all that follows was joined to the last"
+        return [*fields[: columns - 1], mark.join(fields[columns - 1 :])], guess
+    which = repr(mark) if found > columns else "a line end"
+    return [], f"fields: {found:,}, columns: {columns:,}. Does one hold {which}, but is not in quotes?"
+
+
+_SEVERAL = 'a row may be several rows, joined by two " of the text: if so, write these twice, and one around its field'
+
+
+def _misfits(rows: Iterator[tuple], mark: str, dialect: _Dialect) -> float:
+    """Return how many rows do not fit the header if they are read in this dialect."""
+    count = 0
+    try:
+        columns = len(next(rows)[1])
+        if dialect is _PLAIN and columns == 1 and mark != "\t":
+            return math.inf  # any line would fit
+        for _, fields, written in rows:
+            unlike = dialect.unlike and any(re.fullmatch(dialect.unlike, field, re.S) for field in fields)
+            count += bool(unlike) or not _fitted(fields, written, columns, mark)[0]
+    except BadFile:
+        return count + 1
+    return count
+
+
+def _lines(pieces: Callable[[], Iterator[str]]) -> Iterator[str]:
+    """Yield lines without a byte order mark, which stands in the middle where one file was put behind another."""
+    return (line.lstrip(MARK) for line in lines_of(pieces()))
+
+
+def _rows(lines: Iterable[str], mark: str, dialect: _Dialect, skip: bool) -> Iterator[tuple[int, list[str], list[str]]]:
+    """Yield (number, fields, lines) of the rows that are not blank, less the first if `skip`; a torn one has no field.
 
     Raises BadFile for a quotation mark that none closes.
     """
-    ended = chain((f"{line}\n" for line in lines), [_END])
-    reader = csv.reader(ended, delimiter=mark, quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL)
-    number = before = 0  # before: lines before the row that is read
-    try:
-        for number, row in enumerate(reader, 1):
-            if row == [_END]:
-                return
-            if row and _END in row[-1]:
-                where = f"row {number:,}, line {before + 1:,}" if number > 1 else "the first row"
-                raise BadFile(f"a quotation mark opens in {where}, and none closes it")
-            before = reader.line_num
-            if row:
-                yield number, row
-    except csv.Error as error:
-        raise _bad_row(number + 1, before + 1, error) from None
+    held: list[str] = []  # the lines of the row that is read
+
+    def ended() -> Iterator[str]:
+        for line in lines:
+            held.append(line)
+            yield (_ESCAPE.sub(lambda m: '""' if m[1] == '"' else m[1], line) if dialect.escapes else line) + "\n"
+
+    reader, line = csv.reader(ended(), delimiter=mark, strict=True, **dialect.form), 1
+    for number in itertools.count(1):
+        fields, fault = [], ""
+        try:
+            fields = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            fault = str(error)
+        if "limit" in fault or "end of data" in fault:
+            raise BadFile(f"a quotation mark opens in row {number:,}, line {line:,}, and none closes it")
+        if (fields or fault) and not skip:
+            yield number, fields, held
+        skip = skip and not fields
+        line += len(held)
+        held.clear()
 
 
-def _bad_row(number: int, line: int, error: csv.Error) -> BadFile:
-    hint = ": does a quotation mark open in it that none closes?" if "limit" in str(error) else ""
-    return BadFile(f"row {number:,}, which starts in line {line:,}: {error}{hint}")
+_ESCAPE = re.compile(r'\\(["\\])')
 
 
-def _has_plain_quotes(pieces: Callable[[], Iterator[str]], report: FileReport) -> bool:
-    """Return whether the quotation marks of a tab-separated table are text; note this, and where it may be so.
-
-    They are where one opens a field but does not close it: at its end, as those do that programs write.
-    """
-    if not any('"' in piece for piece in pieces()):
-        return False
-    doubtful, columns = _Rows(), 0
-    tabs: list[int] = []  # in each line of the row that is read
-
-    def counted() -> Iterator[str]:
-        for line in lines_of(pieces()):
-            tabs.append(line.count("\t"))
-            yield f"{line}\n"
-
-    try:
-        for number, row in enumerate(csv.reader(counted(), delimiter="\t", strict=True), 1):
-            columns = columns or len(row)
-            if len(tabs) > 1 and set(tabs) == {columns - 1} != {0}:  # each of its lines has all columns
-                doubtful.add(number)
-            tabs.clear()
-    except csv.Error:
-        report.notes.append("its quotation marks are part of the text: they do not enclose whole fields")
-        return True
-    if doubtful.count:
-        report.notes.append(
-            f"{doubtful.count:,} row(s) may be several rows each, joined by two quotation marks of the text; the first "
-            f"is row {doubtful.first:,}: if so, write the marks of the text twice, and one more around its field"
-        )
-    return False
-
-
-def _separator(line: str, marks: str, wanted: Sequence[str], options: ReadOptions) -> str:
+def _separator(line: str, marks: str, options: ReadOptions) -> str:
     """Return the mark under which the header has the wanted columns, or else the most."""
-    try:
-        headers = {mark: [name.strip() for name in next(csv.reader([line], delimiter=mark))] for mark in marks}
-    except csv.Error as error:
-        raise _bad_row(1, 1, error) from None
 
     def likely(mark: str) -> tuple:
-        names = headers[mark]
-        paired = options.may_converse(names) and conversations.has_pair(names)
-        return set(wanted) <= set(names) or paired, len(names), -marks.index(mark)
+        with contextlib.suppress(csv.Error):
+            names = [name.strip() for name in next(csv.reader([line], delimiter=mark))]
+            return options.fits(names), len(names), -marks.index(mark)
+        return False, 0, 0
 
     return max(marks, key=likely)
 
 
-_END = "\0end\0"  # a row of its own, or swallowed by a quotation mark that is never closed
-
-
-def parquet_rows(path: Path, options: ReadOptions) -> Iterator[tuple]:
-    """Yield (number, {column: value}) of a .parquet, some rows at a time."""
+def parquet_rows(path: Path, options: ReadOptions, problems: Problems) -> Iterator[tuple]:
+    """Yield (number, {column: value}) of a .parquet, some rows at a time, without the columns of bytes."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -166,22 +179,16 @@ def parquet_rows(path: Path, options: ReadOptions) -> Iterator[tuple]:
     wanted, number = parse_template(options.text_key)[0], 0
     try:
         with parquet.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            missing = [name for name in wanted if name not in names]
-            # a conversation, where there is no text, or beside it for the rows that have none
-            beside = [name for name in names if name in conversations.KEYS and name not in wanted]
-            if not options.may_converse(set(names) - set(wanted)) or not conversations.has_form(beside):
-                beside = []
-            if missing and not beside:
-                raise BadFile(f"no column '{missing[0]}'; there: {', '.join(names)[:500]} (choose with text_key)")
-            wanted = [name for name in wanted if name in names]
-            bytes_types = (pyarrow.binary(), pyarrow.large_binary())
-            binary = [field.name for field in file.schema_arrow if field.type in bytes_types]
-            for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=[*wanted, *beside], use_threads=False):
-                if wanted and not batch.column(wanted[0]).null_count:
-                    batch = batch.select(wanted)  # what stands beside is not needed, and may be much
-                for row in batch.to_pylist():
+            names = distinct(file.schema_arrow.names)
+            require(options, names)
+            binary = [name for name, kind in zip(names, file.schema_arrow.types, strict=True) if "binary" in str(kind)]
+            if passed := [name for name in binary if name not in wanted]:
+                problems.report.notes.append(f"no text but bytes, which are not read: {', '.join(passed)}")
+            kept = [name for name in names if name not in passed] if passed else None
+            for batch in file.iter_batches(PARQUET_ROWS, columns=kept, use_threads=False):
+                for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                     number += 1
+                    row = dict(zip(kept or names, values, strict=True))
                     yield number, row | {name: _decoded(row[name]) for name in binary if name in row}
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and error.filename:

@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+from collections import Counter
 
 import pytest
 from corpora import all_conversations, build, bytes_of, everything, read_text, write_conversations
@@ -18,6 +19,10 @@ from helpers.corpus.encodings import BadFile
 def talk(*contents, system=None):
     turns = [{"role": (USER, ASSISTANT)[i % 2], "content": content} for i, content in enumerate(contents)]
     return ([{"role": SYSTEM, "content": system}] if system is not None else []) + turns
+
+
+def masked(content, **says):
+    return [{"role": ASSISTANT, "content": content, **says}]
 
 
 def drawn(n, exchanges=None):
@@ -59,17 +64,28 @@ def drawn(n, exchanges=None):
         ({"id": 7, "prompt": "问", "completion": "答"}, talk("问", "答")),
         ({"query": "问", "response": "答"}, talk("问", "答")),
         ({"title": "题", "ask": "问", "answer": "答"}, talk("问", "答")),
+        ({"question": "问", "context": "文", "answer": "答"}, talk("问\n文", "答")),  # SQuAD
+        ({"instruction": "问", "context": "", "response": "答", "category": "类"}, talk("问", "答")),  # Dolly
+        ({"kind": "类", "input": "问", "target": "答"}, talk("问", "答")),  # Firefly
+        ({"messages": json.dumps(talk("问", "答"))}, talk("问", "答")),  # as in a table
+        ({"messages": str(talk("问", "答"))}, talk("问", "答")),  # of pandas
+        (
+            {"messages": [*talk("问", "答"), {**talk("一")[0], "loss": False}, *masked("二", weight=0)]},
+            talk("问", "答"),
+        ),
+        ({"messages": [{**talk("问")[0], "loss": False}, *masked("答", weight=1)]}, talk("问", "答")),
         ({"问题": "问", "回答": "答"}, talk("问", "答")),
         ({"问": "问", "答": "答"}, talk("问", "答")),
         ({"text": "问"}, None),
         ({"question": "问"}, None),
         ({"messages": "问"}, None),
+        ({"messages": "[坏"}, None),
         ({}, None),
     ],
 )
 def test_forms(record, expected):
     before = copy.deepcopy(record)
-    assert read_messages(record) == expected
+    assert read_messages(record, Counter()) == expected
     assert str(record) == str(before)  # nothing is taken out of it
 
 
@@ -77,6 +93,7 @@ def test_forms(record, expected):
     ("record", "why"),
     [
         ({"messages": []}, "no question with an answer"),
+        ({"messages": [*talk("问"), *masked("答", loss=False)]}, "no question with .* not to be learned"),
         ({"messages": talk("问")}, "no question with an answer"),
         ({"messages": talk(system="线")}, "no question with an answer"),
         ({"messages": [{"role": "user", "content": "一"}] * 2}, "turn 2 is of the user, where the assistant should"),
@@ -84,7 +101,7 @@ def test_forms(record, expected):
         ({"messages": talk("问", "答") + talk(system="线")}, "turn 3 is a system line"),
         ({"messages": talk(system="线") * 2}, "turn 2 is a system line"),
         ({"messages": talk("问", " \n", "问", "答", system="线")}, "turn 3, of the assistant, says nothing"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "turn 1 is of 'tool'; known are system, user, human"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "turn 1 is of 'tool'; known are system, developer, user"),
         ({"messages": [{"content": "x"}]}, "turn 1 says neither under 'role' nor under 'from' who speaks"),
         ({"messages": ["问", "答"]}, "turn 1 says neither"),
         ({"messages": talk([{"type": "image_url"}], "答")}, "turn 1, of the user, holds something besides text"),
@@ -96,9 +113,10 @@ def test_forms(record, expected):
 )
 def test_what_looks_like_a_conversation_and_is_none(record, why):
     with pytest.raises(NotAConversation, match=why):
-        read_messages(record)
+        read_messages(record, Counter())
 
 
+KEYS = [*conversations.LISTS, "question", "answer", "context", "instruction", "input", "output", "system", "history"]
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: (
@@ -109,11 +127,11 @@ ANYTHING = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from(sorted(conversations.KEYS)), ANYTHING, max_size=6))
+@given(st.dictionaries(st.sampled_from(KEYS), ANYTHING, max_size=6))
 @settings(max_examples=300)
 def test_any_record_is_a_conversation_or_none_or_refused(record):
     try:
-        messages = read_messages(record)
+        messages = read_messages(record, Counter())
     except NotAConversation as error:
         assert str(error)
         return
@@ -121,6 +139,24 @@ def test_any_record_is_a_conversation_or_none_or_refused(record):
         spoken = messages[messages[0]["role"] == SYSTEM :]
         assert len(spoken) >= 2 and [turn["role"] for turn in spoken] == [USER, ASSISTANT] * (len(spoken) // 2)
         assert all(isinstance(turn["content"], str) and turn["content"].strip() for turn in messages)
+
+
+def test_what_is_no_turn_is_counted_field_by_field():
+    answer = {"role": "assistant", "content": "答", "reasoning_content": "想一想", "weight": 1}
+    record = {"messages": [*talk("问"), answer, *talk("再")], "tools": [{"name": "工具"}], "system": "线", "id": 7}
+    spare = Counter()
+    assert read_messages(record, spare) == talk("问", "答", system="线")
+    assert spare == {
+        "field 'reasoning_content' is not used": 3,
+        "last question without an answer": 1,
+        "field 'tools' is not used": 2,
+    }
+    spare.clear()
+    read_messages({"messages": [*talk("问", "答", "一"), *masked("二二", loss=0), *talk("三", "四")]}, spare)
+    assert [n for reason, n in spare.items() if "not to be learned" in reason] == [
+        len("assistant二二user三assistant四")
+    ]
+    assert spare["last question without an answer"] == 1
 
 
 # ---- the document ----
@@ -198,25 +234,6 @@ def test_mending_mojibake_moves_no_border(contents, codec, as_gbk):
 # ---- files ----
 
 
-FORMS = [("openai", "jsonl"), ("openai", "json"), ("openai", "parquet"), ("sharegpt", "json"), ("alpaca", "jsonl")]
-PAIRS = ("question,answer", "prompt,completion", "问题,回答", "instruction,output")
-
-
-@pytest.mark.parametrize("codec", ["utf-8", "gb18030"])
-def test_all_forms_give_the_same_conversations(tmp_path, codec):
-    several, single = drawn(30), drawn(30, exchanges=1)
-    assert {len(messages) for messages in several} == {2, 4, 6}
-    pairs = [(pair, kind) for pair in PAIRS for kind in ("csv", "tsv", "jsonl", "parquet")]
-    for form, kind in FORMS + pairs:
-        if kind == "parquet" and codec != "utf-8":  # it has one encoding
-            continue
-        path, talks = tmp_path / f"{form}.{kind}", single if "," in form else several
-        write_conversations(path, form, talks, codec)
-        documents, report = everything(path)
-        assert [list(document.messages) for document in documents] == talks, path.name
-        assert "read as conversations" in report.notes and not report.dropped
-
-
 def test_sliced_and_parallel_the_bytes_are_the_same(raw, monkeypatch):
     write_conversations(raw / "a.jsonl", "sharegpt", drawn(300))
     expected = bytes_of(build(raw / "a.jsonl"))
@@ -237,11 +254,11 @@ def test_what_is_no_conversation_is_counted_with_file_place_and_reason(raw):
     for file, unit in zip(report.files, ("line", "item", "row"), strict=True):
         assert file.notes[0] == "read as conversations" or file.name == "c.csv"
         told = "; ".join(file.notes)
-        assert f"{unit} 3: turn 2, of the assistant, says nothing" in told
-        assert "take turns" in told and "text_key" in told
+        assert f"{unit} 3: turn 2, of the assistant, says nothing" in told or "row 3: fields: 1, columns: 2" in told
+        assert "take turns" in told and "text_key" in told or unit == "row"
     told = "; ".join(report.files[0].notes)
     assert "line 2: no question with an answer" in told
-    assert "line 4: no string under 'text'" in told and "keys there: title" in told
+    assert "line 4: nothing under 'text'" in told and "keys there: title" in told
 
 
 def test_a_text_stays_a_text_unless_conversations_are_asked_for(tmp_path):
@@ -280,13 +297,6 @@ def test_tables_of_questions_and_answers(tmp_path, table, text_key, expected):
         return
     (document,), _ = read_text(tmp_path, "a.csv", table, text_key=text_key)
     assert (list(document.messages) if isinstance(document, Conversation) else document) == expected
-
-
-def test_a_column_that_a_template_names_and_a_parquet_lacks(tmp_path):
-    path = tmp_path / "a.parquet"
-    write_conversations(path, "question,answer", [talk("问", "答")])
-    with pytest.raises(BadFile, match="no column 'title'"):
-        everything(path, text_key="{question}{answer}{title}")
 
 
 # ---- the way into the corpus ----

@@ -7,7 +7,7 @@ import random
 import tracemalloc
 
 import pytest
-from corpora import LINE_ENDS, LINES, SENTENCE, everything, make_tar, read_text
+from corpora import LINE_ENDS, LINES, SENTENCE, make_tar, read_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -101,27 +101,7 @@ def test_memory_is_bounded_by_a_block_not_by_the_file(tmp_path, monkeypatch, nam
     assert peak < size / 3
 
 
-# ---- what stands in any file ----
-
-
-def test_byte_order_marks_inside_a_file(tmp_path):
-    """As `cat a.jsonl b.jsonl` leaves them, and programs that write one before the one that is there."""
-    (tmp_path / "a.jsonl").write_text('\ufeff{"text": "一"}\n\ufeff{"text": "二"}\n\ufeff\n', "utf-8")
-    (tmp_path / "b.json").write_text('\ufeff\ufeff["三"]', "utf-8")
-    (tmp_path / "c.csv").write_text('\ufeff\ufeff"text",n\n四,1\n', "utf-8")
-    documents, report = everything(tmp_path)
-    assert documents == ["一", "二", "三", "四"] and not report.dropped
-
-
 # ---- JSON ----
-
-
-def test_json_lists_of_strings_and_objects(tmp_path):
-    items = ["一", {"text": "二"}, {"text": ["三", "四"]}, "", None, 5, ["六"], {"title": "七"}]
-    documents, report = read_text(tmp_path, "a.json", "\ufeff" + json.dumps(items))
-    assert documents == ["一", "二", "三\n四", ""]
-    assert report.dropped == {"unreadable": 4}
-    assert "item 5: a null, not a text" in report.notes[0] and "title" in report.notes[1]
 
 
 def test_bad_jsonl_lines_are_counted_and_the_rest_is_used(tmp_path):
@@ -133,18 +113,54 @@ def test_bad_jsonl_lines_are_counted_and_the_rest_is_used(tmp_path):
     assert "line 3: not JSON" in report.notes[0] and "and 2 more" in report.notes[0]
 
 
+B = "\ufeff"
+ITEM, PRETTY = '{"text": "%s"}', '{\n "text": "%s",\n "n": [1, 2]\n}'
+
+
 @pytest.mark.parametrize("block", [5, 2**20])
-@pytest.mark.parametrize("between", ["\n", "", None])
-def test_json_that_is_several_values(tmp_path, monkeypatch, block, between):
+@pytest.mark.parametrize(
+    ("name", "text", "documents"),
+    [
+        ("a.json", ITEM % "一", ["一"]),
+        (
+            "a.json",
+            '{"messages": [{"role": "user", "content": "问"}, {"role": "assistant", "content": "答"}]}',
+            ["问\n答"],
+        ),
+        ("a.json", '"一"', ["一"]),
+        ("a.json", '{"text": ["一", {"type": "text", "text": "二"}]}', ["一\n二"]),
+        ("a.json", f'{{"n": "1", "data": [{ITEM % "一"}, {ITEM % "二"}]}}', ["一", "二"]),
+        ("a.json", f'{{"train": [{ITEM % "一"}], "test": [{ITEM % "二"}]}}', "keys there: test, train"),
+        ("a.json", '{"title": "题", "content": ["一", "二"]}', "keys there: content, title"),
+        ("a.json", '{"text": {"0": "一"}}', "item 1: no text but a object under 'text'"),
+        ("a.json", '[{"text": null}]', "item 1: nothing under 'text'"),
+        ("a.json", '[null, 5, ["六"], {"title": "七"}]', "item 1: a null, not a text; item 2: a number, not a text"),
+        ("a.json", '["一", {"text": "二"}, {"text": ["三", "四"]}, ""]', ["一", "二", "三\n四", ""]),
+        ("a.json", f'{B}{B}["一", "二"]', ["一", "二"]),
+        ("a.json", "\n".join(ITEM % x for x in "一二"), ["一", "二"]),
+        ("a.json", "".join(ITEM % x for x in "一二"), ["一", "二"]),
+        ("a.json", "\n".join(PRETTY % x for x in "一二"), ["一", "二"]),
+        ("a.jsonl", "\n".join(PRETTY % x for x in "一二"), ["一", "二"]),
+        ("a.jsonl", f"[\n{ITEM % '一'},\n{ITEM % '二'}\n]", ["一", "二"]),
+        ("a.jsonl", f"{ITEM % '一'},\n{ITEM % '二'},\n", ["一", "二"]),
+        ("a.jsonl", f"{B}{ITEM % '一'}\n{B}{ITEM % '二'}\n{B}\n", ["一", "二"]),
+        ("a.jsonl", f"\x1e{ITEM % '一'}\n\x1e{ITEM % '二'}", ["一", "二"]),
+        ("a.jsonl", f'{{"{B}text": "一"}}', ["一"]),
+        ("a.jsonl", '{"text": "一", "text": "二"}', ["一"]),
+        ("a.jsonl", '{"text": "一\\ud800"}', ["一\ufffd"]),
+        ("a.jsonl", f"{ITEM % '一'}{ITEM % '二'}\n{ITEM % '三'}", ["一", "二", "三"]),
+        ("a.jsonl", f"// 注\n{ITEM % '一'}", ["一"]),
+        ("a.jsonl", f"{ITEM % '二'} // 注\n{ITEM % '一'}", ["一"]),
+        ("a.jsonl", "", []),
+    ],
+)
+def test_dialects_of_json(tmp_path, monkeypatch, block, name, text, documents):
     monkeypatch.setattr(encodings, "BLOCK_BYTES", block)
-    rows = [{"text": "一"}, {"text": "二", "n": [1, 2]}, {"title": "无"}]
-    text = (
-        "\n".join(json.dumps(row, indent=1) for row in rows) if between is None else between.join(map(json.dumps, rows))
-    )
-    documents, report = read_text(tmp_path, "a.json", text)
-    assert documents == ["一", "二"]
-    assert ("JSON lines" if between else "one after another") in report.notes[0]
-    assert "3: no string" in report.notes[1]
+    found, report = read_text(tmp_path, name, text)
+    if isinstance(documents, str):
+        assert found == [] and documents in "; ".join(report.notes)
+    else:
+        assert (found, report.dropped) == (documents, {"unreadable": 1} if "//" in text else {})
 
 
 @pytest.mark.parametrize(
@@ -155,7 +171,6 @@ def test_json_that_is_several_values(tmp_path, monkeypatch, block, between):
         ('["一", "二', "line 1, column 7 is not JSON: Unterminated string"),
         ('{"text":\n"一"}\n{"text" 坏}', "line 3, column 9 is not JSON"),
         ('["一"] x', "line 1, column 7 is not JSON: Extra data"),
-        ('{"text": "一"}', "list is expected.*one object"),
         ("", "line 1, column 1"),
         ("[" * 100_000, "too deep"),
         ("[" + "1" * 5000 + "]", "digits"),
@@ -188,5 +203,5 @@ VALUES = st.recursive(
 def test_json_in_pieces_is_the_same_json(values, size, indent, ascii_):
     text = json.dumps(values, indent=indent, ensure_ascii=ascii_)
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
-    found = formats.json_items(lambda: iter(pieces), records.Problems("item", FileReport("")))
+    found = formats.json_items(lambda: iter(pieces), ReadOptions(), records.Problems("item", FileReport("")))
     assert list(found) == list(enumerate(values, 1))

@@ -27,12 +27,11 @@ def written(monkeypatch):
     return parts
 
 
-def test_half_characters_are_dropped_and_reported(raw):
+def test_a_half_character_costs_itself_and_is_reported(raw):
     (raw / "a.jsonl").write_text('{"text": "坏\\ud800字"}\n{"text": "好\\ud83d\\ude00"}\n"三"\n', "utf-8")
     report = build(raw)
-    assert all_texts() == ["三", "好😀"]
-    assert report.dropped == {"with half characters": 1}
-    assert "lone surrogate" in report.rows()[0][-1]
+    assert all_texts() == ["三", "坏字", "好😀"]
+    assert report.rules == {"half characters": 1, "U+FFFD": 1}
 
 
 # file and archive names: in several encodings, alike, long, odd

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 
 import pytest
-from corpora import LINE_ENDS, LINES, SENTENCE, read_text
+from corpora import LINE_ENDS, LINES, SENTENCE, build, read_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,11 +21,35 @@ from helpers.corpus import encodings, plain_text, records
         ("line", "一\n\n二\r\n三\r四\u2028五", ["一", "二", "三", "四", "五"]),
         ("file", "\n一\n\n二\n", ["一\n\n二"]),
         ("file", "\r\n", []),
+        # marks of other trainers
+        ("auto", "甲\n\n乙\n<|endoftext|>\n丙<|endoftext|>丁\n", ["甲\n\n乙", "丙", "丁"]),
+        ("auto", "甲\n</s>\n乙\n</s>", ["甲", "乙"]),
+        ("block", "<s>\n甲\n\n[SEP]\n\n乙\n丙", ["甲", "乙\n丙"]),
+        ("line", "甲\n[SEP]\n乙<|endoftext|>丙\n", ["甲", "乙", "丙"]),
+        ("auto", "甲 [SEP] 乙</s>\n<s>丙</s>\n[SEP]丁\n", ["甲 [SEP] 乙</s>\n<s>丙</s>\n[SEP]丁"]),
+        ("auto", "<|im_start|>甲\n\n<|im_end|>\n", ["<|im_start|>甲", "<|im_end|>"]),
     ],
 )
 def test_documents_of_a_txt(tmp_path, mode, text, documents):
     """The book made every line a document, so paragraphs were torn apart."""
     assert read_text(tmp_path, "a.txt", text, document=mode)[0] == documents
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+def test_marks_are_found_whatever_the_pieces(size):
+    text = "甲\n</s>\n乙<|endoftext|>丙\n\n</s>\n"
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    for mode, counts in (("line", Counter()), ("block", Counter()), ("file", Counter())):
+        assert list(plain_text.split_documents(pieces, mode, counts)) == ["甲", "乙", "丙"]
+        assert sorted(counts.values()) == [1, 2]
+    assert plain_text.find_mode(pieces) == "file"
+
+
+def test_marks_are_told(raw):
+    (raw / "a.txt").write_text("甲甲\n<|endoftext|>\n乙乙<|im_end|>", "utf-8")
+    report = build(raw)
+    told = "; ".join(report.losses())
+    assert "<|endoftext|> is taken as the end of a document" in told and "<|im_end|> is learned as text" in told
 
 
 def naive(text: str, mode: str) -> list[str]:
@@ -48,7 +72,7 @@ def test_documents_do_not_depend_on_the_pieces(rows, end, mode, size):
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
     counts = Counter()
     even = list(plain_text.with_line_ends(pieces, counts))
-    found = ("block" if plain_text.has_blocks(even) else "file") if mode == "auto" else mode
+    found = plain_text.find_mode(even) if mode == "auto" else mode
     assert list(plain_text.split_documents(even, found)) == naive(text, mode)
     assert counts["line ends"] == (0 if end == "\n" else text.count(end))
 
