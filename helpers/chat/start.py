@@ -11,7 +11,14 @@ from helpers.manifest import open_room
 from helpers.train.model import load_pretrained_model, note_sampling, set_special_ids, suppress_special_tokens
 from helpers.vocab import tokenizer as vocabulary
 from helpers.vocab.chat import (
-    ANSWER_SAMPLING, ASSISTANT, USER, Message, add_template, end_of_turn, has_template, role_tokens,
+    ANSWER_SAMPLING,
+    ASSISTANT,
+    USER,
+    Message,
+    add_template,
+    end_of_turn,
+    has_template,
+    role_tokens,
 )  # fmt: skip
 from helpers.vocab.tokenizer import decode, encode
 

@@ -140,7 +140,7 @@ def window_start(length: int, n_ctx: int) -> int:
 
 
 def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> set[int]:
-    """Return the special tokens that end a text: eos, what the model's own settings name, borders of turns in a chat."""
+    """Return the special tokens that end a text: eos, what the model's own settings name, what ends a turn."""
     named = model.generation_config.eos_token_id
     ends = {*(named if isinstance(named, list) else [named]), *turn_borders(tokenizer)}
     return {tokenizer.eos_token_id, *ends.intersection(tokenizer.all_special_ids)}

@@ -102,9 +102,7 @@ def _check_options(options: argparse.Namespace) -> Settings:
     model = generate.latest_model(options.run) if options.chat else "base"
     sampled = default_settings(generate.model_folder(options.run, model), options.chat)
     sampled |= {name: value for name in RANGES if (value := getattr(options, name)) is not None}
-    return Settings(
-        max_new_tokens=options.max_new_tokens, seed=options.seed, stop=tuple(options.stop), **sampled
-    )  # type: ignore[arg-type]  # a setting that counts is an int in its range
+    return Settings(max_new_tokens=options.max_new_tokens, seed=options.seed, stop=tuple(options.stop), **sampled)  # type: ignore[arg-type]  # a setting that counts is an int in its range
 
 
 def _prompts(options: argparse.Namespace, greeting: str) -> Iterator[str]:

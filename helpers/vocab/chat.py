@@ -101,7 +101,7 @@ def end_of_turn(tokenizer: PreTrainedTokenizerFast) -> int:
 
 
 def turn_borders(tokenizer: PreTrainedTokenizerFast) -> frozenset[int]:
-    """Return the special tokens that stand between an answer and the next question: where one comes, the turn is over.
+    """Return the special tokens that a template writes after an answer: where one comes, the turn is over.
 
     None without a template, or with one that has no second question.
     """
@@ -111,11 +111,10 @@ def turn_borders(tokenizer: PreTrainedTokenizerFast) -> frozenset[int]:
 @lru_cache(_CACHED)
 def _turn_borders(tokenizer: PreTrainedTokenizerFast, template: str) -> frozenset[int]:
     try:
-        text = _render(tokenizer, [_message(USER, "?"), _message(ASSISTANT, _OPEN), _message(USER, _CLOSE)], False)
+        text = _render(tokenizer, [_message(USER, "?"), _message(ASSISTANT, _OPEN), _message(USER, "?")], True)
     except ChatError:
         return frozenset()
-    between = text[text.find(_OPEN) : text.find(_CLOSE)]
-    return frozenset(token.id for token in _tokens(tokenizer, between) if token.special)
+    return frozenset(token.id for token in _tokens(tokenizer, text[text.find(_OPEN) :]) if token.special)
 
 
 # ---- checks ----

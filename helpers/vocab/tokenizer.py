@@ -285,9 +285,7 @@ def _backend_for(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> To
     return backend
 
 
-def encode_batch(
-    tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], inside: bool = False
-) -> list[list[int]]:
+def encode_batch(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], inside: bool = False) -> list[list[int]]:
     """Return the ids of each text; no special token is added to or read from it. ValueError for a lone surrogate.
 
     inside: the texts stand behind a special token; to some models of SentencePiece only the first one begins a word.

@@ -1,7 +1,7 @@
 """Use an existing word list, such as the vocab_user.txt of another project: line n becomes token id n.
 
-One word a line, in any encoding, with an optional count after a tab, or as jieba has it: word, count and perhaps a part
-of speech, with spaces between them. Special tokens may be among the lines. Knows nothing of tokenizers: `tokenizer.build_words` makes one.
+One word a line, in any encoding, with an optional count after a tab; or jieba's columns: word, count, part of speech.
+Special tokens may be among the lines. Knows nothing of tokenizers: `tokenizer.build_words` makes one.
 """
 
 import os

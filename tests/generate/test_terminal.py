@@ -95,7 +95,7 @@ def test_a_mark_at_the_beginning_of_a_pipe_is_no_text(capsys, monkeypatch, small
         (None, False, TEXT_SAMPLING), (None, True, ANSWER_SAMPLING), ("no JSON", True, ANSWER_SAMPLING),
         ("[1]", False, TEXT_SAMPLING), ('{"eos_token_id": 2}', False, TEXT_SAMPLING),
         ('{"repetition_penalty": 1.1}', True, ANSWER_SAMPLING | {"repetition_penalty": 1.1}),
-        ('{"do_sample": true, "temperature": 0.6, "top_k": 20, "top_p": 0.95}', True, dict(temperature=0.6, top_k=20, top_p=0.95)),
+        ('{"do_sample": true, "temperature": 0.6, "top_k": 20}', True, dict(temperature=0.6, top_k=20)),
         ('{"do_sample": false, "no_repeat_ngram_size": 3}', False, dict(temperature=0, no_repeat_ngram=3)),
         ('{"do_sample": true, "temperature": "warm", "top_k": -1, "min_p": 0.1}', False, dict(min_p=0.1)),
     ],

@@ -102,7 +102,8 @@ BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 CUTS = {  # how a tokenizer begins a text, and joins its end
     "bytes": pre_tokenizers.ByteLevel(add_prefix_space=False), "bytes, space": pre_tokenizers.ByteLevel(),
     "always": pre_tokenizers.Metaspace(prepend_scheme="always", split=False),
-    "first": pre_tokenizers.Metaspace(prepend_scheme="first"), "never": pre_tokenizers.Metaspace(prepend_scheme="never"),
+    "first": pre_tokenizers.Metaspace(prepend_scheme="first"),
+    "never": pre_tokenizers.Metaspace(prepend_scheme="never"),
     "normalizer": normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]),
 }  # fmt: skip
 
