@@ -263,20 +263,24 @@ def _split(tokenizer: PreTrainedTokenizerFast, text: str) -> list[str]:
 def _tokens(tokenizer: PreTrainedTokenizerFast, text: str) -> list[_Token]:
     """Return the tokens of a rendered text, as the library cuts it; what `_veiled` has veiled is plain text again."""
     specials, parts = _specials(tokenizer, len(tokenizer)), _split(tokenizer, text)
-    names = [*specials, _OPEN]
     for i, name in enumerate(parts[1::2]):
         _, before, after = specials[name]
         parts[2 * i] = parts[2 * i].rstrip() if before else parts[2 * i]
         parts[2 * i + 2] = parts[2 * i + 2].lstrip() if after else parts[2 * i + 2]
-    plain = [re.sub(f"{_OPEN}([0-9]+){_CLOSE}", lambda found: names[int(found[1])], part) for part in parts[::2]]
+    tokens: list[_Token] = []
+    for i, part in enumerate(parts):
+        tokens += [_Token(specials[part][0], True)] if i % 2 else _plain(tokenizer, len(tokenizer), part, i > 0)
+    return tokens
+
+
+@lru_cache(_CACHED)  # a conversation's prompts have its texts again
+def _plain(tokenizer: PreTrainedTokenizerFast, size: int, text: str, inside: bool) -> list[_Token]:
+    names = [*_specials(tokenizer, size), _OPEN]
+    text = re.sub(f"{_OPEN}([0-9]+){_CLOSE}", lambda found: names[int(found[1])], text)
     try:
-        said = [*encode_batch(tokenizer, plain[:1]), *encode_batch(tokenizer, plain[1:], inside=True)]
+        return [_Token(i, False) for i in encode_batch(tokenizer, [text], inside)[0]]
     except ValueError as error:
         raise ChatError(str(error)) from None
-    tokens = [_Token(i, False) for i in said[0]]
-    for name, ids in zip(parts[1::2], said[1:], strict=True):
-        tokens += [_Token(specials[name][0], True), *(_Token(i, False) for i in ids)]
-    return tokens
 
 
 def fit_messages(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], most: int) -> tuple[list[int], int]:
