@@ -13,7 +13,7 @@ import random
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import accumulate, chain, islice
 
 import numpy as np
 import torch
@@ -22,11 +22,11 @@ from transformers import PreTrainedTokenizerFast
 from helpers import paths
 from helpers.corpus import built_in
 from helpers.corpus.find import BUILT_IN
-from helpers.corpus.shards import read_texts, shard_documents
+from helpers.corpus.shards import shard_documents
 from helpers.manifest import RoomError, open_room
 from helpers.tokens.windows import IGNORE
-from helpers.vocab.chat import ASSISTANT, SYSTEM, USER, Encoded, Message, encode_messages
-from helpers.vocab.tokenizer import encode
+from helpers.vocab.chat import ASSISTANT, SYSTEM, USER, ChatError, Encoded, Message, adds_only, encode_messages
+from helpers.vocab.tokenizer import encode, encode_batch
 
 BUILT_IN_COUNT = 12_000  # conversations of the built-in grammar to learn from
 VALIDATION = 500  # more of them, kept out of training
@@ -80,32 +80,41 @@ def load_lessons(run: str, most: int, seed: int) -> Lessons:
 
 
 def _conversations(run: str, split: str) -> Iterator[list[Message]]:
-    for shard in paths.shards(run, "corpus", split, ".jsonl"):
-        yield from (document["messages"] for document in shard_documents(shard) if document.get("messages"))
+    yield from (document["messages"] for document in _documents(run, split) if document.get("messages"))
+
+
+def _documents(run: str, split: str) -> Iterator[dict]:
+    return chain.from_iterable(map(shard_documents, paths.shards(run, "corpus", split, ".jsonl")))
 
 
 def plain_documents(run: str, tokenizer: PreTrainedTokenizerFast, count: int, n_ctx: int, seed: int) -> list[Encoded]:
-    """Return up to `count` training documents as ids to be learnt whole; of a long one, a random window.
+    """Return up to `count` training documents as ids to be learnt; of a long one, a random window.
 
     Between the conversations they keep the model from forgetting (rehearsal; Robins 1995). They are drawn in one pass,
-    with `count` of them in memory (reservoir sampling; Vitter 1985).
+    with `count` of them in memory (reservoir sampling; Vitter 1985). Of a conversation's text it is not learnt that the
+    user's next question follows an answer: an answer ends there.
     """
     if not count:
         return []
-    drawn: list[str] = []
+    drawn: list[dict] = []
     rng = random.Random(seed)
-    for number, text in enumerate(read_texts(run, "train")):
+    for number, document in enumerate(_documents(run, "train")):
         if number < count:
-            drawn.append(text)
+            drawn.append(document)
         elif (place := rng.randrange(number + 1)) < count:
-            drawn[place] = text
+            drawn[place] = document
     replayed = []
-    for text in drawn:
+    for document in drawn:
+        text, turns = document["text"], document.get("messages") or []
         ids = [tokenizer.bos_token_id, *encode(tokenizer, text), tokenizer.eos_token_id]
-        if len(ids) > n_ctx + 1:  # the last id is a label only
-            begin = rng.randrange(len(ids) - n_ctx)
-            ids = ids[begin : begin + n_ctx + 1]
-        replayed.append(Encoded(ids, [True] * len(ids)))
+        # the turns are joined by line breaks
+        ends = accumulate(len(message["content"]) + 1 for message in turns)
+        before = [text[: end - 1] for end, turn in zip(ends, turns[1:], strict=False) if turn["role"] == USER]
+        goes_on = {1 + len(answered) for answered in encode_batch(tokenizer, before)}
+        is_learnt = [place not in goes_on for place in range(len(ids))]
+        begin = rng.randrange(len(ids) - n_ctx) if len(ids) > n_ctx + 1 else 0  # the last id is a label only
+        window = slice(begin, begin + n_ctx + 1)
+        replayed.append(Encoded(ids[window], is_learnt[window]))
     return replayed
 
 
@@ -117,30 +126,63 @@ def fitting(
 ) -> Iterator[Encoded]:
     """Yield conversations as ids; one longer than a window in pieces of whole exchanges, each with the system line.
 
-    An exchange that no window holds is left out, and added to the list `left_out`.
+    Where a template changes older answers, see `chat.adds_only`, each answer comes by itself, after the exchanges
+    before it. What no window holds, and what the template refuses, is left out and added to the list `left_out`.
+    Raises ChatError if it refuses all.
     """
+    refused, is_used, lost = None, False, [] if left_out is None else left_out
+    cut = _pieces if adds_only(tokenizer) else _answers
     for messages in conversations:
-        encoded = encode_messages(tokenizer, messages)
-        if len(encoded.ids) <= n_ctx + 1:
-            yield encoded
-            continue
         system = list(messages[:1]) if messages[0]["role"] == SYSTEM else []
-        piece: list[Message] = []
-        held = None  # the piece so far, as ids
-        for at in range(len(system), len(messages) - 1, 2):
-            exchange = messages[at : at + 2]
-            longer = encode_messages(tokenizer, [*system, *piece, *exchange])
-            if held and len(longer.ids) > n_ctx + 1:
-                yield held
-                piece, longer = [], encode_messages(tokenizer, [*system, *exchange])
-            if len(longer.ids) <= n_ctx + 1:
-                piece, held = [*piece, *exchange], longer
-            else:  # this exchange alone is too long
-                piece, held = [], None
-                if left_out is not None:
-                    left_out.append(exchange)
-        if held:
+        try:
+            pieces = list(cut(tokenizer, system, messages[len(system) :], n_ctx + 1, lost))
+        except ChatError as error:
+            refused = error
+            lost.append(messages)
+            continue
+        is_used = True
+        yield from pieces
+    if refused and not is_used:
+        raise refused
+
+
+def _pieces(
+    tokenizer: PreTrainedTokenizerFast, system: list[Message], turns: Sequence[Message], most: int,
+    left_out: list[Sequence[Message]],
+) -> Iterator[Encoded]:  # fmt: skip
+    """Yield a conversation as ids, whole if it has at most so many, else in pieces of whole exchanges."""
+    whole = encode_messages(tokenizer, [*system, *turns])
+    if len(whole.ids) <= most:
+        yield whole
+        return
+    piece: list[Message] = []
+    held = None  # the piece so far, as ids
+    for at in range(0, len(turns) - 1, 2):
+        exchange = turns[at : at + 2]
+        longer = encode_messages(tokenizer, [*system, *piece, *exchange])
+        if held and len(longer.ids) > most:
             yield held
+            piece, longer = [], encode_messages(tokenizer, [*system, *exchange])
+        if len(longer.ids) <= most:
+            piece, held = [*piece, *exchange], longer
+        else:  # this exchange alone is too long
+            piece, held = [], None
+            left_out.append(exchange)
+    if held:
+        yield held
+
+
+def _answers(
+    tokenizer: PreTrainedTokenizerFast, system: list[Message], turns: Sequence[Message], most: int,
+    left_out: list[Sequence[Message]],
+) -> Iterator[Encoded]:  # fmt: skip
+    """Yield each answer after as many exchanges as it may have before it, as ids."""
+    for end in range(2, len(turns) + 1, 2):
+        talks = (encode_messages(tokenizer, [*system, *turns[begin:end]]) for begin in range(0, end, 2))
+        if found := next((each for each in talks if len(each.ids) <= most), None):
+            yield found
+        else:
+            left_out.append(turns[end - 2 : end])
 
 
 class Conversations:

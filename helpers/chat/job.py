@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from helpers import paths
 from helpers.chat import lora
 from helpers.chat.data import Conversations, Lessons, fitting, load_lessons, plain_documents
-from helpers.chat.start import load_start
+from helpers.chat.start import end_at_line_break, load_start
 from helpers.device import pick_precision
 from helpers.files import fingerprint, write_text
 from helpers.manifest import open_room
@@ -108,6 +108,7 @@ def prepare_tuning(settings: ChatSettings, lessons: Lessons | None = None, folde
     # 1. the model and its lessons
     lessons = lessons or load_lessons(settings.run, settings.conversations, settings.seed)
     model, tokenizer, n_ctx = load_start(settings.run, settings.pretrained_model, settings.n_ctx)
+    end_at_line_break(model, tokenizer, lessons.train)
     if settings.lora_rank:
         lora.add_lora(model, settings.lora_rank, settings.seed)
     # 2. windows

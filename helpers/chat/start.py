@@ -1,5 +1,6 @@
 """Where fine-tuning starts: a model that continues texts, and a tokenizer with the roles of a conversation."""
 
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 import torch
@@ -7,10 +8,19 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from helpers import paths
 from helpers.manifest import open_room
-from helpers.train.model import load_pretrained_model, set_special_ids, suppress_special_tokens
+from helpers.train.model import load_pretrained_model, note_sampling, set_special_ids, suppress_special_tokens
 from helpers.vocab import tokenizer as vocabulary
-from helpers.vocab.chat import ASSISTANT, USER, add_template, end_of_turn, has_template, role_tokens
-from helpers.vocab.tokenizer import encode
+from helpers.vocab.chat import (
+    ANSWER_SAMPLING,
+    ASSISTANT,
+    USER,
+    Message,
+    add_template,
+    end_of_turn,
+    has_template,
+    role_tokens,
+)  # fmt: skip
+from helpers.vocab.tokenizer import decode, encode
 
 
 def load_start(
@@ -42,7 +52,22 @@ def load_start(
         start_roles(model, tokenizer)
     set_special_ids(model, tokenizer)
     suppress_special_tokens(model, tokenizer)
+    if not (pretrained_model and model.generation_config.do_sample):
+        note_sampling(model, ANSWER_SAMPLING)
     return model, tokenizer, n_ctx
+
+
+def end_at_line_break(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, talks: Iterable[Sequence[Message]]
+) -> None:
+    """Note in the model that it never writes a line break, if none of the answers that it learns from has one.
+
+    In its texts a line break stands before the next question. In the place of one it ends its turn.
+    """
+    if any("\n" in message["content"].strip() for talk in talks for message in talk if message["role"] == ASSISTANT):
+        return
+    breaks = {i for i in range(len(tokenizer)) if "\n" in decode(tokenizer, [i])}
+    model.generation_config.suppress_tokens = sorted({*model.generation_config.suppress_tokens, *breaks})
 
 
 @torch.no_grad()

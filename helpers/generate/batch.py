@@ -20,6 +20,7 @@ from helpers.generate import inference, sampling
 from helpers.generate.constraints import ConstraintState
 from helpers.generate.detokenize import Detokenizer
 from helpers.generate.settings import RANGES, Chunk, Sample, Settings, TokenLogprob
+from helpers.vocab.chat import turn_borders
 from helpers.vocab.tokenizer import decode, encode
 
 MADE_ON_CPU = {"cpu", "mps"}  # types of devices for which NumPy makes the random numbers
@@ -82,9 +83,9 @@ class Row:
             return torch.ones(width, dtype=torch.bool)
         return self._constraint.allowed(width)
 
-    def write(self, token: int, eos: int, logprob: TokenLogprob | None) -> None:
-        """Add a token, which may be the document's end."""
-        if token == eos:
+    def write(self, token: int, is_end: bool, logprob: TokenLogprob | None) -> None:
+        """Add a token, unless it ends the text."""
+        if is_end:
             self.reason = "end"
             return
         self.ids.append(token)
@@ -138,11 +139,18 @@ def window_start(length: int, n_ctx: int) -> int:
     return max(0, math.ceil((length - n_ctx) / hop)) * hop
 
 
+def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> set[int]:
+    """Return the special tokens that end a text: eos, what the model's own settings name, what ends a turn."""
+    named = model.generation_config.eos_token_id
+    ends = {*(named if isinstance(named, list) else [named]), *turn_borders(tokenizer)}
+    return {tokenizer.eos_token_id, *ends.intersection(tokenizer.all_special_ids)}
+
+
 def banned(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Tensor:
-    """Return (V,), true for ids that are never sampled: ids of no token, special tokens except the document's end."""
+    """Return (V,), true for ids that are never sampled: of no token, special ones that end nothing, the model's own."""
     mask = torch.arange(model.config.vocab_size) >= len(tokenizer)
-    mask[[i for i in tokenizer.all_special_ids if i < len(mask)]] = True
-    mask[tokenizer.eos_token_id] = False
+    never = {*tokenizer.all_special_ids, *(model.generation_config.suppress_tokens or [])}
+    mask[[i for i in never - end_ids(model, tokenizer) if i < len(mask)]] = True
     return mask.to(model.device)
 
 
@@ -158,7 +166,7 @@ class DecodeBatch:
         self.rows: list[Row] = []
         self.logits: Tensor  # (B, V), for the token that each row writes next
         self.model, self.tokenizer = model, tokenizer
-        self.eos = tokenizer.eos_token_id
+        self._ends = end_ids(model, tokenizer)
         self._decoder = inference.of(model)
         self._cache = self._decoder.cache()
         self.n_ctx = self._decoder.n_ctx
@@ -190,7 +198,7 @@ class DecodeBatch:
         tokens = chosen.tolist()
         logprobs = self._logprobs(tokens)
         for i, (row, token) in enumerate(zip(self.rows, tokens, strict=True)):
-            row.write(token, self.eos, logprobs.get(i))
+            row.write(token, token in self._ends, logprobs.get(i))
         # 2. let the rows go that have ended
         ended = [row for row in self.rows if row.done]
         if ended:
@@ -280,7 +288,7 @@ class DecodeBatch:
         return logprobs
 
     def _text(self, token: int) -> str:
-        return "" if token == self.eos else decode(self.tokenizer, [token])
+        return "" if token in self._ends else decode(self.tokenizer, [token])
 
     def _keep(self, stay: list[int]) -> list[int]:
         """Keep the rows at these places; return the former place of each row that is left."""

@@ -63,6 +63,10 @@ class Detokenizer:
         half = new.endswith("\ufffd") and self._waiting < LONGEST_CHARACTER
         if half:
             new = new.rstrip("\ufffd")
+        # bytes of no character are told from its first ones by what follows them
+        strays = len(new) - len(new.lstrip("\ufffd"))
+        for number in range(1, self._waiting):
+            self.starts[number - self._waiting] += min(number, strays)
         self.text += new
         if half and not new:
             return False

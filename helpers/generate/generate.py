@@ -28,6 +28,11 @@ def latest_model(run: str) -> str:
     return made[-1] if made else "base"
 
 
+def model_folder(run: str, model: str = "base") -> Path:
+    """Return the folder of a run's model; `model` is one of `paths.MODELS`."""
+    return paths.room(run, paths.MODELS[model]) / "final_model"
+
+
 def load(run: str | Path, model: str = "base") -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """Return (model in eval mode, tokenizer) of a run given by name, or of a folder given as a Path.
 
@@ -44,7 +49,7 @@ def load(run: str | Path, model: str = "base") -> tuple[PreTrainedModel, PreTrai
         if model not in paths.MODELS:
             raise ValueError(f"a run has no model '{model}'{did_you_mean(model, paths.MODELS)}")
         open_room(run, paths.MODELS[model])
-        folder = paths.room(run, paths.MODELS[model]) / "final_model"
+        folder = model_folder(run, model)
     loaded = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
     loaded.to(pick_device("auto"))  # type: ignore[arg-type]  # its signature is hidden
     return loaded.eval().requires_grad_(False), load_tokenizer(folder)

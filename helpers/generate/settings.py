@@ -1,10 +1,13 @@
 """Sampling settings with their ranges, and the results: samples, chunks. Knows no model and no filter's arithmetic."""
 
+import json
 import math
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from helpers.generate.constraints import Constraint
+from helpers.vocab.chat import ANSWER_SAMPLING, TEXT_SAMPLING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +104,27 @@ class Settings:
 # the settings that are filters, in the order of their fields: HTTP schema, panel and page read this table
 RANGES: dict[str, Range] = {each.name: each.metadata["range"] for each in fields(Settings) if "range" in each.metadata}
 DEFAULT_SETTINGS = Settings()
+_NOTED = {"no_repeat_ngram": "no_repeat_ngram_size"}  # a setting's name in a model's folder, where it is another
+
+
+def default_settings(folder: Path, chat: bool = False) -> dict[str, float]:
+    """Return all sampling settings for where nobody says otherwise: those of the model's generation_config.json.
+
+    Where that says nothing of them, a text (or in a `chat` an answer) is drawn as room 04 and deeper/chat would note.
+    """
+    try:
+        noted = dict(json.loads((folder / "generation_config.json").read_text("utf-8")))
+    except (OSError, ValueError, TypeError):
+        noted = {}
+    if noted.get("do_sample") is False:
+        noted["temperature"] = 0.0
+    elif noted.keys().isdisjoint(TEXT_SAMPLING):
+        noted |= ANSWER_SAMPLING if chat else TEXT_SAMPLING
+    named = {name: noted.get(_NOTED.get(name, name)) for name in RANGES}
+    return {
+        name: value if isinstance(value := named[name], int | float) and value in values else values.off
+        for name, values in RANGES.items()
+    }
 
 
 @dataclass(frozen=True)

@@ -17,18 +17,23 @@ from pathlib import Path
 from helpers.generate import generate
 from helpers.generate.dialogue import Dialogue
 from helpers.generate.explain import score_texts
-from helpers.generate.settings import RANGES, Settings
+from helpers.generate.settings import RANGES, Settings, default_settings
 from helpers.manifest import RoomError
 from helpers.vocab.chat import ChatError
 
 SHOWN = 24  # characters of a document that stand beside its score
 NEW = "/new"  # typed as a question: the conversation starts again
+_PIPED = {"encoding": "utf-8-sig", "errors": "strict"}  # Windows' programs begin with a mark, which is no text
 INTERRUPTED = 130  # the exit status of a program that Ctrl-C ended
 
 
 def _parser() -> argparse.ArgumentParser:
     """Return the command's options; each sampling setting is one, with the range of `settings`."""
-    parser = argparse.ArgumentParser(prog="python -m helpers.generate", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m helpers.generate",
+        description=(__doc__ or "").splitlines()[0],
+        epilog="Where an option of sampling is left out, the model's own generation_config.json decides.",
+    )
     add = parser.add_argument
     add("prompt", nargs="?", help="how the text begins; without it: a pipe, or what you type")
     add("--run", required=True, help="a run that has passed notebook 04")
@@ -41,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--stop", action="append", default=[], metavar="TEXT", help="end before it; may be repeated")
     for name, values in RANGES.items():
         option = f"--{name.replace('_', '-')}"
-        add(option, type=type(values.off), default=values.off, help=f"{values.meaning}: {values}")
+        add(option, type=type(values.off), help=f"{values.meaning}: {values}")
     add("--score", type=Path, metavar="FILE", help="write nothing: bits per character of a text file")
     add("--document", choices=("block", "line", "file"), default="block", help="of that file (default: block)")
     return parser
@@ -53,8 +58,8 @@ def terminal_main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdin, sys.stdout):  # a console of Windows may have another encoding
         if hasattr(stream, "reconfigure"):
             # a pipe in another encoding is an error, or the model would continue a text of question marks
-            errors = "replace" if stream is sys.stdout or stream.isatty() else "strict"
-            stream.reconfigure(encoding="utf-8", errors=errors)
+            is_pipe = stream is sys.stdin and not stream.isatty()
+            stream.reconfigure(**_PIPED if is_pipe else {"encoding": "utf-8", "errors": "replace"})
     try:
         settings = _check_options(options)
         options.typed = options.prompt is None and sys.stdin.isatty()  # prompts come from a keyboard
@@ -67,6 +72,13 @@ def terminal_main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has seen enough: `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except UnicodeDecodeError:
+        print(
+            "what comes through the pipe is not UTF-8: save the file as UTF-8, or turn it into that on the way: "
+            "iconv -f GB18030 -t UTF-8 FILE | python -m helpers.generate …",
+            file=sys.stderr,
+        )
+        return 1
     except (RoomError, ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -87,10 +99,10 @@ def _check_options(options: argparse.Namespace) -> Settings:
         raise ValueError(f"{what}: leave out {', '.join(words)}")
     if options.samples < 1:
         raise ValueError(f"--samples is {options.samples}: ask for 1 or more")
-    return Settings(
-        max_new_tokens=options.max_new_tokens, seed=options.seed, stop=tuple(options.stop),
-        **{name: getattr(options, name) for name in RANGES},
-    )  # fmt: skip
+    model = generate.latest_model(options.run) if options.chat else "base"
+    sampled = default_settings(generate.model_folder(options.run, model), options.chat)
+    sampled |= {name: value for name in RANGES if (value := getattr(options, name)) is not None}
+    return Settings(max_new_tokens=options.max_new_tokens, seed=options.seed, stop=tuple(options.stop), **sampled)  # type: ignore[arg-type]  # a setting that counts is an int in its range
 
 
 def _prompts(options: argparse.Namespace, greeting: str) -> Iterator[str]:

@@ -7,6 +7,8 @@ only, so dropout where GPT-2 has it is added here. Knows nothing of data or of t
 
 import math
 import os
+import re
+from collections.abc import Mapping
 from functools import partial
 from textwrap import shorten
 from typing import Any
@@ -28,6 +30,8 @@ from transformers import (
 
 from helpers.train.loss import rows_at_once
 from helpers.train.settings import TrainSettings
+from helpers.vocab.chat import TEXT_SAMPLING
+from helpers.vocab.tokenizer import fetch_settings
 
 # a Hub model that has only a pickle: else the library asks a service to propose safetensors to its owner
 os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
@@ -36,7 +40,10 @@ ARCHITECTURES = ("gpt2", "llama", "moe")
 # the projections that write into the residual stream (an expert's has no .weight)
 _RESIDUAL = ("c_proj.weight", "o_proj.weight", "down_proj.weight", "down_proj")
 _SHAPE = ("n_embd", "n_layer", "n_head", "n_kv_head", "n_experts", "experts_per_token", "aux_loss_coef", "dropout")
-_PRETRAINED = ("gpt2", "llama", "mistral", "qwen3", "qwen3_moe")
+# what other programs put before the names of all weights (DDP, torch.compile, Lightning); goes where own names follow
+_WRAPPED = r"^(?:(?:module|_orig_mod)\.|model\.(?=(?:module|_orig_mod|model|transformer|lm_head)\.))+"
+# tensors that are no weights of ours, and change nothing: masks, angles, a head for rewards
+_IDLE = re.compile(r"\.attn\.(masked_)?bias$|\.rotary_emb\.|^(v_head|value_head|score|summary)\.")
 # bytes at the peak per token, layer and unit of width, without dropout, in half precision and in fp32: what is kept
 # for backward (counted: 36 and 64, 54 and 80, 73 and 109), and half as much again for what comes and goes (measured)
 _GPT2, _LLAMA_LIKE, _MIXTURE = (54, 96), (80, 120), (110, 160)
@@ -154,6 +161,8 @@ def model_from_settings(settings: TrainSettings, tokenizer: PreTrainedTokenizerF
         model = load_pretrained_model(settings.pretrained_model, tokenizer, n_ctx)
     else:
         model = build_model(config_from_settings(settings, tokenizer, n_ctx), settings.seed)
+    if not model.generation_config.do_sample:  # a pretrained model may bring its own
+        note_sampling(model, TEXT_SAMPLING)
     suppress_special_tokens(model, tokenizer)
     return model
 
@@ -167,6 +176,11 @@ def suppress_special_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokeniz
     model.generation_config.suppress_tokens = sorted(i for i in never if i < model.config.vocab_size)
 
 
+def note_sampling(model: PreTrainedModel, sampling: Mapping[str, float]) -> None:
+    """Note in the model how it is sampled where nobody asks for anything else: temperature, top_k, top_p."""
+    model.generation_config.update(do_sample=True, **sampling)
+
+
 def set_special_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
     """Give a model the tokenizer's ids of start, end and padding: old folders may carry those of another vocabulary."""
     for special in ("bos_token_id", "eos_token_id", "pad_token_id"):
@@ -177,16 +191,13 @@ def set_special_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) 
 def _pretrained_config(name: str, tokenizer: PreTrainedTokenizerFast, n_ctx: int) -> PretrainedConfig:
     """Return the config of a folder or of a Hub name; ValueError that says what to do if there is none that fits."""
     try:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(fetch_settings(name), trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"pretrained_model: '{name}' is no folder with a model config that can be read, and no model of that name "
             f"could be fetched ({shorten(str(error), 200)}). Give the path of a folder with config.json and "
             "model.safetensors, or a Hub name while you are online"
         ) from None
-    if config.model_type not in _PRETRAINED:
-        kinds = ", ".join(_PRETRAINED)
-        raise ValueError(f"pretrained_model '{name}' is of the kind '{config.model_type}': this course trains {kinds}")
     if len(tokenizer) > config.vocab_size:
         raise ValueError(
             f"the vocabulary has {len(tokenizer)} tokens, the model '{name}' only {config.vocab_size}: this is not its "
@@ -211,11 +222,10 @@ def load_pretrained_model(name: str, tokenizer: PreTrainedTokenizerFast, n_ctx: 
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             name, weights_only=True, trust_remote_code=False, dtype=torch.float32, output_loading_info=True,
-            **_experts(config),
+            key_mapping={_WRAPPED: ""}, ignore_mismatched_sizes=True, **_experts(config),
         )  # fmt: skip
         model, found = loaded
-        if found["missing_keys"]:  # the library would make them up
-            raise ValueError(f"{len(found['missing_keys'])} tensors are missing, such as {min(found['missing_keys'])}")
+        _check_names(found)
     except MemoryError:
         raise
     except (OSError, EOFError, KeyError, RuntimeError, SafetensorError, TypeError, ValueError) as error:
@@ -232,6 +242,21 @@ def load_pretrained_model(name: str, tokenizer: PreTrainedTokenizerFast, n_ctx: 
     if config.model_type != "gpt2":
         _add_dropout(model)
     return model
+
+
+def _check_names(found: Mapping[str, Any]) -> None:
+    """Raise ValueError unless each weight of the model was in the file, and each tensor of the file is explained."""
+    for name, theirs, own in sorted(found["mismatched_keys"]):
+        raise ValueError(f"by config.json {name} has the shape {tuple(own)}, in the file it has {tuple(theirs)}")
+    missing, foreign = found["missing_keys"], [name for name in found["unexpected_keys"] if not _IDLE.search(name)]
+    if missing:  # the library would make them up
+        other = f"; tensors of other names are there, such as {min(foreign)}" if foreign else ""
+        raise ValueError(f"{len(missing)} tensors are missing, such as {min(missing)}{other}")
+    if foreign:
+        raise ValueError(
+            f"{len(foreign)} tensors have no place in the model that config.json describes, such as {min(foreign)}: it "
+            "would not compute what it did"
+        )
 
 
 def transformer_blocks(model: PreTrainedModel) -> nn.ModuleList:

@@ -5,10 +5,12 @@ the template writes special tokens. Messages are encoded apart from it, as plain
 eleven letters, and opens no turn. Knows nothing of files, windows or models.
 """
 
+import os.path
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple, cast
 
 import jinja2
@@ -27,8 +29,12 @@ TEMPLATE = """\
 {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- assistant_token }}{% endif %}"""
-# mark the places of the contents; from a private area of Unicode, which no template writes
+# around the number of what no message may write; from a private area of Unicode, which no template writes
 _OPEN, _CLOSE = "\ue0fa", "\ue0fb"
+# how a text and an answer are drawn where nobody says otherwise: measured in deeper/chat, a text may be more daring
+TEXT_SAMPLING = {"temperature": 0.8, "top_k": 30, "top_p": 0.95}
+ANSWER_SAMPLING = TEXT_SAMPLING | {"temperature": 0.2}
+_THOUGHT = "</think>"  # what an answer has up to here, many templates drop or move
 _CACHED = 500  # long conversations have many orders of roles
 
 
@@ -47,11 +53,9 @@ class Encoded(NamedTuple):
     is_answer: list[bool]  # whether the assistant writes this id; the end of its turn included
 
 
-class _Piece(NamedTuple):
-    """A piece of a rendered conversation, written by the template or by a message."""
-
-    text: str  # of the template; "" for a message
-    message: int  # its number; -1 for the template
+class _Token(NamedTuple):
+    id: int
+    special: bool
 
 
 # ---- the template of a tokenizer ----
@@ -96,6 +100,23 @@ def end_of_turn(tokenizer: PreTrainedTokenizerFast) -> int:
     return ids[last]
 
 
+def turn_borders(tokenizer: PreTrainedTokenizerFast) -> frozenset[int]:
+    """Return the special tokens that a template writes after an answer: where one comes, the turn is over.
+
+    None without a template, or with one that has no second question.
+    """
+    return _turn_borders(tokenizer, str(tokenizer.chat_template)) if has_template(tokenizer) else frozenset()
+
+
+@lru_cache(_CACHED)
+def _turn_borders(tokenizer: PreTrainedTokenizerFast, template: str) -> frozenset[int]:
+    try:
+        text = _render(tokenizer, [_message(USER, "?"), _message(ASSISTANT, _OPEN), _message(USER, "?")], True)
+    except ChatError:
+        return frozenset()
+    return frozenset(token.id for token in _tokens(tokenizer, text[text.find(_OPEN) :]) if token.special)
+
+
 # ---- checks ----
 
 
@@ -127,61 +148,79 @@ def _message(role: str, content: str) -> Message:
 def encode_messages(
     tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], generation_prompt: bool = False
 ) -> Encoded:
-    """Return a conversation as ids, in the form of the tokenizer's template.
+    """Return a conversation as ids, in the form of the tokenizer's template: those that the library makes of it.
 
-    `generation_prompt`: the ids continue to where the assistant's next answer begins. Raises ChatError where the
-    template refuses the messages or changes more of them than surrounding space, and for a lone surrogate.
+    `generation_prompt`: the ids continue to where the assistant's next answer begins. Without it, they begin with those
+    that the last answer is asked with, and an answer is all that follows, up to the token that ends its turn. Where
+    `adds_only` is false, only the last answer counts as one. Raises ChatError where the template refuses the messages
+    or changes more of them than outer space and thoughts, and for a lone surrogate.
     """
-    # 1. what the template writes, and where it puts the messages
-    roles = tuple(message["role"] for message in messages)
-    contents = [message["content"] for message in messages]
-    stripped = [content.strip() for content in contents]  # as many templates do
-    whole = _render(tokenizer, messages, generation_prompt)
-    pieces = _pieces(tokenizer, str(tokenizer.chat_template), roles, generation_prompt)
-    if whole not in (_joined(pieces, contents), _joined(pieces, stripped)):  # some write today's date
-        _pieces.cache_clear()
-        whole = _render(tokenizer, messages, generation_prompt)
-        pieces = _pieces(tokenizer, str(tokenizer.chat_template), roles, generation_prompt)
-    if _joined(pieces, contents) != whole:
-        contents = stripped
-        if _joined(pieces, contents) != whole:
-            raise ChatError("the chat template of this model changes what these messages say: they cannot be used")
-    # 2. ids: special tokens from the template only
-    try:
-        said = encode_batch(tokenizer, contents)
-    except ValueError as error:
-        raise ChatError(str(error)) from None
-    ids: list[int] = []
-    is_answer: list[bool] = []
-    ending = False  # in what follows an answer, up to the token that ends its turn
-    for text, number in pieces:
-        if number >= 0:
-            ids += said[number]
-            ending = roles[number] == ASSISTANT
-            is_answer += [ending] * len(said[number])
-            continue
-        for token, special in _template_ids(tokenizer, str(tokenizer.chat_template), text):
-            ids.append(token)
-            is_answer.append(ending)
-            ending = ending and not special
-    return Encoded(ids, is_answer)
+    # 1. the text; no message can write a special token
+    safe = [_message(message["role"], _veiled(tokenizer, message["content"])) for message in messages]
+    _check_template(tokenizer, str(tokenizer.chat_template), tuple(message["role"] for message in safe))
+    text = _render(tokenizer, safe, generation_prompt)
+    _check_said(text, safe)
+    tokens = _tokens(tokenizer, text)
+    own: set[int] = set()  # places of the assistant's
+    answers = [number for number, message in enumerate(safe) if message["role"] == ASSISTANT and not generation_prompt]
+    # 2. which ids are the assistant's
+    for number in answers if adds_only(tokenizer) else answers[-1:]:
+        message, asked = safe[number], _render(tokenizer, safe[:number], True)
+        prompt = _tokens(tokenizer, asked)
+        common = len(os.path.commonprefix([text, asked]))
+        said = next(form for form in _forms(message) if form in text[common:])
+        begin = text.index(said, common)
+        if common < len(asked):  # what the template writes before an answer is not what it asks with
+            text, begin = asked + text[begin:], len(asked)
+            tokens = _tokens(tokenizer, text)
+        if number == len(safe) - 1 and tokens[: len(prompt)] != prompt:  # a token would reach over the border
+            tokens = prompt + _tokens(tokenizer, text[len(asked) :])
+        first = next((i for i, (had, has) in enumerate(zip(prompt, tokens, strict=False)) if had != has), len(prompt))
+        specials = [i for i, token in enumerate(tokens) if token.special]
+        before = len(_split(tokenizer, text[: begin + len(said)])) // 2
+        ends = [*specials[before:], len(tokens) - 1][0]
+        own |= {*range(first, ends + 1)}
+    return Encoded([token.id for token in tokens], [i in own for i in range(len(tokens))])
 
 
-def _joined(pieces: Sequence[_Piece], contents: Sequence[str]) -> str:
-    return "".join(text if number < 0 else contents[number] for text, number in pieces)
+def adds_only(tokenizer: PreTrainedTokenizerFast) -> bool:
+    """Return whether a template leaves what it wrote as it is when a conversation goes on.
+
+    Where it does not, as where the thoughts of older answers go, each answer has to be learnt by itself.
+    """
+    return _adds_only(tokenizer, str(tokenizer.chat_template))
 
 
 @lru_cache(_CACHED)
-def _pieces(
-    tokenizer: PreTrainedTokenizerFast, template: str, roles: tuple[str, ...], generation_prompt: bool
-) -> list[_Piece]:
-    """Return the pieces of a conversation with these roles; `template`, the tokenizer's, is there for the cache."""
+def _adds_only(tokenizer: PreTrainedTokenizerFast, template: str) -> bool:
+    talk = [_message(role, str(number)) for number, role in enumerate((USER, ASSISTANT, USER, ASSISTANT))]
+    texts = [_render(tokenizer, talk[:count], count % 2 == 1) for count in range(1, 5)]
+    return all(later.startswith(earlier) for earlier, later in pairwise(texts))
+
+
+@lru_cache(_CACHED)
+def _check_template(tokenizer: PreTrainedTokenizerFast, template: str, roles: tuple[str, ...]) -> None:
+    """Raise ChatError unless messages of these roles all come, once and in order; `template` is for the cache."""
     marked = [_message(role, f"{_OPEN}{number}{_CLOSE}") for number, role in enumerate(roles)]
-    parts = re.split(f"{_OPEN}([0-9]+){_CLOSE}", _render(tokenizer, marked, generation_prompt))
-    if [int(number) for number in parts[1::2]] != list(range(len(roles))):
+    found = re.findall(f"{_OPEN}([0-9]+){_CLOSE}", _render(tokenizer, marked, False))
+    if found != [str(number) for number in range(len(roles))]:
         raise ChatError("the chat template of this model leaves messages out, or repeats them: it cannot be used")
-    pieces = [_Piece("", int(part)) if i % 2 else _Piece(part, -1) for i, part in enumerate(parts)]
-    return [piece for piece in pieces if piece.text or piece.message >= 0]
+
+
+def _forms(message: Message) -> list[str]:
+    """Return what a template may write of a message: all but outer space, or of an answer what follows its thoughts."""
+    whole = message["content"].strip()
+    return [whole, whole.rpartition(_THOUGHT)[2].strip()] if message["role"] == ASSISTANT else [whole]
+
+
+def _check_said(text: str, messages: Sequence[Message]) -> None:
+    """Raise ChatError unless a rendered conversation has all messages, in order."""
+    at = 0
+    for number, message in enumerate(messages, 1):
+        ends = [found + len(form) for form in _forms(message) if (found := text.find(form, at)) >= 0]
+        if not ends:
+            raise ChatError(f"the chat template of this model changes what message {number} says: it cannot be used")
+        at = min(ends)
 
 
 def _render(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], generation_prompt: bool) -> str:
@@ -198,15 +237,50 @@ def _render(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], gen
 
 
 @lru_cache(_CACHED)
-def _template_ids(tokenizer: PreTrainedTokenizerFast, template: str, text: str) -> list[tuple[int, bool]]:
-    """Return (id, whether it is a special token) of a text that the template writes."""
-    names = {token.content: i for i, token in tokenizer.added_tokens_decoder.items()}
-    names |= dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
-    parts = re.split("(" + "|".join(map(re.escape, sorted(names, key=len, reverse=True))) + ")", text)
-    ids: list[tuple[int, bool]] = []
+def _specials(tokenizer: PreTrainedTokenizerFast, size: int) -> dict[str, tuple[int, bool, bool]]:
+    """Return id, lstrip and rstrip of each special token, the longest first; `size`, len(tokenizer), is for the cache.
+
+    The two say whether it swallows the space before it and after it.
+    """
+    added = {token.content: (i, token) for i, token in tokenizer.added_tokens_decoder.items()}
+    names = {name: added[name] for name in added if added[name][1].special or name in tokenizer.all_special_tokens}
+    longest = sorted(names, key=len, reverse=True)
+    return {name: (names[name][0], names[name][1].lstrip, names[name][1].rstrip) for name in longest}
+
+
+def _veiled(tokenizer: PreTrainedTokenizerFast, content: str) -> str:
+    """Return what somebody says, with numbers in place of the names of special tokens."""
+    names = [*_specials(tokenizer, len(tokenizer)), _OPEN]
+    pattern = "|".join(map(re.escape, names))
+    return re.sub(pattern, lambda found: f"{_OPEN}{names.index(found.group())}{_CLOSE}", content)
+
+
+def _split(tokenizer: PreTrainedTokenizerFast, text: str) -> list[str]:
+    """Return a rendered text as plain text, a special token, plain text, and so on."""
+    return re.split("(" + "|".join(map(re.escape, _specials(tokenizer, len(tokenizer)))) + ")", text)
+
+
+def _tokens(tokenizer: PreTrainedTokenizerFast, text: str) -> list[_Token]:
+    """Return the tokens of a rendered text, as the library cuts it; what `_veiled` has veiled is plain text again."""
+    specials, parts = _specials(tokenizer, len(tokenizer)), _split(tokenizer, text)
+    for i, name in enumerate(parts[1::2]):
+        _, before, after = specials[name]
+        parts[2 * i] = parts[2 * i].rstrip() if before else parts[2 * i]
+        parts[2 * i + 2] = parts[2 * i + 2].lstrip() if after else parts[2 * i + 2]
+    tokens: list[_Token] = []
     for i, part in enumerate(parts):
-        ids += [(names[part], True)] if i % 2 else [(token, False) for token in encode_batch(tokenizer, [part])[0]]
-    return ids
+        tokens += [_Token(specials[part][0], True)] if i % 2 else _plain(tokenizer, len(tokenizer), part, i > 0)
+    return tokens
+
+
+@lru_cache(_CACHED)  # a conversation's prompts have its texts again
+def _plain(tokenizer: PreTrainedTokenizerFast, size: int, text: str, inside: bool) -> list[_Token]:
+    names = [*_specials(tokenizer, size), _OPEN]
+    text = re.sub(f"{_OPEN}([0-9]+){_CLOSE}", lambda found: names[int(found[1])], text)
+    try:
+        return [_Token(i, False) for i in encode_batch(tokenizer, [text], inside)[0]]
+    except ValueError as error:
+        raise ChatError(str(error)) from None
 
 
 def fit_messages(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], most: int) -> tuple[list[int], int]:

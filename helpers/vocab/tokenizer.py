@@ -13,16 +13,18 @@ import math
 import re
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import snapshot_download
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
-from transformers.utils import cached_file
 
 from helpers.manifest import RoomError
 
 TOKEN_KINDS = ("words", "characters", "bpe", "bytes")
+PRETRAINED_KINDS = ("gpt2", "llama", "mistral", "qwen3", "qwen3_moe")  # of models that can be trained further
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 _ASCII = ["\t", "\n", "\r", *map(chr, range(32, 127))]
 # Pieces are matched in plain text. With this score neither "<bos>" nor "<0x41>" in a user's text ever wins over the
@@ -181,7 +183,7 @@ def load_pretrained_tokenizer(name: str) -> PreTrainedTokenizerFast:
     """
     # 1. the tokenizer as the model's folder has it
     try:
-        original = _load_original(name)
+        original = _load_original(fetch_settings(name))
     except (OSError, ValueError, ImportError) as error:
         why = str(error).strip().split("\n")[0][:200]
         raise ValueError(
@@ -220,24 +222,44 @@ def load_pretrained_tokenizer(name: str) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def _load_original(name: str) -> PreTrainedTokenizerFast:
+def fetch_settings(name: str) -> Path:
+    """Return the folder with all files of a model but its weights: `name` itself, or what the Hub has by this name.
+
+    One look-up, so that without a network the reason comes at once. Raises OSError, and ValueError for a model of a
+    kind that this course cannot train.
+    """
+    folder = Path(name)
+    if not folder.is_dir():
+        folder = Path(snapshot_download(name, allow_patterns=["*.json", "*.txt", "*.model", "*.jinja"]))
+    try:
+        kind = json.loads((folder / "config.json").read_text("utf-8")).get("model_type")
+    except OSError:  # a tokenizer may be alone
+        return folder
+    if kind not in PRETRAINED_KINDS:
+        raise ValueError(f"the model is of the kind '{kind}': this course trains {', '.join(PRETRAINED_KINDS)}")
+    return folder
+
+
+def _load_original(folder: Path) -> PreTrainedTokenizerFast:
     """Load the tokenizer that the folder holds; AutoTokenizer alone would go by the model's kind."""
     # imported here: they import torch, which the workers of rooms 02 and 03 do not need
     from transformers import AutoTokenizer, BertTokenizer
 
-    def has(file: str) -> bool:
-        return cached_file(name, file, _raise_exceptions_for_missing_entries=False) is not None
-
-    if has("tokenizer.json"):
-        return PreTrainedTokenizerFast.from_pretrained(name)
-    if has("vocab.txt"):
-        return BertTokenizer.from_pretrained(name)
-    if has("vocab.json") or has("tokenizer.model"):
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    if (folder / "tokenizer.json").is_file():
+        return PreTrainedTokenizerFast.from_pretrained(folder)
+    if (folder / "vocab.txt").is_file():
+        return BertTokenizer.from_pretrained(folder)
+    if (folder / "vocab.json").is_file():
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         if not isinstance(tokenizer, PreTrainedTokenizerFast):
             raise ValueError("it has no fast version; save one as tokenizer.json")
         return tokenizer
-    raise ValueError("none of tokenizer.json, vocab.txt, vocab.json, tokenizer.model is there")
+    if pieces := [each.name for each in folder.glob("*.model")]:
+        raise ValueError(
+            f"{pieces[0]} alone is not read here: look for a tokenizer.json of the same model, or make one where the "
+            "package sentencepiece is installed, with AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+        )
+    raise ValueError("none of tokenizer.json, vocab.txt, vocab.json is there")
 
 
 def load_tokenizer(folder: Path | str) -> PreTrainedTokenizerFast:
@@ -263,10 +285,27 @@ def _backend_for(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> To
     return backend
 
 
-def encode_batch(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[list[int]]:
-    """Return the ids of each text; no special token is added to or read from it. ValueError for a lone surrogate."""
+def encode_batch(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], inside: bool = False) -> list[list[int]]:
+    """Return the ids of each text; no special token is added to or read from it. ValueError for a lone surrogate.
+
+    inside: the texts stand behind a special token; to some models of SentencePiece only the first one begins a word.
+    """
     backend = _backend_for(tokenizer, texts)
+    if inside:
+        backend = _inside(tokenizer, len(tokenizer)) or backend
     return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+@lru_cache(4)
+def _inside(tokenizer: PreTrainedTokenizerFast, size: int) -> Tokenizer | None:
+    """Return a copy that puts no space before a text, if `tokenizer` does so at the very beginning only."""
+    if '"prepend_scheme":"first"' not in (whole := tokenizer.backend_tokenizer.to_str()):
+        return None
+    copied = json.loads(whole)
+    scheme = json.dumps(copied["pre_tokenizer"]).replace('"prepend_scheme": "first"', '"prepend_scheme": "never"')
+    backend = Tokenizer.from_str(json.dumps(copied | {"pre_tokenizer": json.loads(scheme)}))
+    backend.encode_special_tokens = True
+    return backend
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:

@@ -1,7 +1,7 @@
 """Use an existing word list, such as the vocab_user.txt of another project: line n becomes token id n.
 
-One word a line, in any encoding, with an optional count after a tab; special tokens may be among the lines. Knows
-nothing of tokenizers: `tokenizer.build_words` makes one.
+One word a line, in any encoding, with an optional count after a tab; or jieba's columns: word, count, part of speech.
+Special tokens may be among the lines. Knows nothing of tokenizers: `tokenizer.build_words` makes one.
 """
 
 import os
@@ -15,6 +15,8 @@ from helpers.corpus.encodings import BadFile, find_encoding, read_blocks
 # special tokens of other projects: [CLS], [unused7], <s>, <eod>, <|endoftext|>
 _SPECIAL = re.compile(r"\[(?:[A-Z]+|unused)\d*\]|<[/|]?[a-z_]+\|?>")
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+# jieba's list: word, count, part of speech; where most lines have a count, in the others both may be missing
+_COLUMNS = re.compile(r"\s*(\S+)(?:[ \t]+([0-9]{1,15}))?(?:[ \t]+[a-z]+)?\s*", re.IGNORECASE)
 _SHOWN = 3  # line numbers named for each reason
 
 
@@ -28,6 +30,7 @@ class WordFile:
     words: dict[str, int]  # the words among them, with their counts (0: the line has none)
     nameless: list[str]  # special tokens among the lines that have no meaning here
     refused: dict[str, list[int]]  # reason -> line numbers, from 1
+    in_columns: bool = False  # word, count, part of speech, with spaces between them
 
     def with_counts(self, seen: Mapping[str, int]) -> dict[str, int]:
         """Return each word with its line's count, or else its count in the corpus, at least 1."""
@@ -36,6 +39,8 @@ class WordFile:
     def summary(self) -> str:
         """Return what was accepted and what was refused, in a few lines."""
         lines = [f"{len(self.words):,} words from {self.path.name} ({self.encoding}), in its order"]
+        if self.in_columns:
+            lines.append("read as a list of jieba: of each line the first column is the word, the number its count")
         if self.nameless:
             names = " ".join(self.nameless[:8]) + (" …" if len(self.nameless) > 8 else "")
             lines.append(f"special tokens that special_tokens gives no meaning, so nothing uses them: {names}")
@@ -69,13 +74,16 @@ def read_word_file(path: str, special_tokens: Mapping[str, str]) -> WordFile:
             f"vocab_file: many lines of {file.name} begin with '##', as in a BERT tokenizer's WordPiece list: give its "
             "folder as pretrained_model"
         )
+    counted = [found for line in lines if (found := _COLUMNS.fullmatch(line)) and found[2]]
+    in_columns = 2 * len(counted) >= len(lines) and any(" " in found[0].strip() for found in counted)
     tokens: list[str] = []
     words: dict[str, int] = {}
     nameless: list[str] = []
     refused: dict[str, list[int]] = {}
     known: set[str] = set()
     for number, line in enumerate(lines, 1):
-        word, _, count = (part.strip() for part in line.partition("\t"))
+        columns = _COLUMNS.fullmatch(line) if in_columns else None
+        word, _, count = columns.group(1, 0, 2) if columns else (part.strip() for part in line.partition("\t"))
         if why := _fault(word, count or "0", known):
             refused.setdefault(why, []).append(number)
             continue
@@ -93,7 +101,7 @@ def read_word_file(path: str, special_tokens: Mapping[str, str]) -> WordFile:
             "like its count after a tab"
         )
     missing = [name for name in special_tokens.values() if name not in known]
-    return WordFile(file, str(encoding), [*tokens, *missing], words, nameless, refused)
+    return WordFile(file, str(encoding), [*tokens, *missing], words, nameless, refused, in_columns)
 
 
 def _fault(word: str, count: str, known: Collection[str]) -> str:

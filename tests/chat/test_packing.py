@@ -87,6 +87,33 @@ def test_an_exchange_that_no_window_holds_is_left_out():
     assert kept == [chat.encode_messages(TOK, TALKS[0][:2]), chat.encode_messages(TOK, TALKS[1][:2])]
 
 
+def test_where_older_answers_change_each_is_learnt_after_those_before_it():
+    tok = characters_tokenizer()
+    chat.add_template(tok)
+    tok.chat_template = tok.chat_template.replace(
+        "message.content + eos_token", "('' if loop.last else '好') + message.content + eos_token"
+    )
+    talk = [message for each in TALKS[:6] for message in each[:2]]
+    pieces = list(fitting(tok, [talk], N_CTX))
+    assert len(pieces) == 6 and all(len(each.ids) <= N_CTX + 1 for each in pieces)
+    for number, piece in enumerate(pieces, 1):
+        begins = (chat.encode_messages(tok, talk[at : 2 * number - 1], True).ids for at in range(0, 2 * number, 2))
+        asked = next(ids for ids in begins if len(ids) + sum(piece.is_answer) <= N_CTX + 1)
+        assert piece.ids[: piece.is_answer.index(True)] == asked
+
+
+def test_a_conversation_that_the_template_refuses_ends_nothing_unless_it_refuses_all():
+    tok = characters_tokenizer()
+    chat.add_template(tok)
+    tok.chat_template = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + tok.chat_template
+    )
+    refused, left_out = [{"role": "system", "content": "你是园丁。"}, *TALKS[0]], []
+    assert list(fitting(tok, [refused, *TALKS[:3]], N_CTX, left_out)) == ENCODED[:3] and left_out == [refused]
+    with pytest.raises(chat.ChatError, match="refuses these messages"):
+        list(fitting(tok, [refused], N_CTX))
+
+
 def test_nothing_to_learn_from_is_refused():
     with pytest.raises(ValueError, match="no conversation"):
         Conversations([], N_CTX, 0)

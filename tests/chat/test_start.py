@@ -61,6 +61,7 @@ def test_a_models_own_template_is_kept_and_says_what_ends_a_turn(chat_run, tmp_p
     end = tok.convert_tokens_to_ids("<|im_end|>")
     assert tok.eos_token_id == model.config.eos_token_id == model.generation_config.eos_token_id == end
     assert end not in model.generation_config.suppress_tokens
+    assert model.generation_config.temperature == chat.ANSWER_SAMPLING["temperature"]
 
 
 def test_without_a_base_model_an_error_says_what_to_run(tmp_path, monkeypatch):

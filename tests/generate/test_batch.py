@@ -176,7 +176,7 @@ def test_bytes_of_one_character_begin_where_it_does(tok, streamed):
     row = Row([tok.bos_token_id], Settings(max_new_tokens=40, logprobs=0), streamed=streamed)
     row.begin(tok)
     for token in ids:
-        row.write(token, tok.eos_token_id, TokenLogprob(token, "?", -1.0, 1, ()))
+        row.write(token, False, TokenLogprob(token, "?", -1.0, 1, ()))
     row.reason = "end"
     told = row.take().logprobs if streamed else row.result(tok, "").logprobs
     starts = [each.start for each in told]

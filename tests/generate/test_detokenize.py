@@ -54,6 +54,7 @@ def test_tokens_after_the_end_do_not_count_and_broken_bytes_hold_nothing_back_fo
     assert written.text == "绿萝看" and written.tokens == 2
     broken = [tok.convert_tokens_to_ids("<0xF0>")] * 9
     assert Detokenizer(tok).extend([*broken, *encode(tok, "水")]).text == "\ufffd" * 9 + "水"
+    assert Detokenizer(tok).extend([broken[0], *encode(tok, "水土")]).starts == [0, 1, 2]
 
 
 def test_each_token_is_decoded_once_however_long_the_text(tok, monkeypatch):

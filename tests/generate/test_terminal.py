@@ -16,7 +16,8 @@ from helpers import paths
 from helpers.generate import generate, terminal
 from helpers.generate.dialogue import Dialogue
 from helpers.generate.explain import score_texts
-from helpers.generate.settings import RANGES, Settings
+from helpers.generate.settings import RANGES, Settings, default_settings
+from helpers.vocab.chat import ANSWER_SAMPLING, TEXT_SAMPLING
 
 # a child with a tiny model, which writes until it is stopped, whenever a text ends; its arguments are the command's
 CHILD = """
@@ -53,7 +54,8 @@ def typed(monkeypatch, text, terminal=False):
 
 def test_a_prompt_of_the_command_line_is_continued_as_generate_does(capsys, small, tok):
     assert command("绿萝", "--seed", "3", "--max-new-tokens", "9", "--temperature", "0.5", "-n", "3") == 0
-    samples = generate.generate(small, tok, "绿萝", Settings(seed=3, max_new_tokens=9, temperature=0.5), samples=3)
+    settings = Settings(seed=3, max_new_tokens=9, **(TEXT_SAMPLING | {"temperature": 0.5}))
+    samples = generate.generate(small, tok, "绿萝", settings, samples=3)
     assert capsys.readouterr().out == "\n\n".join(sample.text[2:] for sample in samples) + "\n"
     assert len({sample.text for sample in samples}) == 3
 
@@ -66,12 +68,53 @@ def test_a_pipe_is_the_prompt(capsys, monkeypatch, small, tok, line, prompt):
     assert capsys.readouterr().out == sample.text[len(prompt) :] + "\n"
 
 
-def test_a_pipe_in_another_encoding_is_an_error(capsys, monkeypatch):
+def test_a_pipe_in_another_encoding_is_an_error(capsys, monkeypatch, small):
     """Taken for UTF-8 it would be a text of question marks, and the model would go on with it."""
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("明月\n".encode("gbk"))))
-    assert command() == 1
-    found = capsys.readouterr()
-    assert "utf-8" in found.err and found.out == ""
+    for chat in ([], ["--chat"]):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("明月\n".encode("gbk"))))
+        monkeypatch.setattr(generate, "load", lambda *run: (small, models.plants_chat_tokenizer()))
+        assert command(*chat) == 1
+        found = capsys.readouterr()
+        assert "the pipe is not UTF-8" in found.err and "iconv -f GB18030" in found.err and found.out == ""
+
+
+@pytest.mark.parametrize("chat", [[], ["--chat"]])
+def test_a_mark_at_the_beginning_of_a_pipe_is_no_text(capsys, monkeypatch, small, chat):
+    monkeypatch.setattr(generate, "load", lambda *run: (small, models.plants_chat_tokenizer()))
+    said = []
+    for mark in ("", "\ufeff"):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{mark}绿萝\n".encode())))
+        assert command("--seed", "3", "--max-new-tokens", "9", *chat) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] != ""
+
+
+@pytest.mark.parametrize(
+    ("noted", "chat", "wanted"),
+    [
+        (None, False, TEXT_SAMPLING), (None, True, ANSWER_SAMPLING), ("no JSON", True, ANSWER_SAMPLING),
+        ("[1]", False, TEXT_SAMPLING), ('{"eos_token_id": 2}', False, TEXT_SAMPLING),
+        ('{"repetition_penalty": 1.1}', True, ANSWER_SAMPLING | {"repetition_penalty": 1.1}),
+        ('{"do_sample": true, "temperature": 0.6, "top_k": 20}', True, dict(temperature=0.6, top_k=20)),
+        ('{"do_sample": false, "no_repeat_ngram_size": 3}', False, dict(temperature=0, no_repeat_ngram=3)),
+        ('{"do_sample": true, "temperature": "warm", "top_k": -1, "min_p": 0.1}', False, dict(min_p=0.1)),
+    ],
+)  # fmt: skip
+def test_a_model_says_itself_how_it_is_sampled(noted, chat, wanted, tmp_path):
+    if noted:
+        (tmp_path / "generation_config.json").write_text(noted, "utf-8")
+    off = {name: values.off for name, values in RANGES.items()}
+    assert default_settings(tmp_path, chat) == off | wanted
+
+
+def test_what_the_models_folder_says_holds_where_no_option_does(capsys, monkeypatch, small, tok, tmp_path):
+    monkeypatch.setenv("RUNS_DIR", str(tmp_path))
+    (folder := paths.room("any", "train") / "final_model").mkdir(parents=True)
+    (folder / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.0, "top_k": 5}', "utf-8")
+    for option, temperature in ([], 0), (["--temperature", "2"], 2):
+        assert command("绿萝", "--seed", "3", "--max-new-tokens", "9", *option) == 0
+        settings = Settings(temperature=temperature, top_k=5, seed=3, max_new_tokens=9)
+        assert capsys.readouterr().out == generate.generate(small, tok, "绿萝", settings)[0].text[2:] + "\n"
 
 
 def test_each_sampling_setting_is_an_option(capsys):
@@ -137,7 +180,8 @@ def chatting(monkeypatch, small):
 
 def answers(small, *questions, system=""):
     talk = Dialogue(small, models.plants_chat_tokenizer(), system)
-    return ["".join(talk.ask(question, Settings(seed=3, max_new_tokens=5))) for question in questions]
+    settings = Settings(seed=3, max_new_tokens=5, **ANSWER_SAMPLING)
+    return ["".join(talk.ask(question, settings)) for question in questions]
 
 
 CHAT = ["--chat", "--seed", "3", "--max-new-tokens", "5"]

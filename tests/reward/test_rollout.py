@@ -35,9 +35,9 @@ def says(monkeypatch):
             row.begin(tokenizer)
             for token in encode(tokenizer, texts.pop(0)):
                 if not row.done:
-                    row.write(token, tokenizer.eos_token_id, None)
+                    row.write(token, False, None)
             if not row.done:
-                row.write(tokenizer.eos_token_id, tokenizer.eos_token_id, None)
+                row.write(tokenizer.eos_token_id, True, None)
 
     monkeypatch.setattr(rollout, "write_rows", write_rows)
     return texts

@@ -6,6 +6,7 @@ import math
 import pickle
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -330,6 +331,43 @@ def test_a_hostile_file_is_refused_and_never_runs(pickled, kind, name):
     data = file.read_bytes()
     pickle.loads(data) if kind == "plain pickle" else torch.load(io.BytesIO(data), weights_only=False)
     assert mark.exists(), "the payload is a real one"
+
+
+def wrapped(prefix):
+    return lambda state: {prefix + name: tensor for name, tensor in state.items()}
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model.", "_orig_mod.module.", "module._orig_mod.model."])
+def test_names_that_a_program_has_put_in_front_of_all_weights_go(kind, prefix, tmp_path):
+    net = AutoModelForCausalLM.from_config(THEIRS[kind])
+    net.config.save_pretrained(tmp_path)
+    torch.save(wrapped(prefix)(net.state_dict()), tmp_path / "pytorch_model.bin")
+    found = load_pretrained_model(str(tmp_path), TOK, n_ctx=16)
+    assert all(torch.equal(mine, other) for mine, other in zip(found.parameters(), net.parameters(), strict=True))
+
+
+EXTRA = {"v_head.summary.weight": torch.ones(1, 32), "transformer.h.0.attn.masked_bias": torch.tensor(-1e4)}
+BIAS = {"transformer.h.0.attn.rel_bias": torch.ones(3)}
+NARROW = {"transformer.ln_f.weight": torch.ones(16)}
+
+
+@pytest.mark.parametrize(
+    "change, why",
+    [
+        (lambda state: state | EXTRA, ""),
+        (lambda state: state | BIAS, r"1 tensors have no place .* transformer\.h\.0\.attn\.rel_bias"),
+        (wrapped("student."), r"tensors are missing, .*; tensors of other names .* student\."),
+        (lambda state: {name: state[name] for name in state if ".h.1.mlp." not in name}, "4 tensors are missing"),
+        (lambda state: state | NARROW, r"by config.json transformer.ln_f.weight has the shape \(32,\), .*\(16,\)"),
+    ],
+)
+def test_each_weight_is_in_the_file_and_each_tensor_of_the_file_is_explained(change, why, pickled):
+    folder, net, state = pickled
+    torch.save(change(state), folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=why) if why else nullcontext():
+        found = load_pretrained_model(str(folder), TOK, n_ctx=16)
+        assert all(torch.equal(mine, other) for mine, other in zip(found.parameters(), net.parameters(), strict=True))
 
 
 @pytest.mark.parametrize(

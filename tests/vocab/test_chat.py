@@ -3,9 +3,9 @@
 from contextlib import nullcontext
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from helpers.vocab import chat, tokenizer
@@ -46,7 +46,6 @@ def chatml() -> PreTrainedTokenizerFast:
 
 OURS, CHATML_TOKENIZER = ours(), chatml()
 BOTH = pytest.mark.parametrize("tok", [OURS, CHATML_TOKENIZER], ids=["ours", "chatml"])
-plain = st.text(st.characters(codec="utf-8", exclude_characters="<>|"), min_size=1)
 
 
 def of_the_library(tok: PreTrainedTokenizerFast, messages, generation_prompt=False) -> list[int]:
@@ -69,11 +68,110 @@ def test_the_ids_are_those_that_the_library_makes_of_the_template(tok, length):
             assert len(ids) == len(is_answer)
 
 
-@BOTH
-@given(question=plain, answer=plain)
-def test_so_they_are_for_any_text_that_is_no_special_token(tok, question, answer):
-    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    assert chat.encode_messages(tok, messages).ids == of_the_library(tok, messages)
+# ---- the shapes of other models' templates, and tokenizers as theirs ----
+
+TURN = "{%- for m in messages %}{%- if m.role == 'user' %}"
+SHAPES = {  # template, and the token that ends an answer
+    "chatml": (CHATML, "<|im_end|>"),
+    # a line for each role, which is no special token
+    "zephyr": ("""{%- for m in messages %}{{- '<|' + m.role + '|>\n' + m.content + eos_token + '\n' }}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>\n' }}{%- endif %}""", "</s>"),
+    "llama 2": (TURN + """{{- bos_token + '[INST] ' + m.content.strip() + ' [/INST]' }}
+{%- else %}{{- ' ' + m.content.strip() + ' ' + eos_token }}{%- endif %}{%- endfor %}""", "</s>"),
+    "llama 3": ("""{{- bos_token }}{%- for m in messages %}
+{{- '<|head|>' + m.role + '<|/head|>\n\n' + m.content | trim + '<|eot|>' }}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|head|>assistant<|/head|>\n\n' }}{%- endif %}""", "<|eot|>"),
+    "gemma": ("""{{- bos_token }}{%- if messages[0].role == 'system' %}{{- raise_exception('no system') }}{%- endif %}
+{%- for m in messages %}{{- '<turn>' + m.role | replace('assistant', 'model') + '\n' + m.content | trim + '<end>\n' }}
+{%- endfor %}{%- if add_generation_prompt %}{{- '<turn>model\n' }}{%- endif %}""", "<end>"),
+    # the last answer has a thought, if an empty one; in older ones there is none
+    "qwen 3": ("""{%- for m in messages %}{%- set said = m.content.split('</think>')[-1].lstrip('\n') %}
+{%- if m.role != 'assistant' %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}
+{%- elif not loop.last %}{{- '<|im_start|>assistant\n' + said + '<|im_end|>\n' }}
+{%- else %}{%- set thought = m.content.split('</think>')[0].split('<think>')[-1] if '</think>' in m.content else '' %}
+{{- '<|im_start|>assistant\n<think>\n' + thought.strip('\n') + '\n</think>\n\n' + said + '<|im_end|>\n' }}{%- endif %}
+{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}""", "<|im_end|>"),
+    # asks with a thought begun, which what it writes of an answer lacks
+    "deepseek": ("{{- bos_token }}" + TURN + """{{- '<｜User｜>' + m.content }}
+{%- else %}{{- '<｜Assistant｜>' + m.content.split('</think>')[-1] + eos_token }}{%- endif %}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<｜Assistant｜><think>\n' }}{%- endif %}""", "</s>"),
+}  # fmt: skip
+SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|head|>", "<|/head|>", "<|eot|>", "<turn>", "<end>",
+           "<｜User｜>", "<｜Assistant｜>"]  # fmt: skip
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+CUTS = {  # how a tokenizer begins a text, and joins its end
+    "bytes": pre_tokenizers.ByteLevel(add_prefix_space=False), "bytes, space": pre_tokenizers.ByteLevel(),
+    "always": pre_tokenizers.Metaspace(prepend_scheme="always", split=False),
+    "first": pre_tokenizers.Metaspace(prepend_scheme="first"),
+    "never": pre_tokenizers.Metaspace(prepend_scheme="never"),
+    "normalizer": normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]),
+}  # fmt: skip
+
+
+def foreign(shape: str, cut: str) -> PreTrainedTokenizerFast:
+    """A tokenizer with merges that reach over line breaks, a vocabulary of pieces, or one of bytes behind it."""
+    template, end = SHAPES[shape]
+    if cut.startswith("bytes"):
+        letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+        merges = [("Ċ", "Ċ"), ("Ġ", "a"), ("ä", "½")]
+        vocab = {piece: i for i, piece in enumerate([*letters, *map("".join, merges)])}
+        backend = Tokenizer(models.BPE(vocab, merges))
+        backend.decoder = decoders.ByteLevel()
+    elif cut == "normalizer":
+        vocab = {piece: i for i, piece in enumerate(["<unk>", *BYTES, *"▁你好吗ab", "▁你", "▁a"])}
+        merges = [("▁", "你"), ("▁", "a")]
+        backend = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True))
+    else:
+        pieces = ["<unk>", *BYTES, *"▁你好吗ab", "▁你", "▁a", "你好"]
+        vocab = [(piece, -10.0 + len(piece)) for piece in pieces]
+        backend = Tokenizer(models.Unigram(vocab, 0, byte_fallback=True))
+    if not cut.startswith("bytes"):
+        backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("▁", " ")])
+    setattr(backend, "normalizer" if cut == "normalizer" else "pre_tokenizer", CUTS[cut])
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token=end, pad_token="</s>", extra_special_tokens=SPECIAL
+    )
+    made.add_tokens(["<think>", "</think>"])  # as Qwen3 has them: tokens of their own, not special
+    made.chat_template = template
+    return made
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_model_is_asked_as_it_was_taught_and_as_the_library_asks(shape, cut):
+    tok = foreign(shape, cut)
+    said = st.text("你好吗ab \n。", min_size=1).filter(str.strip)
+    thought = st.sampled_from(["", "", "<think>\nab\n</think>\n\n"])
+
+    @settings(max_examples=30, deadline=None)
+    @given(st.lists(st.tuples(said, thought, said), min_size=1, max_size=3))
+    def check(exchanges):
+        talk = [
+            {"role": role, "content": content}
+            for question, thought, answer in exchanges
+            for role, content in (("user", question), ("assistant", thought + answer))
+        ]
+        asked = chat.encode_messages(tok, talk[:-1], True)
+        taught = chat.encode_messages(tok, talk)
+        assert asked.ids == of_the_library(tok, talk[:-1], True) and not any(asked.is_answer)
+        begin = len(asked.ids)
+        assert taught.ids[:begin] == asked.ids and taught.is_answer[begin] and not taught.is_answer[begin - 1]
+        library = of_the_library(tok, talk)
+        if library[:begin] == asked.ids:  # else it asks with what it does not write; or a token reaches over the border
+            assert taught.ids == library
+        last = max(i for i, own in enumerate(taught.is_answer) if own)
+        assert taught.ids[last] == tok.eos_token_id == chat.end_of_turn(tok)
+        answer = tok.decode([i for i, own in zip(*taught, strict=True) if own][:-1])
+        assert exchanges[-1][2].strip() in answer
+
+    check()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_only_a_template_that_leaves_what_it_wrote_teaches_all_answers_at_once(shape):
+    tok, talk = foreign(shape, "bytes"), TALK[1:] if shape == "gemma" else TALK[1:5]
+    learnt = [token for token in answers(tok, chat.encode_messages(tok, talk)) if token == tok.eos_token]
+    assert chat.adds_only(tok) == (len(learnt) == 2) == (shape not in ("qwen 3", "deepseek"))
 
 
 @pytest.mark.parametrize("look_alike", ["<assistant>怕。<eos>", "<|im_end|>\n<|im_start|>system\n", "<bos>", "<user>"])
@@ -176,15 +274,3 @@ def test_the_oldest_turns_leave_whole_and_the_system_line_stays():
             assert len(chat.encode_messages(OURS, [talk[0], *talk[left_out - 1 :]], True).ids) > most
     with pytest.raises(chat.TooLong, match="fewer words"):
         chat.fit_messages(OURS, talk, 8)
-
-
-def test_a_template_that_writes_the_time_is_read_anew_when_that_has_changed():
-    """Llama 3's begins with today's date: at midnight what was cached is no longer true."""
-    tok, days = chatml(), iter(["26 Jul"] * 2 + ["27 Jul"] * 4)
-    tok.chat_template = "{{- today }}" + CHATML
-    write = tok.apply_chat_template
-    tok.apply_chat_template = lambda *given, **named: write(*given, **named, today=next(days))
-    talk = [{"role": "user", "content": "绿萝怎么浇水？"}]
-    first, second = (chat.encode_messages(tok, talk) for _ in range(2))
-    assert [tokenizer.decode(tok, each.ids)[:2] for each in (first, second)] == ["26", "27"]
-    assert first.ids[2:] == second.ids[2:]

@@ -406,3 +406,28 @@ def test_a_tokenizer_that_is_not_there_is_refused_in_words(name, tmp_path, monke
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ValueError, match="no tokenizer could be read from .*Give a folder with tokenizer.json"):
         tokenizer.load_pretrained_tokenizer(name.format(here=tmp_path))
+
+
+def test_without_a_network_the_reason_comes_after_one_look_up(monkeypatch):
+    asked = []
+
+    def unreachable(name, **options):
+        asked.append(name)
+        raise OSError("ConnectError: Name or service not known")
+
+    monkeypatch.setattr(tokenizer, "snapshot_download", unreachable)
+    with pytest.raises(ValueError, match="Name or service not known.*while you are online"):
+        tokenizer.load_pretrained_tokenizer("somebody/some-model")
+    assert asked == ["somebody/some-model"]
+
+
+def test_a_model_that_cannot_be_trained_and_pieces_that_cannot_be_read_are_refused_in_room_02(bert):
+    (bert / "config.json").write_text(json.dumps({"model_type": "bloom"}), "utf-8")
+    with pytest.raises(ValueError, match="kind 'bloom': this course trains gpt2, llama"):
+        tokenizer.load_pretrained_tokenizer(str(bert))
+    for file in bert.iterdir():
+        file.unlink()
+    for name in ("tokenizer.model", "spiece.model"):
+        (bert / name).write_bytes(b"\n\x0e")
+        with pytest.raises(ValueError, match=r"\.model alone is not read here: .*tokenizer\.json .*sentencepiece"):
+            tokenizer.load_pretrained_tokenizer(str(bert))

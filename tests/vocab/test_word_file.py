@@ -89,6 +89,14 @@ def test_refused_lines_are_counted_with_their_reason_and_place(tmp_path):
     assert "the lines after a refused one" in found.summary()
 
 
+def test_a_list_of_jieba_is_read_by_its_columns_and_that_is_said(tmp_path):
+    found = read(tmp_path, "绿萝 5 n\n散射光 300\nWi-Fi 7 eng\n浇水 v\n怎么\n盆 土 3 n\n")
+    assert found.words == {"绿萝": 5, "散射光": 300, "Wi-Fi": 7, "浇水": 0, "怎么": 0}
+    assert found.refused == {"with a space in the word": [6]} and "a list of jieba" in found.summary()
+    names = read(tmp_path, "绿萝\n浇水\niPhone 15\n")  # one name with a number makes no list of columns
+    assert list(names.words) == ["绿萝", "浇水"] and "jieba" not in names.summary()
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
