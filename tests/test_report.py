@@ -10,6 +10,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from helpers import paths, report
+from helpers.run import execute
 from helpers.run.__main__ import main
 
 
@@ -56,6 +57,17 @@ def test_a_drawing_is_in_the_page_with_its_words():
     (data,) = re.findall('src="data:image/svg[+]xml;base64,([^"]*)"', picture)
     assert base64.b64decode(data).decode() == svg
     assert 'alt="[drawing] the &#34;cache&#34;"' in picture or "alt='[drawing] the \"cache\"'" in picture
+
+
+def test_what_is_left_out_stands_first_in_the_report_and_last_in_the_terminal(house, capsys, monkeypatch):
+    lost = [f"{n}.txt <is not read>" for n in range(9)]
+    monkeypatch.setattr(report, "read_manifest", lambda run, stage: {"result": {"losses": lost}})
+    monkeypatch.setattr(execute, "finished_unchanged", lambda *_: True)
+    execute.run_stages("r", {"corpus": {}}, force=False)
+    told = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split(None, 2)[2] for line in told[:5]] == lost[:5] and "notebooks/01_corpus.ipynb" in told[5]
+    page = (paths.run_dir("r") / "report.html").read_text("utf-8")
+    assert page.count("<li>") == 9 and page.index("<li>0.txt &lt;is not read&gt;") < page.index("<table>")
 
 
 @pytest.mark.parametrize("stage", paths.NOTEBOOKS)
