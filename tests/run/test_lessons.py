@@ -27,8 +27,8 @@ def test_what_is_no_lesson_needs_none(stage, tmp_path):
 
 @pytest.mark.parametrize("stage", paths.STAGES)
 def test_a_check_on_the_way_of_ones_own_text_says_what_it_found(stage):
-    trees = [ast.parse(source) for source in code_of(stage_notebook(stage, lessons=False))]
-    checks = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+    nodes = [node for source in code_of(stage_notebook(stage, False)) for node in ast.walk(ast.parse(source))]
+    checks = [node for node in nodes if isinstance(node, ast.Assert)]
     assert checks and not [ast.unparse(check) for check in checks if not check.msg]
 
 

@@ -9,15 +9,7 @@ from hypothesis import strategies as st
 
 from helpers import paths
 from helpers.manifest import RoomError
-from helpers.tokens.windows import (
-    IGNORE,
-    TokenStream,
-    Windows,
-    choose_n_ctx,
-    choose_packing,
-    encode_texts,
-    epoch_order,
-)
+from helpers.tokens.windows import IGNORE, TokenStream, Windows, choose_n_ctx, choose_packing, encode_texts, epoch_order
 from helpers.vocab import tokenizer
 
 
