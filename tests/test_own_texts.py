@@ -55,10 +55,9 @@ async def run_cells(stage, lessons, values):
 
 
 def take_course(folder, monkeypatch, texts, lessons=False, settings=()):
-    monkeypatch.setenv("RUNS_DIR", str(folder / "runs"))
+    monkeypatch.setenv("RUNS_DIR", str(folder / f"lessons {lessons}"))
     for name in ("HEADLESS", "TQDM_DISABLE"):
         monkeypatch.setenv(name, "1")
-    folder.mkdir(exist_ok=True)
     (folder / "own.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), "utf-8")
     values = plan_parameters([*paths.STAGES], "own", str(folder / "own.jsonl"), ["micro"], [*settings])
     for stage in paths.STAGES:
@@ -74,7 +73,7 @@ def test_a_text_of_any_kind_goes_through_all_six(texts, tmp_path, monkeypatch):
 def test_lessons_pass_with_a_model_as_wide_as_by_rule_and_change_no_byte(tmp_path, monkeypatch):
     made = []
     for lessons in (True, False):
-        take_course(tmp_path / str(lessons), monkeypatch, TEXTS["English"], lessons, [("n_embd", 128), ("n_head", 4)])
+        take_course(tmp_path, monkeypatch, TEXTS["English"], lessons, [("n_embd", 128), ("n_head", 4)])
         made.append({stage: open_room("own", stage)["outputs"] for stage in ("corpus", "vocab", "tokenize", "train")})
     assert made[0] == made[1] and any("final_model" in name for name in made[0]["train"])
 
