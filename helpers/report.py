@@ -112,10 +112,8 @@ def first_samples(run: str) -> list[tuple[str, str]]:
 @cache
 def _exporter() -> HTMLExporter:
     loaders = [DictLoader({"report.html.j2": _NOTEBOOK})]
-    return HTMLExporter(
-        extra_loaders=loaders, template_file="report.html.j2", exclude_anchor_links=True,
-        exclude_input_prompt=True, exclude_output_prompt=True,
-    )  # fmt: skip
+    return HTMLExporter(extra_loaders=loaders, template_file="report.html.j2", exclude_anchor_links=True,
+                        exclude_input_prompt=True, exclude_output_prompt=True)  # fmt: skip
 
 
 def notebook_body(notebook: nbformat.NotebookNode, stage: str, folder: Path) -> str:

@@ -144,18 +144,15 @@ class Report:
         result = {name: getattr(self, name) for name in names}
         result |= {"dropped": sum(self.dropped.values()), "dropped_characters": sum(self.lost.values())}
         result |= {"files": len(self.files), "bad_files": sum(bool(file.bad) for file in self.files)}
-        if lost := self.losses():
-            result["losses"] = lost[:10]
-        if self.floor_bits_per_char is not None:
-            result["floor_bits_per_char"] = self.floor_bits_per_char
-        return result
+        result |= {"losses": lost[:10]} if (lost := self.losses()) else {}
+        floor = self.floor_bits_per_char
+        return result if floor is None else result | {"floor_bits_per_char": floor}
 
     def losses(self) -> list[str]:
         """Return what of the source is not in the corpus, in sentences, worst first."""
-        bad = [f"{file.name} is not used: {file.bad}" for file in self.files if file.bad]
         kinds = [f"{n:,} file(s) that are not read: {kind}" for kind, n in self.left_out.most_common()]
         lost = [f"{n:,} characters: {reason}" for reason, n in self.lost.most_common()]
-        return bad + kinds + lost
+        return [f"{file.name} is not used: {file.bad}" for file in self.files if file.bad] + kinds + lost
 
     def rows(self) -> list[tuple]:
         """Return a row per file: name, encoding, documents, characters, dropped, what to know about it."""
