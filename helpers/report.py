@@ -43,8 +43,6 @@ SAMPLES = 12  # generated texts on the page
 # code is folded, progress bars are left out; a drawing keeps its words for those who do not see it
 _NOTEBOOK = """
 {%- extends 'basic/index.html.j2' -%}
-{%- block in_prompt -%}{%- endblock in_prompt -%}
-{%- block output_area_prompt -%}{%- endblock output_area_prompt -%}
 {%- block input -%}
 <details class="code"><summary>{{ cell.source.strip().split('\\n')[0] | e }}</summary>{{ super() }}</details>
 {%- endblock input -%}
@@ -58,14 +56,12 @@ STYLE = """
 body { max-width: 54rem; margin: 2rem auto; padding: 0 1rem; line-height: 1.6; color: #222; background: #fff;
        font-family: system-ui, "Noto Sans CJK SC", "PingFang SC", "Microsoft YaHei", sans-serif; }
 h1, h2, h3 { line-height: 1.25; } img { max-width: 100%; } pre { white-space: pre-wrap; overflow-wrap: anywhere; }
-table { border-collapse: collapse; } th, td { text-align: left; padding: .3rem .9rem .3rem 0; vertical-align: top; }
-tr { border-bottom: 1px solid #ddd; } .when, summary { color: #777; }
-nav { margin-bottom: 1.5rem; } nav a { margin-right: 1rem; }
+table { border-collapse: collapse; display: block; overflow-x: auto; } tr { border-bottom: 1px solid #ddd; }
+th, td { text-align: left; padding: .3rem .9rem .3rem 0; vertical-align: top; } .when, summary { color: #777; }
 .text { white-space: pre-wrap; border-left: 3px solid #7a9; padding-left: .8rem; margin: 1rem 0; }
 .notebook { border-top: 4px solid #7a9; margin-top: 4rem; }
 details.code > summary { font: .8rem monospace; overflow: hidden; white-space: nowrap; text-overflow: ellipsis; }
 details.code { margin: .4rem 0; } .highlight { background: #f6f6f4; padding: .2rem .8rem; overflow-x: auto; }
-.jp-RenderedText pre, .output pre { background: none; }
 """
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -75,7 +71,8 @@ _PAGE = """<!DOCTYPE html>
 {{ highlighting | safe }}
 </style></head>
 <body><h1>Run “{{ run }}”</h1>
-<nav>{% for part in parts %}<a href="#{{ part.name }}">{{ part.name }}</a> {% endfor %}</nav>
+{% if losses %}<h2>Left out of the corpus</h2>
+<ul>{% for sentence in losses %}<li>{{ sentence }}</li>{% endfor %}</ul>{% endif %}
 <table><tr><th>stage</th><th>time</th><th>result</th></tr>
 {% for part in parts %}<tr><td><a href="#{{ part.name }}">{{ part.name }}</a></td>
 <td class="when">{{ "{:,.0f}".format(part.seconds) }} s</td><td>{{ part.figures }}</td></tr>
@@ -87,12 +84,17 @@ _PAGE = """<!DOCTYPE html>
 """
 
 
+def result_of(run: str, stage: str) -> dict[str, Any]:
+    """Return the result in a stage's manifest; an empty one if it has written no manifest."""
+    try:
+        return read_manifest(run, stage)["result"]
+    except RoomError:
+        return {}
+
+
 def one_line(run: str, stage: str) -> str:
     """Return a stage's figures in one line, `documents 20,000 · …`; an empty one if it has written no manifest."""
-    try:
-        result = read_manifest(run, stage)["result"]
-    except RoomError:
-        return ""
+    result = result_of(run, stage)
     numbers = [name for name, value in result.items() if type(value) in (int, float)][:NUMBERS]
     figures = FIGURES.get(stage) or [(name, name.replace("_", " "), ",.4g") for name in numbers]
     known = [(result[name], label, form) for name, label, form in figures if result.get(name) is not None]
@@ -103,15 +105,15 @@ def first_samples(run: str) -> list[tuple[str, str]]:
     """Return (prompt, what follows) of the first texts that the run's model wrote (text/samples.jsonl), if any."""
     file = paths.room(run, "generate") / "samples.jsonl"
     lines = file.read_text("utf-8").split("\n")[:SAMPLES] if file.is_file() else []
-    found = [json.loads(line) for line in lines if line]
-    prompts = [sample.get("prompt", "") for sample in found]
-    return [(p, sample["text"].removeprefix(p).strip()) for p, sample in zip(prompts, found, strict=True)]
+    found = [{"prompt": "", **json.loads(line)} for line in lines if line]
+    return [(sample["prompt"], sample["text"].removeprefix(sample["prompt"]).strip()) for sample in found]
 
 
 @cache
 def _exporter() -> HTMLExporter:
     loaders = [DictLoader({"report.html.j2": _NOTEBOOK})]
-    return HTMLExporter(extra_loaders=loaders, template_file="report.html.j2", exclude_anchor_links=True)
+    return HTMLExporter(extra_loaders=loaders, template_file="report.html.j2", exclude_anchor_links=True,
+                        exclude_input_prompt=True, exclude_output_prompt=True)  # fmt: skip
 
 
 def notebook_body(notebook: nbformat.NotebookNode, stage: str, folder: Path) -> str:
@@ -139,7 +141,7 @@ def write_report(run: str) -> Path:
         part = {"name": paths.notebook(stage).stem, "seconds": seconds, "figures": figures}
         parts.append(part | {"body": notebook_body(notebook, stage, paths.run_dir(run))})
     page = Template(_PAGE, autoescape=True).render(
-        run=run, parts=parts, samples=first_samples(run), style=STYLE,
+        run=run, losses=result_of(run, "corpus").get("losses"), parts=parts, samples=first_samples(run), style=STYLE,
         highlighting=HtmlFormatter(style="friendly").get_style_defs(".highlight"),
     )  # fmt: skip
     path = paths.run_dir(run) / "report.html"

@@ -21,7 +21,6 @@ from wrong_answers import WRONG_ANSWERS
 from helpers import paths
 from helpers.corpus import built_in
 from helpers.manifest import open_room, read_manifest
-from helpers.run.lessons import LESSON
 from helpers.run.verify import verify_run
 
 pytestmark = pytest.mark.slow
@@ -39,16 +38,6 @@ RESULT = {
     "tournament": {"best"} | {f"{kind}_bits_per_char" for kind in ("characters", "words", "bpe", "bytes")},
 }
 DOORS = {"sample": [*paths.SIDE_DOORS], "own": ["chat"]}
-WITH_WEIGHTS = ["corpus", "vocab", "tokenize", "train"]
-PLAIN_LOAD = """
-import sys
-from transformers import AutoModelForCausalLM, AutoTokenizer
-model, tokenizer = (kind.from_pretrained(sys.argv[1]) for kind in (AutoModelForCausalLM, AutoTokenizer))
-ids = tokenizer("绿萝多久浇一次水？", return_tensors="pt")
-model.generate(**ids, max_new_tokens=3)
-assert model.config.vocab_size == len(tokenizer), (model.config.vocab_size, len(tokenizer))
-assert "helpers" not in sys.modules
-"""
 
 
 def solved_course(root: Path) -> None:
@@ -86,14 +75,12 @@ def take_course(corpus: str, folder: Path) -> dict[str, list[subprocess.Complete
     """Do with a corpus all that the tests are about: {what: the commands' ends}. Whether they are right, the tests say.
 
     The six notebooks, twice, then the side doors, twice. In between, on the built-in corpus again with another
-    parameter, and on one's own text the first four without lessons. Of the side doors one's own text opens the one that
-    reads conversations, and the one that refuses it.
+    parameter. Of the side doors one's own text opens the one that reads conversations, and the one that refuses it.
     """
     arguments, named, done = ["--run", corpus], ["--run", corpus], {}
     if corpus == "own":
         own_corpus(folder / "我的 语料")
-        own = ["--corpus", "我的 语料", "-p", "vocab_size", "0"]  # 0: a rule decides, as by default
-        arguments += [*own, "--lessons"]
+        arguments += ["--corpus", "我的 语料", "-p", "vocab_size", "0", "--lessons"]  # 0: a rule decides, as by default
     else:
         solved_course(folder / "solved")
 
@@ -102,7 +89,6 @@ def take_course(corpus: str, folder: Path) -> dict[str, list[subprocess.Complete
 
     done["course"] = [run(*arguments), run(*arguments)]
     if corpus == "own":
-        done["bare"] = [run(*WITH_WEIGHTS, "--run", "bare", *own)]
         done["refused"] = [run("reward", *named)]
     else:
         done["change"] = [run(*arguments, "-p", "max_new_tokens", "9")]
@@ -206,16 +192,6 @@ def test_every_room_fits_the_one_before_and_says_what_it_found(run):
     assert (results["generate"].get("plain_questions") is not None) == known
 
 
-def test_the_model_is_a_plain_hugging_face_folder(run, tmp_path):
-    """The old course's folders could be read only by the code that wrote them."""
-    folder = paths.room(run, "train") / "final_model"
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, "-c", PLAIN_LOAD, str(folder)]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, encoding="utf-8")
-    assert done.returncode == 0, done.stderr
-    assert "auto_map" not in (folder / "config.json").read_text("utf-8")
-
-
 def test_samples_were_written_and_are_in_the_report(run):
     lines = (paths.room(run, "generate") / "samples.jsonl").read_text("utf-8").splitlines()
     assert lines and all(json.loads(line)["text"] for line in lines)
@@ -243,16 +219,3 @@ def test_a_side_door_runs_on_the_rooms_of_the_run(run):
 def test_nobody_knows_which_answers_about_ones_own_text_are_right(commands):
     [refused] = commands[1]["refused"]
     assert refused.returncode == 1 and "a reward needs a judge" in refused.stdout + refused.stderr
-
-
-def test_the_rooms_of_ones_own_text_are_the_same_without_lessons(courses):
-    folder, future = courses["own"]
-    printed(future.result()["bare"][0])
-    made = {"own": {}, "bare": {}}
-    for run, outputs in made.items():
-        for stage in WITH_WEIGHTS:
-            room = folder / "runs" / run / paths.NOTEBOOKS[stage][1]
-            outputs |= json.loads((room / "manifest.json").read_text("utf-8"))["outputs"]
-    assert made["own"] == made["bare"] and any("final_model" in name for name in made["own"])
-    copies = [(folder / "runs" / run / "notebooks" / "04_train.ipynb").read_text("utf-8") for run in made]
-    assert [f'"{LESSON}"' in copy for copy in copies] == [True, False]

@@ -3,28 +3,14 @@
 import base64
 import json
 import re
-from html.parser import HTMLParser
 
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from helpers import paths, report
+from helpers.run import execute
 from helpers.run.__main__ import main
-
-
-class Outside(HTMLParser):
-    """Collect what a page would have to fetch."""
-
-    def __init__(self):
-        super().__init__()
-        self.fetched, self.tags = [], set()
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.add(tag)
-        for name, value in attributes:
-            if name in ("src", "srcset", "data") or (tag == "link" and name == "href"):
-                self.fetched += [] if value.startswith("data:") else [value]
 
 
 @pytest.mark.slow
@@ -40,9 +26,7 @@ def test_the_report_is_one_page_that_fetches_nothing(house):
     nbformat.write(book, paths.notebook("vocab"))
     assert main(["corpus", "vocab", "--run", "r"]) == 0
     page = (paths.run_dir("r") / "report.html").read_text("utf-8")
-    outside = Outside()
-    outside.feed(page)
-    assert outside.fetched == [] and "iframe" not in outside.tags and "script" not in outside.tags
+    assert not re.search(r"""<(script|iframe|link|object)\b|<[^>]*\s(src|srcset|data)=["']?(?!["']?data:)""", page)
     assert "床前&lt;b&gt;明月光" in page and "<b>月</b>" in page and "data:image/png;base64" in page
     assert "characters 12,345" in page and page.count("<details") == 6 and "vocab 一步" in page
 
@@ -56,6 +40,17 @@ def test_a_drawing_is_in_the_page_with_its_words():
     (data,) = re.findall('src="data:image/svg[+]xml;base64,([^"]*)"', picture)
     assert base64.b64decode(data).decode() == svg
     assert 'alt="[drawing] the &#34;cache&#34;"' in picture or "alt='[drawing] the \"cache\"'" in picture
+
+
+def test_what_is_left_out_stands_first_in_the_report_and_last_in_the_terminal(house, capsys, monkeypatch):
+    lost = [f"{n}.txt <is not read>" for n in range(9)]
+    monkeypatch.setattr(report, "read_manifest", lambda run, stage: {"result": {"losses": lost}})
+    monkeypatch.setattr(execute, "finished_unchanged", lambda *_: True)
+    execute.run_stages("r", {"corpus": {}}, force=False)
+    told = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split(None, 2)[2] for line in told[:5]] == lost[:5] and "notebooks/01_corpus.ipynb" in told[5]
+    page = (paths.run_dir("r") / "report.html").read_text("utf-8")
+    assert page.count("<li>") == 9 and page.index("<li>0.txt &lt;is not read&gt;") < page.index("<table>")
 
 
 @pytest.mark.parametrize("stage", paths.NOTEBOOKS)

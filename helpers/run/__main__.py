@@ -45,9 +45,7 @@ def _run(asked: argparse.Namespace) -> int:
         _require_run(asked.run)
     for preset in asked.presets:
         if preset.endswith(".json"):
-            print(
-                f"{preset}: vocab_size is not used: the model has a row for each token of 02's vocabulary", flush=True
-            )
+            print(f"{preset}: vocab_size is not used: the model has a row for each token of 02's list", flush=True)
     return 0 if run_stages(asked.run, values, asked.force, asked.lessons or None) else 130
 
 

@@ -36,6 +36,7 @@ from helpers.run.verify import finished_unchanged, note_finished
 from helpers.wording import duration
 
 TERMINAL_SECONDS, LOG_SECONDS = 1.0, 60.0  # between two looks at a stage's progress
+LOSSES = 5  # sentences about what is left out of the corpus, at the end of a run
 CLEAR = "\r\x1b[K"  # back to the beginning of the line, and wipe it
 logging.getLogger("papermill").setLevel(logging.ERROR)  # it warns of what is set besides the parameters cell
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
@@ -95,6 +96,11 @@ def run_stages(run: str, values: Values, force: bool, lessons: bool | None = Non
             if words := unfinished(run, stage):
                 print(f"{'mind':14}{words}", flush=True)
                 break
+        lost = report.result_of(run, "corpus").get("losses", []) if "corpus" in values else []
+        for sentence in lost[:LOSSES]:
+            print(f"{'left out':14}{sentence}")
+        if lost:
+            print(f"{'':14}all of it is said in {paths.executed_copy(run, 'corpus')}")
         print(f"{'report':14}{report.write_report(run)}", flush=True)
     return not any(unfinished(run, stage) for stage in values)
 

@@ -17,10 +17,12 @@ def stage_notebook(stage: str, lessons: bool) -> NotebookNode:
     """Return a stage's notebook; without lessons, the cells that only teach and their prose are left out."""
     book = nbformat.read(paths.notebook(stage), as_version=4)
     if not lessons:
-        parts = [(part, [cell for cell in part if not _teaches(cell)]) for part in _parts(book.cells)]
-        # prose whose code is all left out would lead to nothing
-        kept = [rest for part, rest in parts if rest == part or any(cell.cell_type == "code" for cell in rest)]
-        book.cells = [cell for rest in kept for cell in rest]
+        kept: list[NotebookNode] = []
+        for part in _parts(book.cells):
+            rest = [cell for cell in part if LESSON not in cell.metadata.get("tags", [])]
+            # prose whose code is all left out would lead to nothing
+            kept += rest if rest == part or any(cell.cell_type == "code" for cell in rest) else []
+        book.cells = kept
     return book
 
 
@@ -33,7 +35,3 @@ def _parts(cells: list[NotebookNode]) -> Iterator[list[NotebookNode]]:
             part = []
         part.append(cell)
     yield part
-
-
-def _teaches(cell: NotebookNode) -> bool:
-    return LESSON in cell.metadata.get("tags", [])

@@ -1,7 +1,7 @@
 """Use an existing word list, such as the vocab_user.txt of another project: line n becomes token id n.
 
-One word a line, in any encoding, with an optional count after a tab; or jieba's columns: word, count, part of speech.
-Special tokens may be among the lines. Knows nothing of tokenizers: `tokenizer.build_words` makes one.
+One word a line, in any encoding, with an optional count after a tab, or a line of jieba's lists; special tokens may be
+among the lines. Knows nothing of tokenizers: `tokenizer.build_words` makes one.
 """
 
 import os
@@ -15,8 +15,7 @@ from helpers.corpus.encodings import BadFile, find_encoding, read_blocks
 # special tokens of other projects: [CLS], [unused7], <s>, <eod>, <|endoftext|>
 _SPECIAL = re.compile(r"\[(?:[A-Z]+|unused)\d*\]|<[/|]?[a-z_]+\|?>")
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
-# jieba's list: word, count, part of speech; where most lines have a count, in the others both may be missing
-_COLUMNS = re.compile(r"\s*(\S+)(?:[ \t]+([0-9]{1,15}))?(?:[ \t]+[a-z]+)?\s*", re.IGNORECASE)
+_JIEBA = re.compile(r"(\S+)(?: +([0-9]+))?(?: +[a-z]{1,5})? *")  # a line of jieba's lists: 云计算 5 n
 _SHOWN = 3  # line numbers named for each reason
 
 
@@ -30,7 +29,6 @@ class WordFile:
     words: dict[str, int]  # the words among them, with their counts (0: the line has none)
     nameless: list[str]  # special tokens among the lines that have no meaning here
     refused: dict[str, list[int]]  # reason -> line numbers, from 1
-    in_columns: bool = False  # word, count, part of speech, with spaces between them
 
     def with_counts(self, seen: Mapping[str, int]) -> dict[str, int]:
         """Return each word with its line's count, or else its count in the corpus, at least 1."""
@@ -39,8 +37,6 @@ class WordFile:
     def summary(self) -> str:
         """Return what was accepted and what was refused, in a few lines."""
         lines = [f"{len(self.words):,} words from {self.path.name} ({self.encoding}), in its order"]
-        if self.in_columns:
-            lines.append("read as a list of jieba: of each line the first column is the word, the number its count")
         if self.nameless:
             names = " ".join(self.nameless[:8]) + (" …" if len(self.nameless) > 8 else "")
             lines.append(f"special tokens that special_tokens gives no meaning, so nothing uses them: {names}")
@@ -66,42 +62,30 @@ def read_word_file(path: str, special_tokens: Mapping[str, str]) -> WordFile:
         lines = re.split("\r\n|\r|\n", "".join(read_blocks(file, encoding)).rstrip())
     except (OSError, BadFile) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise ValueError(
-            f"vocab_file: {file} cannot be read as text ({why}): give a file with one word a line"
-        ) from None
+        raise ValueError(f"vocab_file: {file} cannot be read as text ({why}): give one word a line") from None
     if sum(line.startswith("##") and len(line) > 2 for line in lines) > len(lines) / 10:
         raise ValueError(
             f"vocab_file: many lines of {file.name} begin with '##', as in a BERT tokenizer's WordPiece list: give its "
             "folder as pretrained_model"
         )
-    counted = [found for line in lines if (found := _COLUMNS.fullmatch(line)) and found[2]]
-    in_columns = 2 * len(counted) >= len(lines) and any(" " in found[0].strip() for found in counted)
-    tokens: list[str] = []
-    words: dict[str, int] = {}
-    nameless: list[str] = []
+    as_jieba = [_JIEBA.fullmatch(line) for line in lines]
+    if sum(bool(found and found[2]) for found in as_jieba) > len(lines) / 2:  # else a word with a space may be meant
+        lines = [f"{row[1]}\t{row[2] or ''}" if row else line for row, line in zip(as_jieba, lines, strict=True)]
+    known: dict[str, int] = {}  # each accepted line, with its count
     refused: dict[str, list[int]] = {}
-    known: set[str] = set()
     for number, line in enumerate(lines, 1):
-        columns = _COLUMNS.fullmatch(line) if in_columns else None
-        word, _, count = columns.group(1, 0, 2) if columns else (part.strip() for part in line.partition("\t"))
+        word, _, count = (part.strip() for part in line.partition("\t"))
         if why := _fault(word, count or "0", known):
             refused.setdefault(why, []).append(number)
-            continue
-        known.add(word)
-        tokens.append(word)
-        if word in special_tokens.values():
-            continue
-        if _SPECIAL.fullmatch(word):
-            nameless.append(word)
         else:
-            words[word] = int(count or 0)
+            known[word] = int(count or 0)
+    nameless = [word for word in known if _SPECIAL.fullmatch(word) and word not in special_tokens.values()]
+    no_words = {*special_tokens.values(), *nameless}
+    words = {word: count for word, count in known.items() if word not in no_words}
     if not words:
-        raise ValueError(
-            f"vocab_file: {file.name} has no line with a word: put one word on each line, without spaces, and if you "
-            "like its count after a tab"
-        )
+        raise ValueError(f"vocab_file: {file.name} has no line with a word: put one on each line, without spaces")
     missing = [name for name in special_tokens.values() if name not in known]
-    return WordFile(file, str(encoding), [*tokens, *missing], words, nameless, refused, in_columns)
+    return WordFile(file, str(encoding), [*known, *missing], words, nameless, refused)
 
 
 def _fault(word: str, count: str, known: Collection[str]) -> str:

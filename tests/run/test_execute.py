@@ -67,6 +67,15 @@ def test_two_commands_never_work_on_one_run(house, capsys, monkeypatch):
     assert not paths.run_dir("r").exists()
 
 
+def test_lessons_are_left_out_of_a_run_of_ones_own_text(house, monkeypatch):
+    taught = []
+    monkeypatch.setattr(execute, "execute", lambda *given: taught.append(given[-1]))
+    (house / "own.txt").write_text("绿萝\n", "utf-8")
+    for more in ([], ["--corpus", str(house / "own.txt")], ["--corpus", str(house / "own.txt"), "--lessons"]):
+        assert main(["corpus", "--run", "r", *more]) == 0
+    assert taught == [True, False, True]
+
+
 # ---- what it is doing ----
 
 
@@ -118,9 +127,8 @@ def test_refresh_writes_clean_outputs_in_place(house, monkeypatch):
     book = nbformat.read(paths.notebook("corpus"), as_version=4)
     book.metadata["widgets"] = {}
     before = [(cell.id, dict(cell.metadata)) for cell in book.cells]
-    book.cells[
-        2
-    ].source += f"\nfrom IPython.display import display\ndisplay({{'{execute.WIDGET_VIEW}': {{}}}}, raw=True)"
+    shown = f"\nfrom IPython.display import display\ndisplay({{'{execute.WIDGET_VIEW}': {{}}}}, raw=True)"
+    book.cells[2].source += shown
     nbformat.write(book, paths.notebook("corpus"))
     assert main(["refresh", "corpus"]) == 0
     book = nbformat.read(paths.notebook("corpus"), as_version=4)

@@ -1,5 +1,6 @@
 """What only teaches is left out of a run of one's own text, and the rest needs none of it."""
 
+import ast
 import subprocess
 import sys
 
@@ -22,6 +23,13 @@ def test_what_is_no_lesson_needs_none(stage, tmp_path):
     ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", str(tmp_path / "kept.ipynb")]
     done = subprocess.run(ruff, capture_output=True, encoding="utf-8")
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("stage", paths.STAGES)
+def test_a_check_on_the_way_of_ones_own_text_says_what_it_found(stage):
+    nodes = [node for source in code_of(stage_notebook(stage, False)) for node in ast.walk(ast.parse(source))]
+    checks = [node for node in nodes if isinstance(node, ast.Assert)]
+    assert checks and not [ast.unparse(check) for check in checks if not check.msg]
 
 
 @pytest.mark.parametrize("stage", paths.STAGES)

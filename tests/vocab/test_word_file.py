@@ -78,6 +78,13 @@ def test_a_word_counts_as_its_line_says_else_as_the_corpus_says(tmp_path):
     assert cuts == [["怎么", "浇水"], ["怎么浇", "水"]]
 
 
+def test_a_list_of_jieba_is_read_but_a_word_with_a_space_stays_one(tmp_path):
+    found = read(tmp_path, "绿萝 5\n换盆 2 v\n散射光 3 n\n怎么\n富贵竹 nz\npot_plant 3 eng\nGreen House 温室 20\n")
+    assert found.words == {"绿萝": 5, "换盆": 2, "散射光": 3, "怎么": 0, "富贵竹": 0, "pot_plant": 3}
+    assert found.refused == {"with a space in the word": [7]}
+    assert list(read(tmp_path, "小米 14\n绿萝\n浇水\n").words) == ["绿萝", "浇水"]
+
+
 def test_refused_lines_are_counted_with_their_reason_and_place(tmp_path):
     found = read(tmp_path, "绿萝\n\n浇 水\n 浇水 \n绿萝\n<0x41>\n花\tn\n花\n\n\n")
     assert list(found.words) == ["绿萝", "浇水", "花"]
@@ -87,14 +94,6 @@ def test_refused_lines_are_counted_with_their_reason_and_place(tmp_path):
     }  # fmt: skip
     assert "1 line refused, a word that an earlier line has: line 5" in found.summary()
     assert "the lines after a refused one" in found.summary()
-
-
-def test_a_list_of_jieba_is_read_by_its_columns_and_that_is_said(tmp_path):
-    found = read(tmp_path, "绿萝 5 n\n散射光 300\nWi-Fi 7 eng\n浇水 v\n怎么\n盆 土 3 n\n")
-    assert found.words == {"绿萝": 5, "散射光": 300, "Wi-Fi": 7, "浇水": 0, "怎么": 0}
-    assert found.refused == {"with a space in the word": [6]} and "a list of jieba" in found.summary()
-    names = read(tmp_path, "绿萝\n浇水\niPhone 15\n")  # one name with a number makes no list of columns
-    assert list(names.words) == ["绿萝", "浇水"] and "jieba" not in names.summary()
 
 
 @pytest.mark.parametrize(

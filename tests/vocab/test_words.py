@@ -20,21 +20,7 @@ from thulac.manage.Preprocesser import Preprocesser
 from helpers import parallel
 from helpers.vocab import words
 from helpers.vocab.segment_cache import SegmentCache
-from helpers.vocab.words import (
-    _thulac_model,
-    boundary_f1,
-    choose_words,
-    count_characters,
-    count_differences,
-    count_words,
-    coverage,
-    sample_texts,
-    segment,
-    segment_rjieba,
-    segment_texts,
-    take_texts,
-    write_words,
-)
+from helpers.vocab.words import _thulac_model, choose_words, count_words, segment
 
 # a stand-in for thulac: cuts without loss, loads nothing, and travels to worker processes
 WORDS = re.compile("绿萝|叶子|发黄|浇水|[A-Za-z]+|[0-9]+|.", re.DOTALL)
@@ -158,17 +144,13 @@ def test_each_distinct_line_is_segmented_once_and_never_again_with_a_cache(tmp_p
         seen.append(line)
         return stand_in(line)
 
-    cache = SegmentCache(tmp_path / "cuts.sqlite")
+    how = {"segmenter": segmenter, "cache": SegmentCache(tmp_path / "cuts.sqlite")}
     with parallel.executor(1) as pool:
-        counts = count_words(["少浇水。\n"] * 500 + TEXTS, pool, segmenter=segmenter, cache=cache)
+        counts = count_words(["少浇水。\n"] * 500 + TEXTS, pool, **how)
         assert len(seen) == len(set(seen)) == 6 and counts["浇水"] == 504
-        assert count_words(TEXTS[::-1], pool, segmenter=segmenter, cache=cache) == count_words(
-            TEXTS, pool, "", stand_in
-        )
-        assert (
-            segment_texts(TEXTS * 9, pool, segmenter=segmenter, cache=cache) == [stand_in(text) for text in TEXTS] * 9
-        )
-        count_words([*TEXTS, "新的一行\n少浇水。"], pool, segmenter=segmenter, cache=cache)
+        assert count_words(TEXTS[::-1], pool, **how) == count_words(TEXTS, pool, "", stand_in)
+        assert words.segment_texts(TEXTS * 9, pool, **how) == [stand_in(text) for text in TEXTS] * 9
+        count_words([*TEXTS, "新的一行\n少浇水。"], pool, **how)
     assert seen[6:] == ["新的一行\n"]
 
 
@@ -183,8 +165,8 @@ def test_too_many_different_words_cost_the_rarest(monkeypatch):
 
 
 def test_rjieba_finds_words():
-    assert segment_rjieba("我们  怎么浇水\n") == ["我们", " ", " ", "怎么", "浇水", "\n"]
-    assert "".join(segment_rjieba("a" * 100_000)) == "a" * 100_000
+    assert words.segment_rjieba("我们  怎么浇水\n") == ["我们", " ", " ", "怎么", "浇水", "\n"]
+    assert "".join(words.segment_rjieba("a" * 100_000)) == "a" * 100_000
 
 
 def test_segmenters_go_by_name_travel_to_processes_and_keep_their_cuts_apart(monkeypatch):
@@ -203,21 +185,13 @@ def test_segmenters_go_by_name_travel_to_processes_and_keep_their_cuts_apart(mon
 @given(st.lists(st.text("字", max_size=30)), st.floats(0.01, 1))
 def test_a_sample_is_spread_evenly_over_the_corpus(texts, share):
     texts = [f"{i}{text}" for i, text in enumerate(texts)]
-    taken = list(sample_texts(texts, share))
+    taken = list(words.sample_texts(texts, share))
     assert sorted(set(taken), key=texts.index) == taken
     longest = max(map(len, texts), default=0)
     for end in range(len(texts) + 1):  # at every place so far
         so_far = sum(len(text) for text in texts[:end] if text in taken)
         assert abs(so_far - share * sum(map(len, texts[:end]))) <= longest
-    assert list(sample_texts(texts, 1.0)) == texts
-
-
-def test_the_counter_keeps_case_and_punctuation_as_the_tokenizer_does():
-    texts = ['Pothos, pothos; POTHOS! 3.14 25-30度 (a_b) "c"。']
-    with parallel.executor(1) as pool:
-        counts = count_words(texts, pool, segmenter=stand_in)
-    assert {"Pothos", "pothos", "POTHOS", ",", ";", "(", "_", "14"} <= counts.keys()
-    assert coverage(counts, choose_words(counts, 1000)) == 1.0
+    assert list(words.sample_texts(texts, 1.0)) == texts
 
 
 def test_words_are_the_commonest_and_ties_follow_the_code_points():
@@ -235,9 +209,9 @@ def test_sizes_that_make_no_sense_are_refused(bad):
 
 
 def test_characters_are_weighted_by_their_words_and_coverage_counts_running_words_and_no_spaces():
-    assert count_characters({"绿萝": 3, "绿": 2, "\n": 1}) == {"绿": 5, "萝": 3, "\n": 1}
-    assert coverage({"绿萝": 3, "浇水": 1, "\n": 100, " ": 7}, ["绿萝"]) == 0.75
-    assert coverage({"\n": 5}, ["绿萝"]) == 1.0
+    assert words.count_characters({"绿萝": 3, "绿": 2, "\n": 1}) == {"绿": 5, "萝": 3, "\n": 1}
+    assert words.coverage({"绿萝": 3, "浇水": 1, "\n": 100, " ": 7}, ["绿萝"]) == 0.75
+    assert words.coverage({"\n": 5}, ["绿萝"]) == 1.0
 
 
 @given(st.sets(st.integers(1, 29)), st.sets(st.integers(1, 29)))
@@ -246,15 +220,15 @@ def test_boundary_f1_is_the_harmonic_mean_of_precision_and_recall(ours, theirs):
     precision = len(ours & theirs) / len(ours) if ours else 1
     recall = len(ours & theirs) / len(theirs) if theirs else 1
     expected = 2 * precision * recall / (precision + recall) if precision + recall else 0
-    assert boundary_f1(pieces[:1], pieces[1:]) == pytest.approx(expected)
+    assert words.boundary_f1(pieces[:1], pieces[1:]) == pytest.approx(expected)
     with pytest.raises(ValueError, match="different texts"):
-        boundary_f1(pieces[:1], [["浇水"]])
+        words.boundary_f1(pieces[:1], [["浇水"]])
 
 
 def test_differences_are_the_shortest_stretches_cut_differently():
     ours = [["归来", "也", "，", "一", "片"], ["甲", "乙丙"], [], ["同"]]
     theirs = [["归", "来", "也", "，", "一片"], ["甲乙", "丙"], [], ["同"]]
-    assert count_differences(ours, theirs) == {
+    assert words.count_differences(ours, theirs) == {
         (("归来",), ("归", "来")): 1,
         (("一", "片"), ("一片",)): 1,
         (("甲", "乙丙"), ("甲乙", "丙")): 1,
@@ -263,13 +237,12 @@ def test_differences_are_the_shortest_stretches_cut_differently():
 
 @pytest.mark.parametrize("characters, taken", [(3, ["ab", "cd"]), (100, ["ab", "cd", "ef"]), (0, [])])
 def test_take_stops_at_a_whole_document(characters, taken):
-    assert take_texts(iter(["ab", "cd", "ef"]), characters) == taken
+    assert words.take_texts(iter(["ab", "cd", "ef"]), characters) == taken
 
 
 def test_the_word_file_has_one_word_a_line(tmp_path):
-    words = ["<pad>", "绿萝", "，", "a\x00b"]
-    write_words(tmp_path / "vocab_user.txt", words)
+    words.write_words(tmp_path / "vocab_user.txt", ["<pad>", "绿萝", "，", "a\x00b"])
     assert (tmp_path / "vocab_user.txt").read_bytes() == "<pad>\n绿萝\n，\na\x00b\n".encode()
     for word in ("绿\n萝", "a b", "", "\u2028"):
         with pytest.raises(ValueError, match="word 2"):
-            write_words(tmp_path / "bad.txt", ["绿萝", word])
+            words.write_words(tmp_path / "bad.txt", ["绿萝", word])
