@@ -45,7 +45,7 @@ def tiny_model():
     net = build_model(shape, seed=0)
     with torch.no_grad():  # every last state x has a sum of 32, so the end's logit is about -320
         net.transformer.ln_f.bias.fill_(1)
-        net.transformer.wte.weight[tiny_tokenizer().eos_token_id] = -10
+        net.transformer.wte.weight[tiny_tokenizer().all_special_ids] = -10
     return net.eval().requires_grad_(False)
 
 

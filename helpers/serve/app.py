@@ -32,7 +32,7 @@ from helpers.serve.auth import Refusal
 from helpers.serve.engine import Engine, NotRunning, QueueFull
 from helpers.serve.limits import DEFAULT_LIMITS, Limits
 from helpers.serve.metrics import ServiceMetrics
-from helpers.vocab.chat import ASSISTANT, ChatError, Message, TooLong, encode_messages
+from helpers.vocab.chat import ANSWER_SAMPLING, ASSISTANT, TEXT_SAMPLING, ChatError, Message, TooLong, encode_messages
 
 _log = logging.getLogger(__name__)
 
@@ -42,8 +42,7 @@ PAGE = {  # address -> file
     for file in sorted(Path(__file__).with_name("page").iterdir())
     if file.suffix in _TYPES
 }
-# a request over HTTP that names no setting gets the model's own distribution
-DEFAULTS = {name: {"temperature": t, "top_k": 30, "top_p": 0.95} for name, t in (("texts", 0.8), ("chat", 0.3))}
+DEFAULTS = {"texts": TEXT_SAMPLING, "chat": ANSWER_SAMPLING}  # view of the page -> what it begins with
 _LONG = 50  # tokens; an event of more takes milliseconds to write
 
 
@@ -465,7 +464,7 @@ def make_app(
     the server must listen on this machine only. hosts: names by which callers may call this server, besides localhost
     and the address that it listens on. origins: foreign origins (`https://example.org`, exact) whose pages may call.
     proxies: addresses of reverse proxies, which are trusted to name the client. defaults: settings that the page begins
-    with, of its view `texts` and of its view `chat`.
+    with, in each view; a request over HTTP that names none gets the model's own distribution.
     """
     no_chat = None
     try:

@@ -23,9 +23,10 @@ from aiohttp.http import HttpProcessingError
 
 from helpers import paths
 from helpers.generate import dialogue, generate
+from helpers.generate.settings import default_settings
 from helpers.manifest import RoomError
 from helpers.serve import auth
-from helpers.serve.app import STATE, make_app
+from helpers.serve.app import DEFAULTS, STATE, make_app
 from helpers.serve.engine import Engine
 from helpers.serve.limits import Limits
 from helpers.serve.schema import ChatRequest, GenerateRequest
@@ -175,9 +176,10 @@ def serve(options: argparse.Namespace, key: str | None, limits: Limits, listenin
         if options.room != "base":  # this model was made to answer
             dialogue.check_tokenizer(tokenizer)
         engine = Engine(model, tokenizer, limits)
+        folder = generate.model_folder(options.run, options.room)
         app = make_app(
             engine, limits, name=options.run, api_key=key, hosts=options.allow_host, origins=options.origin,
-            proxies=options.proxy,
+            proxies=options.proxy, defaults={view: default_settings(folder, view == "chat") for view in DEFAULTS},
         )  # fmt: skip
     except (RoomError, ValueError) as error:
         print(error, file=sys.stderr)
