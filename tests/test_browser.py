@@ -152,10 +152,10 @@ def test_each_view_begins_with_settings_that_suit_the_model_and_keeps_what_is_ch
         page.click(f"nav [data-view={view}]")
         return settings()
 
-    expect(page.locator("[name=temperature]")).to_have_value("0.3")
+    expect(page.locator("[name=temperature]")).to_have_value("0.2")
     assert turn_to("texts") == ["0.8", "30", "0.95"]
     set_slider(page, "temperature", 1.5)
-    assert turn_to("chat") == ["0.3", "30", "0.95"] and turn_to("texts") == ["1.5", "30", "0.95"]
+    assert turn_to("chat") == ["0.2", "30", "0.95"] and turn_to("texts") == ["1.5", "30", "0.95"]
 
 
 @pytest.mark.slow

@@ -104,11 +104,12 @@ def printed(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def skipped(done: subprocess.CompletedProcess[str]) -> list[bool]:
-    """Return for each stage whether its last line says that it was skipped; the last line of all is the report's.
+    """Return for each stage whether its last line says that it was skipped.
 
-    On a slow machine lines about its progress come before.
+    On a slow machine lines about its progress come before; what was left out, and the report, come after them all.
     """
-    last = {line.split()[0]: line for line in printed(done).splitlines()[:-1]}
+    stages = [paths.notebook(stage).stem for stage in paths.NOTEBOOKS]
+    last = {line.split()[0]: line for line in printed(done).splitlines() if line.startswith(tuple(stages))}
     return ["skipped" in line for line in last.values()]
 
 

@@ -72,7 +72,6 @@ def prepare_room(settings: TrainSettings) -> None:
 
 def finish_room(settings: TrainSettings, parameters: dict[str, Any], figures: dict[str, Any]) -> dict[str, Any]:
     """Write the manifest of a training that has ended, with its figures, and return it."""
-    floor = open_room(settings.run, "corpus")["result"].get("floor_bits_per_char")
     tokens, vocab, model = (paths.room(settings.run, stage) for stage in ("tokenize", "vocab", "train"))
     return write_manifest(
         settings.run,
@@ -80,7 +79,7 @@ def finish_room(settings: TrainSettings, parameters: dict[str, Any], figures: di
         parameters=parameters,
         inputs=[*tokens.glob("*.bin"), vocab / "tokenizer.json"],
         outputs=sorted((model / "final_model").iterdir()),
-        result=figures | {"floor_bits_per_char": floor},
+        result=figures,
         seed=settings.seed,
     )
 
