@@ -18,8 +18,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from helpers.device import is_intel
+from helpers.vocab.tokenizer import PRETRAINED_KINDS
 
-FAMILIES = ("gpt2", "llama", "mistral", "qwen3", "qwen3_moe")
 FIRST_POSITIONS = 64  # of a new cache; doubled as the texts grow
 # On a CPU, oneDNN's own layout of a matrix is read up to three times as fast as the plain one, but each call costs ten
 # microseconds more. Below PACKED_FROM numbers that never pays; in 32 bits it does not for FEW rows either, in matrices
@@ -172,8 +172,9 @@ class Decoder:
     def __init__(self, model: PreTrainedModel) -> None:
         # 1. sizes
         cfg = model.config
-        if cfg.model_type not in FAMILIES:
-            raise ValueError(f"models of the kind '{cfg.model_type}' are not known here, only {', '.join(FAMILIES)}")
+        if cfg.model_type not in PRETRAINED_KINDS:
+            kinds = ", ".join(PRETRAINED_KINDS)
+            raise ValueError(f"models of the kind '{cfg.model_type}' are not known here, only {kinds}")
         if any(hasattr(module, "lora_A") for module in model.modules()):
             raise ValueError("this model has LoRA adapters: load its final_model, in which they are merged")
         self.n_ctx = context_length(cfg)

@@ -100,7 +100,7 @@ def run_stages(run: str, values: Values, force: bool, lessons: bool | None = Non
         for sentence in lost[:LOSSES]:
             print(f"{'left out':14}{sentence}")
         if lost:
-            print(f"{'':14}all of it is said in {paths.executed_copy(run, 'corpus')}")
+            print(f"{'':14}the whole list is in {paths.executed_copy(run, 'corpus')}")
         print(f"{'report':14}{report.write_report(run)}", flush=True)
     return not any(unfinished(run, stage) for stage in values)
 

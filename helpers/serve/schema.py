@@ -61,8 +61,8 @@ _NEUTRAL: dict[str, tuple] = dict.fromkeys(_UNREAD, ()) | {
     "top_k": ("", -1),
 }
 # the same of a message: what programs note down in a history, and give back. Thoughts are not read again
-_UNREAD = ("name", "id", "annotations", "timestamp", "created_at", "reasoning", "reasoning_content")
-_NEUTRAL_IN_MESSAGE: dict[str, tuple] = dict.fromkeys(_UNREAD, ()) | {
+_NOTED = ("name", "id", "annotations", "timestamp", "created_at", "reasoning", "reasoning_content")
+_NEUTRAL_IN_MESSAGE: dict[str, tuple] = dict.fromkeys(_NOTED, ()) | {
     "tool_calls": (_NO_TOOLS, []),
     "refusal": ("write what was said into 'content'", ""),
 }
