@@ -79,7 +79,7 @@ def split_documents(pieces: Iterable[str], mode: str, counts: Counter | None = N
 
 def _of_bounded_length(text: str) -> Iterator[str]:
     """Yield a document whole, or in pieces if it is too long; nothing if it is blank."""
-    while len(text := _BLANK_START.sub("", text)) > LONGEST_DOCUMENT:
+    while len(text := _BLANK_START.sub("", text) if text[:1].isspace() else text) > LONGEST_DOCUMENT:
         document, text = _cut(text)
         yield document
     if text and not text.isspace():

@@ -45,8 +45,9 @@ class FileReport:
     def account(self, read: int, kept: int, spare: dict[str, int]) -> None:
         """Count the characters of a record: `kept` of them became a document; `spare` says of others why not."""
         self.counts["read"] += read
-        self.counts["form"] += read - kept - sum(spare.values())
+        self.counts["form"] += read - kept
         for reason, n in spare.items():
+            self.counts["form"] -= n
             self.lost[reason if reason in self.lost or len(self.lost) < FIELDS else "other fields"] += n
 
     def balance(self) -> dict[str, int]:
