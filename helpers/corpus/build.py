@@ -92,7 +92,7 @@ def _build_files(inputs: list[Input], folder: Path, report: Report, wanted: Corp
 
 
 # the settings that change the built-in corpus
-_MEANT = ("near_duplicates", "near_keep", "max_documents", "val_fraction", "seed")
+_MEANT = ("near_duplicates", "max_documents", "val_fraction", "seed")
 
 
 def _build_built_in(folder: Path, report: Report, wanted: CorpusSettings) -> None:

@@ -40,7 +40,9 @@ class Message(TypedDict):
 
 
 class NotAConversation(ValueError):
-    """A record looks like a conversation but is not one; the message says why."""
+    """A record looks like a conversation but is not one; the message says why, `reason` under what it is counted."""
+
+    reason = "unreadable"
 
 
 # ---- the document ----
@@ -181,7 +183,9 @@ def read_messages(record: dict, spare: dict[str, int]) -> list[Message] | None:
         if number < len(asked) and not turn["content"].strip():
             raise NotAConversation(f"{place}, of the {wanted}, says nothing")
     if not asked:
-        raise NotAConversation(f"no question with an answer{' before ' + _MASKED if _MASKED in spare else ''}")
+        error = NotAConversation(f"no question with an answer{' before ' + _MASKED if _MASKED in spare else ''}")
+        error.reason = "with a first answer that is not to be learned" if _MASKED in spare else error.reason
+        raise error
     if rest := turns[first + len(asked) :]:
         spare["last question without an answer"] += len(rest[0]["content"])
     system = turns[:first]

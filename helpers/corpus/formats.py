@@ -65,10 +65,6 @@ def read_documents(item: Input, options: ReadOptions, report: FileReport) -> Ite
             # the whole conversation is the evidence, a short turn is none; mending leaves line ends where they are
             text = text.with_lines(mended) if isinstance(text, Conversation) else mended
             report.counts["cleaned"] -= len(text)
-        for mark in plain_text.marks_in(text):
-            report.counts[f"{mark} is learned as text: where it parts documents, {plain_text.ADVICE}"] += text.count(
-                mark
-            )
         yield text
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from helpers import parallel
-from helpers.corpus import cleaning, conversations, dedup, formats, mojibake, repeats
+from helpers.corpus import cleaning, conversations, dedup, formats, mojibake, plain_text, repeats
 from helpers.corpus.archives import Input
 from helpers.corpus.conversations import Conversation
 from helpers.corpus.encodings import BadFile
@@ -145,9 +145,11 @@ def _batches(task: Task, files: list[FileReport]) -> Iterator[tuple[list[str], l
 
 
 def _count_signs(texts: list[str], numbers: list[int], files: list[FileReport]) -> None:
-    for number, group in groupby(zip(numbers, texts, strict=True), itemgetter(0)):
-        if files[number].counts["characters"] < LOOK:
-            files[number].counts.update(mojibake.count_signs("\n".join(text for _, text in group)))
+    for number, pairs in groupby(zip(numbers, texts, strict=True), itemgetter(0)):
+        counts, group = files[number].counts, [text for _, text in pairs]
+        counts.update(read_documents=len(group), marked=sum(map(plain_text.is_marked, group)))
+        if counts["characters"] < LOOK:
+            counts.update(mojibake.count_signs("\n".join(group)))
 
 
 # ---- the second pass ----
@@ -228,8 +230,14 @@ def _clean_batches(task: Task, report: PartReport) -> Iterator[tuple[list[str], 
 def _clean(text: str, file: FileReport, task: Task, examples: dict) -> str:
     """Return a document without dirt and without the lines that repeat; in a conversation each turn for itself."""
     on = task.settings.chosen_rules()
+    are_ends = file.counts["marked"] > file.counts["read_documents"] / 2
 
     def clean(part: str) -> str:
+        if are_ends and plain_text.marks_in(part):
+            part = plain_text.without_marks(part, file.rules)
+        for mark in plain_text.marks_in(part):
+            told = f"{mark} is learned as text: where it parts documents, {plain_text.ADVICE}"
+            file.counts[told] += part.count(mark)
         if task.repeated:
             part = cleaning.without_lines(part, task.repeated, file.rules, examples)
         return cleaning.clean(part, file.rules, on, examples)

@@ -102,10 +102,10 @@ class Problems:
         self.described: list[str] = []
         self.keys: set[str] = set()
 
-    def add(self, number: int, why: object, size: int) -> None:
+    def add(self, number: int, why: object, size: int, reason: str = "unreadable") -> None:
         """Count a record that is left out, with so many characters."""
         self.report.counts["read"] += size
-        self.report.drop("unreadable", size)
+        self.report.drop(reason, size)
         self.count += 1
         if self.count <= FIRST_FEW:
             self.described.append(f"{self.unit} {number:,}: {why}")
@@ -138,12 +138,13 @@ def read_texts_of(records: Iterable[tuple], options: ReadOptions, problems: Prob
             size = characters(record)
             try:
                 text = _document_of(record, options, spare)
-            except (_Unreadable, NotAConversation) as error:
+            except NotAConversation as error:
+                problems.add(number, error, size, error.reason)
+                problems.refused += error.reason == "unreadable"
+                continue
+            except _Unreadable as error:
                 problems.add(number, error, size)
-                if isinstance(error, NotAConversation):
-                    problems.refused += 1
-                elif isinstance(record, dict):
-                    problems.keys.update(map(str, record.keys() - {asked}))
+                problems.keys.update(map(str, record.keys() - {asked} if isinstance(record, dict) else ()))
                 continue
         report.account(size, len(text or ""), spare)
         if text is None:

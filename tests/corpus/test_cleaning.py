@@ -92,7 +92,11 @@ KEPT = [
     "没有写完：\n```html\n<div>\n    <p>你好</p>",
     "~~~yaml\n配置:\n  名称: 一 \n\n\n\n\n  值: 二\n~~~",
 ]
-ALONE = "<br> 换行用<br> <br/> <p></p> &nbsp; <!--注释--> <script>alert(1)</script> <img/>".split()
+ALONE = [
+    *"<br> 换行用<br> <br/> <p></p> &nbsp; <!--注释--> <script>alert(1)</script> <img/>".split(),
+    "<?xml version='1.0'?>\n<书 id='1'>\n<body>\n<p>绿萝。</p>\n</body>\n</书>",
+    "<TEI n='1'><body><p>绿萝。</p>\n<p>吊兰</p></body></TEI>",
+]
 EQUAL = [
     equal_lines(100, 23),
     equal_lines(2000, 20),

@@ -246,11 +246,13 @@ def test_sliced_and_parallel_the_bytes_are_the_same(raw, monkeypatch):
 
 def test_what_is_no_conversation_is_counted_with_file_place_and_reason(raw):
     rows = [{"messages": talk("问", "答")}, {"messages": talk("问")}, {"question": "问", "answer": ""}, {"title": "题"}]
+    rows.append({"messages": [*talk("问"), *masked("答", weight=0), *talk("再问", "再答")]})
     (raw / "a.jsonl").write_text("\n".join(json.dumps(row) for row in rows), "utf-8")
     (raw / "b.json").write_text(json.dumps(rows), "utf-8")
     (raw / "c.csv").write_text("question,answer\n问,答\n只问\n问二,答二\n", "utf-8")
     report = build(raw)
-    assert report.dropped == {"unreadable": 7, "duplicate": 2} and report.documents == 2
+    unlearned = {"with a first answer that is not to be learned": 2}
+    assert report.dropped == {"unreadable": 7, "duplicate": 2} | unlearned and report.documents == 2
     for file, unit in zip(report.files, ("line", "item", "row"), strict=True):
         assert file.notes[0] == "read as conversations" or file.name == "c.csv"
         told = "; ".join(file.notes)
