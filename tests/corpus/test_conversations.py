@@ -6,11 +6,11 @@ import pickle
 from collections import Counter
 
 import pytest
-from corpora import all_conversations, build, bytes_of, everything, read_text, write_conversations
+from corpora import all_conversations, build, everything, read_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.corpus import built_in, cleaning, conversations, mojibake, partition
+from helpers.corpus import cleaning, conversations, mojibake
 from helpers.corpus.build import build_corpus
 from helpers.corpus.conversations import ASSISTANT, SYSTEM, USER, Conversation, NotAConversation, changed, read_messages
 from helpers.corpus.encodings import BadFile
@@ -23,14 +23,6 @@ def talk(*contents, system=None):
 
 def masked(content, **says):
     return [{"role": ASSISTANT, "content": content, **says}]
-
-
-def drawn(n, exchanges=None):
-    """Return conversations of the built-in grammar, of any length or cut to so many exchanges."""
-    every = [
-        [t for e in said[:exchanges] for t in (e.question, e.answer)] for said in built_in.draw_conversations(n, 0)
-    ]
-    return [talk(*contents) for contents in dict.fromkeys(map(tuple, every))]
 
 
 # ---- the forms ----
@@ -173,19 +165,6 @@ def test_a_conversation_is_a_text_that_knows_its_turns():
     assert list(Conversation.of_lines("一\n二\n三\n四").messages) == talk("一", "二", "三", "四")
 
 
-def test_a_conversation_ends_before_the_exchange_with_a_blank_turn():
-    document = Conversation(talk("甲", "乙", "丙", "丁", system="线"))
-
-    def without(*blank):
-        return list(changed(document, lambda text: "" if text in blank else text).messages)
-
-    assert without() == list(document.messages)
-    assert without("丁") == without("丙") == talk("甲", "乙", system="线")
-    assert without("线") == talk("甲", "乙", "丙", "丁")
-    assert without("乙") == without("甲", "线") == []
-    assert changed("甲", str.lower) == "甲" and not isinstance(changed("甲", str.lower), Conversation)
-
-
 def test_a_conversation_that_is_too_long_loses_whole_exchanges_at_its_end():
     document = Conversation(talk("甲甲", "乙乙", "丙丙", "丁丁", system="线"))
     assert len(document) == 13
@@ -232,16 +211,6 @@ def test_mending_mojibake_moves_no_border(contents, codec, as_gbk):
 
 
 # ---- files ----
-
-
-def test_sliced_and_parallel_the_bytes_are_the_same(raw, monkeypatch):
-    write_conversations(raw / "a.jsonl", "sharegpt", drawn(300))
-    expected = bytes_of(build(raw / "a.jsonl"))
-    monkeypatch.setattr(partition, "TASK_BYTES", 20_000)
-    for workers in (1, 2):
-        report = build(raw / "a.jsonl", workers=workers)
-        assert bytes_of(report) == expected
-        assert report.files[0].notes == ["read as conversations"]
 
 
 def test_what_is_no_conversation_is_counted_with_file_place_and_reason(raw):
