@@ -87,7 +87,7 @@ def _build_files(inputs: list[Input], folder: Path, report: Report, wanted: Corp
     numbers = {item.identity(): number for number, item in enumerate(inputs)}
     report.files = [FileReport(item.name) for item in inputs]
     files = [[numbers[item.identity()] for item in task.inputs] for task in tasks]
-    report.join(map(partition.read_report, finished), files, wanted.max_length)
+    report.join((PartReport.read(part.with_suffix(".json")) for part in finished), files, wanted.max_length)
     split.reduce_parts(finished, files, folder, report, wanted)
 
 

@@ -113,15 +113,10 @@ def _whole_exchanges(system: Sequence[Message], turns: Sequence[Message]) -> Con
     return Conversation([*system, *turns] if turns else [])
 
 
-def contents_of(document: str) -> list[str]:
-    """Return what a document says, turn by turn; a plain text is one."""
-    return [message["content"] for message in document.messages] if isinstance(document, Conversation) else [document]
-
-
 def changed(document: str, change: Callable[[str], str]) -> str:
     """Apply a function to a document's text, or to each turn of a conversation."""
     if isinstance(document, Conversation):
-        return document.with_contents([change(content) for content in contents_of(document)])
+        return document.with_contents([change(message["content"]) for message in document.messages])
     return change(document)
 
 

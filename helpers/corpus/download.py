@@ -55,20 +55,15 @@ def _poetry(what: str, commit: str, name: str, last: int) -> Corpus:
     return Corpus(what, "texts in the public domain; collection MIT, (c) 2016 JackeyGao", _POETRY, files, "paragraphs")
 
 
-_TANG = "全唐诗, about 57,600 poems of the Tang,"
 CORPORA: dict[str, Corpus] = {
-    "tang-poems": _poetry(f"{_TANG} traditional characters", _TRADITIONAL, "全唐诗/poet.tang.{}.json", 57000),
-    "tang-poems-simplified": _poetry(
-        f"{_TANG} simplified characters", _SIMPLE, "全唐诗/poet.tang.{}.simplified.json", 57000
+    "tang-poems": _poetry(
+        "全唐诗, about 57,600 poems of the Tang, traditional characters",
+        _TRADITIONAL,
+        "全唐诗/poet.tang.{}.json",
+        57000,
     ),
     "song-ci": _poetry(
         "全宋词, about 21,000 ci of the Song, simplified characters", _SIMPLE, "宋词/ci.song.{}.simplified.json", 21000
-    ),
-    "journey-to-the-west": Corpus(
-        "西游记, a novel of 100 chapters, traditional characters, with Project Gutenberg's preface in English",
-        "public domain in the USA; Project Gutenberg licence",
-        "https://www.gutenberg.org/ebooks/23962",
-        ("https://www.gutenberg.org/ebooks/23962.txt.utf-8",),
     ),
 }
 

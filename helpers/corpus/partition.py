@@ -68,11 +68,6 @@ def read_index(part: Path) -> np.ndarray:
     return np.load(part.with_suffix(".npy"))
 
 
-def read_report(part: Path) -> PartReport:
-    """Return what became of the files of a finished part."""
-    return PartReport.from_json(part.with_suffix(".json").read_text("utf-8"))
-
-
 # ---- which files make which part ----
 
 
@@ -159,7 +154,7 @@ def clean_task(task: Task) -> Path:
     """Clean and cut the documents that the first pass has read; return their part."""
     part = task.cleaned()
     if not _is_finished(part):
-        report = PartReport.from_json(task.part.with_suffix(".report").read_text("utf-8"))
+        report = PartReport.read(task.part.with_suffix(".report"))
         write_part(part, _clean_batches(task, report), task.settings, report)
     return part
 
@@ -234,7 +229,8 @@ def _clean(text: str, file: FileReport, task: Task, examples: dict) -> str:
 
     def clean(part: str) -> str:
         if are_ends and plain_text.marks_in(part):
-            part = plain_text.without_marks(part, file.rules)
+            part, places = plain_text.AT_ENDS.subn("", part)
+            file.rules["marks of other trainers"] += places
         for mark in plain_text.marks_in(part):
             told = f"{mark} is learned as text: where it parts documents, {plain_text.ADVICE}"
             file.counts[told] += part.count(mark)
@@ -249,7 +245,7 @@ def _clean(text: str, file: FileReport, task: Task, examples: dict) -> str:
 
 
 def _fitting(text: str, file: FileReport, settings: CorpusSettings) -> list[str]:
-    """Return the pieces of a clean text that are short enough, and not too short or unfit; count the others.
+    """Return the pieces of a clean text that are short enough, and not too short; count the others.
 
     A conversation is never torn: its last exchanges go, and where the first alone is too long, all of it.
     """
@@ -263,12 +259,8 @@ def _fitting(text: str, file: FileReport, settings: CorpusSettings) -> list[str]
     elif len(text) > settings.max_length:
         pieces = [piece.strip() for piece in cleaning.cut(text, settings.max_length)]
         file.counts.update(long=1, pieces=len(pieces))
-    kept, filters = [], settings.filters()
-    for piece in pieces:
-        if len(piece) < settings.min_length or not piece:
+    kept = [piece for piece in pieces if piece and len(piece) >= settings.min_length]
+    for piece in pieces if len(kept) < len(pieces) else ():
+        if not piece or len(piece) < settings.min_length:
             file.drop("too short" if piece else "empty", len(piece))
-        elif reason := cleaning.unfit(piece, *filters):
-            file.drop(reason, len(piece))
-        else:
-            kept.append(piece)
     return kept

@@ -43,7 +43,7 @@ ADVICE = "make each a record, or in a .txt write <|endoftext|> there"
 _BORDER = re.compile(
     rf"(?:{'|'.join(map(re.escape, _PARTING))})|(?<![^\n])[ \t]*(?:{'|'.join(map(re.escape, _ALONE))})[ \t]*(?=\n)"
 )
-_AT_ENDS = re.compile(
+AT_ENDS = re.compile(
     rf"^[ \t]*(?:{'|'.join(map(re.escape, _ALONE))})|(?:{'|'.join(map(re.escape, _ALONE))})[ \t]*$", re.M
 )
 
@@ -51,13 +51,6 @@ _AT_ENDS = re.compile(
 def is_marked(text: str) -> bool:
     """Return whether a document has such a mark at its start or its end."""
     return text.endswith(_ALONE) or text.startswith(_ALONE)
-
-
-def without_marks(text: str, counts: Counter) -> str:
-    """Return a text of a file whose documents nearly all have such marks without those at the ends of its lines."""
-    text, places = _AT_ENDS.subn("", text)
-    counts["marks of other trainers"] += places
-    return text
 
 
 def marks_in(text: str) -> list[str]:

@@ -105,9 +105,9 @@ class PartReport:
         return printable(json.dumps(self, ensure_ascii=False, default=vars))
 
     @classmethod
-    def from_json(cls, text: str) -> "PartReport":
-        """Return the part that `as_json` wrote."""
-        part = json.loads(text)
+    def read(cls, path: Path) -> "PartReport":
+        """Return the part that was written as its JSON."""
+        part = json.loads(path.read_text("utf-8"))
         counted = [file | {name: Counter(file[name]) for name in _COUNTERS} for file in part["files"]]
         return cls([FileReport(**file) for file in counted], part["examples"])
 

@@ -29,19 +29,14 @@ def threshold(positions: np.ndarray, val_fraction: float) -> float:
     return float(min(max(val_fraction, positions.min() + 2**-48), positions.max()))
 
 
-def _first_of_each(keys: np.ndarray) -> np.ndarray:
-    """Return for each document the number of the first one with the same hash, (documents, 2) uint64."""
-    whole = np.ascontiguousarray(keys).view("V16").ravel()
-    _, first, group = np.unique(whole, return_index=True, return_inverse=True)
-    return first[group]
-
-
 def _decide(parts: list[Path], hashes: np.ndarray, usable: np.ndarray, settings: CorpusSettings) -> np.ndarray:
     """Return the fate of each document."""
     # 1. exact copies, of documents that are usable
     every = np.arange(len(usable))
     leader, chosen = every.copy(), np.flatnonzero(usable)
-    leader[chosen] = chosen[_first_of_each(hashes[chosen])]
+    whole = np.ascontiguousarray(hashes[chosen]).view("V16").ravel()
+    _, first, group = np.unique(whole, return_index=True, return_inverse=True)
+    leader[chosen] = chosen[first[group]]
     fate = np.where(usable, np.where(leader == every, _KEPT, _DUPLICATE), _BAD).astype(np.uint8)
     # 2. near duplicates
     if settings.near_duplicates:

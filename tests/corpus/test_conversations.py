@@ -158,8 +158,6 @@ def test_a_conversation_is_a_text_that_knows_its_turns():
     document = Conversation(talk("问\n题", "答", system="线"))
     assert document == "线\n问\n题\n答" and isinstance(document, str)
     assert list(document.messages) == talk("问\n题", "答", system="线")
-    assert conversations.contents_of(document) == ["线", "问\n题", "答"]
-    assert conversations.contents_of("一\n二") == ["一\n二"]
     again = pickle.loads(pickle.dumps(document))
     assert (again, again.messages) == (document, document.messages)
     assert list(Conversation.of_lines("一\n二\n三\n四").messages) == talk("一", "二", "三", "四")
@@ -296,12 +294,12 @@ def test_each_turn_is_cleaned_for_itself(raw):
     assert report.dropped == {"empty": 1}
 
 
-def test_lengths_and_filters_judge_the_whole_text(raw):
+def test_lengths_judge_the_whole_text(raw):
     long = talk("问" * 9, "答" * 9, "再" * 30, "回" * 60, system="系统")
-    write(raw, long, talk("长" * 50, "长" * 60), talk("短", "短"), talk("english", "only"), talk("好吗？", "好的。"))
-    report = build(raw, max_length=100, min_length=5, min_chinese=0.5)
+    write(raw, long, talk("长" * 50, "长" * 60), talk("短", "短"), talk("好吗？", "好的。"))
+    report = build(raw, max_length=100, min_length=5)
     assert messages_found() == [talk("问" * 9, "答" * 9, system="系统"), talk("好吗？", "好的。")]
-    assert report.dropped == {"with a first exchange too long": 1, "too short": 1, "too little Chinese": 1}
+    assert report.dropped == {"with a first exchange too long": 1, "too short": 1}
     assert report.lost["with a first exchange too long"] == 111
     assert report.lost["end of a conversation"] == 90
     assert "1 conversation lost its last exchanges: too long, or a blank turn" in report.files[0].notes
