@@ -132,7 +132,7 @@ def read_texts_of(records: Iterable[tuple], options: ReadOptions, problems: Prob
         text = record.get(key) if isinstance(record, dict) else record
         if isinstance(text, str):  # as nearly all are
             if len(record) > 1 and text is not record:
-                count_unused(record, (key,), spare)
+                count_unused(record, (asked,), spare)
             size = len(text) + sum(spare.values())
         else:
             size = characters(record)

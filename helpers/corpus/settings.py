@@ -16,9 +16,7 @@ class CorpusSettings:
     rules: str = ""  # cleaning rules to switch on or off, see `cleaning.choose_rules`
     min_length: int = 2  # shorter documents are dropped, and counted; in characters
     max_length: int = 2000  # longer documents are cut at line ends; in characters
-    near_duplicates: float = (
-        0.0  # similarity from which two documents are one text: the first stays (0: only exact copies go)
-    )
+    near_duplicates: float = 0.0  # similarity from which of two documents only the first stays (0: copies alone go)
     max_documents: int = 0  # use only so many documents (0: all)
     val_fraction: float = 0.05  # the part of the documents that is kept for validation, chosen by hash and seed
     seed: int = 0  # another seed draws another built-in corpus and another validation set
