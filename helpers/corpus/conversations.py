@@ -63,9 +63,6 @@ class Conversation(str):
         self.messages = kept
         return self
 
-    def __getnewargs__(self) -> tuple:
-        return (self.messages,)
-
     @classmethod
     def of_lines(cls, text: str) -> "Conversation":
         """Return the conversation of a text whose lines are question and answer in turn."""

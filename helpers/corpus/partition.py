@@ -10,7 +10,7 @@ build that needs the same part finds it by its name. Knows nothing of other part
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import groupby
@@ -211,19 +211,21 @@ def _clean_batches(task: Task, report: PartReport) -> Iterator[tuple[list[str], 
         for documents, numbers in map(json.loads, batches):
             kept: list[str] = []
             owners: list[int] = []
-            for document, number in zip(documents, numbers, strict=True):
-                text = Conversation(document) if isinstance(document, list) else document
+            for number, group in groupby(zip(numbers, documents, strict=True), itemgetter(0)):
                 file = report.files[number]
-                lost = file.lost.total()
-                pieces = _fitting(_clean(text, file, task, report.examples), file, task.settings)
-                file.counts["cleaned"] += len(text) - sum(map(len, pieces)) - (file.lost.total() - lost)
-                kept += pieces
-                owners += [number] * len(pieces)
+                clean, cleaned, lost = _cleaning(file, task, report.examples), 0, file.lost.total()
+                for _, document in group:
+                    text = Conversation(document) if isinstance(document, list) else document
+                    pieces = _fitting(text, conversations.changed(text, clean), file, task.settings)
+                    cleaned += len(text) - sum(map(len, pieces))
+                    kept += pieces
+                    owners += [number] * len(pieces)
+                file.counts["cleaned"] += cleaned - (file.lost.total() - lost)
             yield kept, owners
 
 
-def _clean(text: str, file: FileReport, task: Task, examples: dict) -> str:
-    """Return a document without dirt and without the lines that repeat; in a conversation each turn for itself."""
+def _cleaning(file: FileReport, task: Task, examples: dict) -> Callable[[str], str]:
+    """Return a function that takes dirt from a text of a file, and the lines that repeat."""
     on = task.settings.chosen_rules()
     are_ends = file.counts["marked"] > file.counts["read_documents"] / 2
 
@@ -238,18 +240,17 @@ def _clean(text: str, file: FileReport, task: Task, examples: dict) -> str:
             part = cleaning.without_lines(part, task.repeated, file.rules, examples)
         return cleaning.clean(part, file.rules, on, examples)
 
-    cleaned = conversations.changed(text, clean)
-    if isinstance(text, Conversation) and isinstance(cleaned, Conversation):
-        file.shorten(text, cleaned)
-    return cleaned
+    return clean
 
 
-def _fitting(text: str, file: FileReport, settings: CorpusSettings) -> list[str]:
-    """Return the pieces of a clean text that are short enough, and not too short; count the others.
+def _fitting(raw: str, text: str, file: FileReport, settings: CorpusSettings) -> list[str]:
+    """Return the pieces of a text, now clean, that are short enough, and not too short; count the others.
 
     A conversation is never torn: its last exchanges go, and where the first alone is too long, all of it.
     """
     pieces = [text]
+    if isinstance(raw, Conversation) and isinstance(text, Conversation):
+        file.shorten(raw, text)
     if len(text) > settings.max_length and isinstance(text, Conversation):
         if not (shorter := text.shortened(settings.max_length)):
             file.drop("with a first exchange too long", len(text))

@@ -105,10 +105,15 @@ def _cut(text: str) -> tuple[str, str]:
 def find_mode(pieces: Iterable[str]) -> str:
     """Return how a text is best cut: in "block" if there are some, but as a "file" where other trainers' marks part it.
 
-    What is shorter than a piece of a long document is a block: a blank line stands beside it.
+    What is shorter than a piece of a long document is a block: a blank line stands beside it. Of a text with blocks,
+    the start decides.
     """
     counts: Counter = Counter()
-    blocks = sum(len(text) < LONGEST_DOCUMENT for text in split_documents(pieces, "block", counts))
+    blocks = characters = 0
+    for text in split_documents(pieces, "block", counts):
+        blocks, characters = blocks + (len(text) < LONGEST_DOCUMENT), characters + len(text)
+        if blocks > 1 and characters > LONGEST_DOCUMENT:
+            break
     return "block" if blocks > 1 and not counts else "file"
 
 

@@ -47,7 +47,7 @@ def table_rows(
     csv.field_size_limit(LONGEST_FIELD)
     wanted, template = parse_template(options.text_key)
     # 1. the columns
-    first = next((row for row in lines_of(pieces()) if row.strip(_BLANK)), "").lstrip(MARK)
+    first = next((row for row in (line.lstrip(MARK) for line in lines_of(pieces())) if row.strip()), "")
     if not first:
         return
     says = re.match('"?sep=(.)', first)  # Excel's own first line
@@ -156,7 +156,6 @@ def _rows(lines: Iterable[str], mark: str, dialect: _Dialect, skip: bool) -> Ite
 
 
 _ESCAPE = re.compile(r'\\(["\\])')
-_BLANK = MARK + " \t\r"
 
 
 def _separator(line: str, marks: str, options: ReadOptions) -> str:

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import pickle
 from collections import Counter
 
 import pytest
@@ -158,8 +157,6 @@ def test_a_conversation_is_a_text_that_knows_its_turns():
     document = Conversation(talk("问\n题", "答", system="线"))
     assert document == "线\n问\n题\n答" and isinstance(document, str)
     assert list(document.messages) == talk("问\n题", "答", system="线")
-    again = pickle.loads(pickle.dumps(document))
-    assert (again, again.messages) == (document, document.messages)
     assert list(Conversation.of_lines("一\n二\n三\n四").messages) == talk("一", "二", "三", "四")
 
 
