@@ -124,9 +124,14 @@ def characters(value) -> int:
     """Return how many characters the strings have that are anywhere in a value of JSON."""
     if isinstance(value, str):  # as most are
         return len(value)
-    if not isinstance(value, dict | list):
-        return 0
-    return sum(map(characters, value.values() if isinstance(value, dict) else value))
+    total, left = 0, [value]  # no recursion: JSON may be nested nearly as deep as Python's stack
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            total += len(value)
+        elif isinstance(value, dict | list):
+            left += value.values() if isinstance(value, dict) else value
+    return total
 
 
 def count_unused(record: dict, used: Collection[str], spare: dict[str, int]) -> None:
