@@ -129,8 +129,10 @@ def characters(value) -> int:
         value = left.pop()
         if isinstance(value, str):
             total += len(value)
-        elif isinstance(value, dict | list):
-            left += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
     return total
 
 
@@ -171,14 +173,14 @@ def read_messages(record: dict, spare: dict[str, int]) -> list[Message] | None:
     turns = _exchanges(record, pair, spare) if pair else _turns(listed(record[key]) or [], spare)
     first = _first_turn(turns)
     asked = turns[first : first + (len(turns) - first) // 2 * 2]
-    for number, turn in enumerate(turns[first:]):
-        wanted, place = (USER, ASSISTANT)[number % 2], f"turn {number + first + 1}"
+    for number, turn in enumerate(turns[first:], 1):
+        wanted = (ASSISTANT, USER)[number % 2]
         if turn["role"] == SYSTEM:
-            raise NotAConversation(f"{place} is a system line: there may be one, as the first turn")
+            raise NotAConversation(f"turn {number + first} is a system line: there may be one, as the first turn")
         if turn["role"] != wanted:
-            raise NotAConversation(f"{place} is of the {turn['role']}, where the {wanted} should speak")
-        if number < len(asked) and not turn["content"].strip():
-            raise NotAConversation(f"{place}, of the {wanted}, says nothing")
+            raise NotAConversation(f"turn {number + first} is of the {turn['role']}, where the {wanted} should speak")
+        if number <= len(asked) and not turn["content"].strip():
+            raise NotAConversation(f"turn {number + first}, of the {wanted}, says nothing")
     if not asked:
         error = NotAConversation(f"no question with an answer{' before ' + _MASKED if _MASKED in spare else ''}")
         error.reason = "with a first answer that is not to be learned" if _MASKED in spare else error.reason

@@ -133,7 +133,7 @@ def read_texts_of(records: Iterable[tuple], options: ReadOptions, problems: Prob
         if isinstance(text, str):  # as nearly all are
             if len(record) > 1 and text is not record:
                 count_unused(record, (asked,), spare)
-            size = len(text) + sum(spare.values())
+            size = sum(spare.values(), len(text))
         else:
             size = characters(record)
             try:
