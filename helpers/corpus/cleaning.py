@@ -1,4 +1,4 @@
-"""Cleaning rules that remove dirt from a text, each with a name and a count; and cutting long texts.
+"""Cleaning rules that remove dirt from a text, each with a name and a count; filters; and cutting long texts.
 
 A rule looks for a shape, and code, verse, a table, a text about HTML may have the same one. So a rule acts on evidence
 in the text itself; where there is none, the text stays. To add a rule, add a line to RULES, above its last three, which
@@ -140,15 +140,16 @@ OPTIONAL: tuple[tuple[str, re.Pattern, str | Callable], ...] = (
     ("personal data", re.compile(rf"[+81]{_NOT_BEFORE}{_PHONE}"), "[电话]"),
     ("personal data", re.compile(rf"[A-Za-z0-9._%+-]{_MAIL}"), "[邮箱]"),
 )
+_SCRIPTS = {"traditional to simplified": "t2s", "simplified to traditional": "s2t"}
 DEFAULT_RULES = tuple(dict.fromkeys([*(name for name, *_ in RULES), "NFC", "hard wraps", "repeated lines"]))
-OPTIONAL_RULES = tuple(dict.fromkeys(name for name, *_ in OPTIONAL))
+OPTIONAL_RULES = tuple(dict.fromkeys([*(name for name, *_ in OPTIONAL), *_SCRIPTS]))
 
 
 @functools.cache
 def choose_rules(rules: str = "") -> frozenset[str]:
     """Return the names of the rules that are on: the default ones, changed by `rules` ("+personal data, -HTML tags").
 
-    Raises ValueError for a name that no rule has.
+    Raises ValueError for a name that no rule has, RuntimeError for one that needs OpenCC where that is not installed.
     """
     chosen = set(DEFAULT_RULES)
     for word in filter(None, (word.strip() for word in re.split("[,，]", rules))):
@@ -157,6 +158,10 @@ def choose_rules(rules: str = "") -> frozenset[str]:
             hint = did_you_mean(word.lstrip("+- "), DEFAULT_RULES + OPTIONAL_RULES)
             raise ValueError(f"rules: '{word}' is not + or - and the name of a rule{hint}")
         chosen = chosen | {name} if sign == "+" else chosen - {name}
+    if chosen >= set(_SCRIPTS):
+        raise ValueError(f"rules: choose one of {' and '.join(_SCRIPTS)}, they undo each other")
+    for name in chosen & set(_SCRIPTS):
+        _converter(_SCRIPTS[name])
     return frozenset(chosen)
 
 
@@ -173,6 +178,15 @@ def _needed(on: frozenset[str], characters: frozenset[str]) -> list[tuple]:
     """Return the rules that a text can have work for: those that start with one of these characters of it."""
     characters |= {"\xa0"} if "&" in characters else set()  # &nbsp;
     return [rule for rule, start in zip(*_plan(on)[:2], strict=True) if any(map(start.match, characters))]
+
+
+@functools.cache
+def _converter(config: str):
+    try:
+        from opencc import OpenCC
+    except ImportError as error:
+        raise RuntimeError('traditional and simplified characters need OpenCC: pip install -e ".[text]"') from error
+    return OpenCC(config)
 
 
 # ---- cleaning one text ----
@@ -193,7 +207,8 @@ def clean(
     """
     on = choose_rules() if on is None else on
     if text.count("\n") < 4 and not (_plan(on)[2].search(text) or _SPACE.search(text)) and is_normalized("NFC", text):
-        return text.strip("\n")  # as most texts
+        if on.isdisjoint(_SCRIPTS):
+            return text.strip("\n")  # as most texts
     given, composed = text, False
     found, left = Counter[str](), Counter[str]()
     while True:  # one rule may uncover work for another: &amp;lt;p&gt; is a tag inside an entity inside an entity
@@ -219,6 +234,11 @@ def clean(
         text, composed = text.strip("\n"), True
         if text == before:
             break
+    for name, config in _SCRIPTS.items():
+        if name in on and (converted := _converter(config).convert(text)) != text:
+            found[name] += sum(a != b for a, b in zip(text, converted, strict=False)) or 1
+            _show_difference(examples, name, text, converted, 8, 8)
+            text = converted
     if found and not text and not on.isdisjoint(_MARKUP):
         return clean(given, counts, on - _MARKUP, examples)
     if counts is not None:
@@ -389,6 +409,32 @@ def without_lines(text: str, repeated: Collection[int], counts: Counter, example
             kept.append(text[done:start])
             done = min(stop + 1, len(text))
     return "".join([*kept, text[done:]])
+
+
+# ---- filters ----
+
+_SIGNS = re.compile(r"[^\w\s，。、！？；：“”‘’（）《》…—,.!?;:'\"()-]|[\d_]")
+_NGRAM = 10  # characters
+
+
+def unfit(text: str, min_chinese: float = 0.0, max_symbols: float = 1.0, max_repetition: float = 1.0) -> str:
+    """Return why a document does not belong in the corpus, in words, or "".
+
+    Shares of its characters, spaces not counted: Chinese ones, below `min_chinese`; digits and signs that are no
+    punctuation, above `max_symbols`. `max_repetition` is the largest share of stretches of 10 characters that occur
+    in it a second time (Rae et al. 2021, Gopher, appendix A, measure the same in words).
+    """
+    if min_chinese > 0 or max_symbols < 1:
+        written = len(text) - sum(map(text.count, " \n\t\u3000")) or 1
+        if min_chinese > 0 and len(_HAN.findall(text)) < min_chinese * written:
+            return "too little Chinese"
+        if max_symbols < 1 and len(_SIGNS.findall(text)) > max_symbols * written:
+            return "too many symbols"
+    if max_repetition < 1 and len(text) >= 2 * _NGRAM:
+        grams = [text[at : at + _NGRAM] for at in range(len(text) - _NGRAM + 1)]
+        if 1 - len(set(grams)) / len(grams) > max_repetition:
+            return "too repetitive"
+    return ""
 
 
 # ---- cutting ----

@@ -244,7 +244,7 @@ def _cleaning(file: FileReport, task: Task, examples: dict) -> Callable[[str], s
 
 
 def _fitting(raw: str, text: str, file: FileReport, settings: CorpusSettings) -> list[str]:
-    """Return the pieces of a text, now clean, that are short enough, and not too short; count the others.
+    """Return the pieces of a text, now clean, that are short enough, and not too short or unfit; count the others.
 
     A conversation is never torn: its last exchanges go, and where the first alone is too long, all of it.
     """
@@ -260,8 +260,12 @@ def _fitting(raw: str, text: str, file: FileReport, settings: CorpusSettings) ->
     elif len(text) > settings.max_length:
         pieces = [piece.strip() for piece in cleaning.cut(text, settings.max_length)]
         file.counts.update(long=1, pieces=len(pieces))
-    kept = [piece for piece in pieces if piece and len(piece) >= settings.min_length]
-    for piece in pieces if len(kept) < len(pieces) else ():
-        if not piece or len(piece) < settings.min_length:
+    kept, filters = [], settings.filters()
+    for piece in pieces:
+        if len(piece) < settings.min_length or not piece:
             file.drop("too short" if piece else "empty", len(piece))
+        elif reason := cleaning.unfit(piece, *filters):
+            file.drop(reason, len(piece))
+        else:
+            kept.append(piece)
     return kept

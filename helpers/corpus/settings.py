@@ -16,6 +16,9 @@ class CorpusSettings:
     rules: str = ""  # cleaning rules to switch on or off, see `cleaning.choose_rules`
     min_length: int = 2  # shorter documents are dropped, and counted; in characters
     max_length: int = 2000  # longer documents are cut at line ends; in characters
+    min_chinese: float = 0.0  # drop documents with a smaller share of Chinese characters (0: keep all)
+    max_symbols: float = 1.0  # drop documents with a larger share of digits and signs (1: keep all)
+    max_repetition: float = 1.0  # drop documents that repeat more than this share of themselves (1: keep all)
     near_duplicates: float = 0.0  # similarity from which of two documents only the first stays (0: copies alone go)
     max_documents: int = 0  # use only so many documents (0: all)
     val_fraction: float = 0.05  # the part of the documents that is kept for validation, chosen by hash and seed
@@ -34,8 +37,9 @@ class CorpusSettings:
             raise ValueError(
                 f"max_documents is {self.max_documents}: give 0 for all, or at least 2: one to train, one to validate"
             )
-        if not 0 <= self.near_duplicates <= 1:
-            raise ValueError(f"near_duplicates is {self.near_duplicates}: give a similarity between 0 and 1")
+        for name in ("near_duplicates", "min_chinese", "max_symbols", "max_repetition"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: give a share between 0 and 1")
 
     def read_options(self) -> ReadOptions:
         """Return how files are read."""
@@ -44,3 +48,7 @@ class CorpusSettings:
     def chosen_rules(self) -> frozenset[str]:
         """Return the names of the cleaning rules that are on."""
         return choose_rules(self.rules)
+
+    def filters(self) -> tuple[float, float, float]:
+        """Return the limits of `cleaning.unfit`."""
+        return self.min_chinese, self.max_symbols, self.max_repetition

@@ -21,11 +21,20 @@ def test_a_corpus_comes_from_the_net(raw, monkeypatch):
     assert asked == [(address, paths.runs_dir() / "fetched")]
 
 
-def test_rules_are_parameters(raw):
-    (raw / "a.txt").write_text(f"<b>绿萝</b>喜欢散射光，电话13812345678。\n{SENTENCE}", "utf-8")
-    report = build(raw, document="line", rules="+personal data, -HTML tags")
+def test_rules_and_filters_are_parameters(raw):
+    rows = [
+        "<b>绿萝</b>喜欢散射光，电话13812345678。",
+        "English only, nothing else.",
+        "哈" * 60,
+        "$$$ ### 100% 200%",
+    ]
+    (raw / "a.txt").write_text("\n".join([*rows, SENTENCE]), "utf-8")
+    report = build(
+        raw, document="line", rules="+personal data, -HTML tags", min_chinese=0.3, max_symbols=0.6, max_repetition=0.5
+    )
     assert all_texts() == sorted(["<b>绿萝</b>喜欢散射光，电话[电话]。", SENTENCE])
-    assert not report.dropped and report.rules == {"personal data": 1}
+    assert report.dropped == {"too little Chinese": 2, "too repetitive": 1}
+    assert report.rules == {"personal data": 1}
     assert report.rule_rows() == [("personal data", 1, "喜欢散射光，电话13812345678。", "喜欢散射光，电话[电话]。")]
     written = json.loads((paths.room("test", "corpus") / "report.json").read_text("utf-8"))
     assert written["examples"]["personal data"][0][1] == "喜欢散射光，电话[电话]。"

@@ -6,7 +6,7 @@ import unicodedata
 from collections import Counter
 
 import pytest
-from corpora import PROSE
+from corpora import PROSE, SENTENCE
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +15,7 @@ from helpers.corpus import cleaning
 CHINESE = st.text("绿萝喜欢散射光，。！？“”《》—…、；：的一是不了人在有我他這個們國𠮷㐂ABCxyz0123.,!?+=%", min_size=1)
 HAN = "".join(map(chr, range(0x4E00, 0x5600)))
 ANY = st.text(st.characters(exclude_categories=("Cs",)), max_size=80)
-EVERY_RULE = ", ".join(f"+{name}" for name in cleaning.OPTIONAL_RULES)
+EVERY_RULE = ", ".join(f"+{name}" for name in cleaning.OPTIONAL_RULES if "traditional" not in name)
 MARKUP = "&amp; &lt; &#60; <p> </p> <b> </b> <br/> <!-- --> </div> <script> </script> <input> </input> <title> </title>"
 CHARACTERS = {"\ufeff": "BOM in the text", "\u200b": "zero-width", "\u200d": "joiners", "\x07": "control characters"}
 CHARACTERS |= {"\ue001": "private-use characters", "\ufffd": "U+FFFD"}
@@ -183,6 +183,8 @@ def test_a_rule_that_does_not_exist_is_refused_with_the_closest_one():
         cleaning.choose_rules("-HTML tag")
     with pytest.raises(ValueError, match=r"is not \+ or -"):
         cleaning.choose_rules("personal data")
+    with pytest.raises(ValueError, match="undo each other"):
+        cleaning.choose_rules("+traditional to simplified, +simplified to traditional")
     assert cleaning.choose_rules("") == cleaning.choose_rules(" , ") == set(cleaning.DEFAULT_RULES)
 
 
@@ -208,6 +210,15 @@ def test_optional_rules(rule, dirt, clean_text, places):
     assert clean(dirt, f"+{rule}", counts) == (clean_text or dirt)
     assert counts[rule] == places
     assert clean(clean_text or dirt, f"+{rule}") == (clean_text or dirt)
+
+
+def test_traditional_and_simplified():
+    pytest.importorskip("opencc")
+    counts, examples = Counter(), {}
+    assert clean("為什麼頭髮乾燥？", "+traditional to simplified", counts, examples) == "为什么头发干燥？"
+    assert counts["traditional to simplified"] >= 5 and examples["traditional to simplified"][0][0].startswith("為")
+    assert clean("头发", "+simplified to traditional") == "頭髮"
+    assert clean("&#28858;", "+traditional to simplified") == "为"
 
 
 def test_examples_show_before_and_after_and_what_is_invisible():
@@ -248,3 +259,26 @@ def test_hard_wrapped_prose_becomes_paragraphs_again(width, paragraphs, trailing
     if indent:  # else a full line that ends a sentence is taken for the end of a paragraph
         assert once == "\n".join(map("\n".join, parts))
         assert counts["hard wraps"] == len(lines) - 6
+
+
+# ---------------------------------------------------------------- filters
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "why"),
+    [
+        (SENTENCE, {"min_chinese": 0.8}, ""),
+        ("This is English. 好", {"min_chinese": 0.5}, "too little Chinese"),
+        ("这个 API 返回 JSON", {"min_chinese": 0.3}, ""),
+        ("3.14159 26535 89793 元", {"max_symbols": 0.5}, "too many symbols"),
+        ("★★★★☆ 好！", {"max_symbols": 0.5}, "too many symbols"),
+        ("“好！”他说：“（真的）……走吧。”", {"max_symbols": 0.1}, ""),
+        ("哈" * 100, {"max_repetition": 0.5}, "too repetitive"),
+        ("点击这里领取红包，" * 9, {"max_repetition": 0.5}, "too repetitive"),
+        ("归去来兮！田园将芜胡不归？既自以心为形役。归去来兮！请息交以绝游。", {"max_repetition": 0.1}, ""),
+        ("哈哈", {"max_repetition": 0.0}, ""),
+        ("1%", {}, ""),
+    ],
+)
+def test_filters_say_why(text, settings, why):
+    assert cleaning.unfit(text, **settings) == why

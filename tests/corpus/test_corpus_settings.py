@@ -14,6 +14,7 @@ from helpers.corpus.settings import CorpusSettings
         {"val_fraction": 0},
         {"min_length": 9, "max_length": 5},
         {"near_duplicates": 2.0},
+        {"min_chinese": 30.0},
         {"max_documents": 1},
         {"max_documents": -1},
         {"max_lenght": 5},
