@@ -1,10 +1,8 @@
 """What several tests of room 01 share: texts, files of many kinds, and the corpus built from them."""
 
-import csv
 import io
 import json
 import tarfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from helpers.corpus.shards import read_texts, shard_documents, shard_paths
 
 SENTENCE = "绿萝喜欢散射光，土干了再浇水。"
 PROSE = "".join(f"第{n}天，{SENTENCE}\n" for n in range(60))
+TRADITIONAL = "".join(f"第{n}天，綠蘿喜歡散射光，這個國家的人說：「土乾了再澆水！」\n" for n in range(60))
 # for property tests: lines of a text, some of them blank, and what may end them
 LINES = st.lists(st.text(st.sampled_from("绿萝一二三，。A \u3000\t"), max_size=12), max_size=40)
 LINE_ENDS = st.sampled_from(["\n", "\r\n", "\r", "\u2028"])
@@ -76,42 +75,6 @@ def jsonl(path, documents, seed=0):
                 + ("<br/>见&amp;" if n % 9 == 0 else "")
             )
             file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
-
-
-# ---- conversations ----
-
-
-def record(form: str, messages: Sequence[dict]) -> dict:
-    """Return a conversation as others write it: "openai", "sharegpt", "alpaca", or "question,answer" (two columns)."""
-    said = [message["content"] for message in messages]
-    if form == "openai":
-        return {"messages": list(messages)}
-    if form == "sharegpt":
-        return {"conversations": [{"from": ("human", "gpt")[i % 2], "value": text} for i, text in enumerate(said)]}
-    if form == "alpaca":
-        history = [said[i : i + 2] for i in range(0, len(said) - 2, 2)]
-        return {"instruction": said[-2], "input": "", "output": said[-1], "history": history}
-    question, answer = form.split(",")
-    assert len(said) == 2
-    return {question: said[0], answer: said[1]}
-
-
-def write_conversations(path: Path, form: str, conversations: Sequence[Sequence[dict]], codec: str = "utf-8") -> None:
-    """Write conversations in a form, as the kind of file that the path's extension names."""
-    records = [record(form, messages) for messages in conversations]
-    if path.suffix == ".parquet":
-        table = pytest.importorskip("pyarrow").Table.from_pylist(records)
-        pytest.importorskip("pyarrow.parquet").write_table(table, path)
-        return
-    with open(path, "w", encoding=codec, newline="") as file:
-        if path.suffix in (".csv", ".tsv"):
-            writer = csv.DictWriter(file, records[0], delimiter="\t" if path.suffix == ".tsv" else ",")
-            writer.writeheader()
-            writer.writerows(records)
-        elif path.suffix == ".json":
-            json.dump(records, file, ensure_ascii=False, indent=1)
-        else:
-            file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 
 def all_conversations(run="test") -> dict[str, list[tuple[str, list | None]]]:

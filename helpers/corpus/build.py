@@ -87,12 +87,12 @@ def _build_files(inputs: list[Input], folder: Path, report: Report, wanted: Corp
     numbers = {item.identity(): number for number, item in enumerate(inputs)}
     report.files = [FileReport(item.name) for item in inputs]
     files = [[numbers[item.identity()] for item in task.inputs] for task in tasks]
-    report.join(map(partition.read_report, finished), files, wanted.max_length)
+    report.join((PartReport.read(part.with_suffix(".json")) for part in finished), files, wanted.max_length)
     split.reduce_parts(finished, files, folder, report, wanted)
 
 
 # the settings that change the built-in corpus
-_MEANT = ("near_duplicates", "near_keep", "max_documents", "val_fraction", "seed")
+_MEANT = ("near_duplicates", "max_documents", "val_fraction", "seed")
 
 
 def _build_built_in(folder: Path, report: Report, wanted: CorpusSettings) -> None:

@@ -42,6 +42,11 @@ _PAGE_TAG = re.compile(
     r"|[>。！？…；”][ \t\u3000]*<br\s*/?>(?![是表代])|</\w+\s*>\s*<|^<.*</\w+>$|(?:\w<br\s*/?>\n.*){2}",
     re.I | re.M,
 )
+# a document of its own kind, in which <body> or <p> has another meaning
+_XML = re.compile(
+    rf"\s*(?:<\?xml\b[^>]*>(?!\s*<(?:!doctype\s+)?html)|<(?!(?:{_BLOCK}|{_INLINE}|script|style)\b)([\w:.-]+)[^<>]*>.*</\1\s*>\s*\Z)",
+    re.S | re.I,
+)
 _SCRIPT = re.compile(r"<(script|style)\b[^<>]*>(?=\s*</|[^<]*[{;=(])(?:(?!</?\1).)*</\1\s*>", re.S | re.I)
 _ENTITY = re.compile(r"&(?<![=(,]&)(?<![=(,] &)(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
 # between fences, to the end where nothing closes them, and in backticks: no rule for markup or spaces touches it
@@ -55,7 +60,7 @@ _NESTED = re.compile(r"(?:^(?:[-*+>#]|\d+[.)]) .*|[:|>({\[])\n[ \t]", re.M)  # l
 @functools.lru_cache(1)  # a text may have very many tags
 def _closed_tags(text: str) -> set[str]:
     """Return the names of the tags that a page closes; of code, and of a text about HTML, none."""
-    page = _PAGE_TAG.search(re.sub("^(?:  |\t).*", "", _CODE.sub("", text), flags=re.M))
+    page = not _XML.match(text) and _PAGE_TAG.search(re.sub("^(?:  |\t).*", "", _CODE.sub("", text), flags=re.M))
     return {"br", *re.findall(r"</([\w:]+)\s*>", text.lower())} if page else set()
 
 

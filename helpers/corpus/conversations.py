@@ -8,7 +8,6 @@ import ast
 import contextlib
 import itertools
 import json
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TypedDict
 
@@ -19,9 +18,7 @@ _SPEAKERS = {
     "user": USER, "human": USER, "prompter": USER,
     "assistant": ASSISTANT, "gpt": ASSISTANT, "chatgpt": ASSISTANT, "bot": ASSISTANT, "model": ASSISTANT,
 }  # fmt: skip
-# keys of a list of turns (OpenAI, ShareGPT), and in a turn those of the speaker and of what is said
-LISTS = ("messages", "conversations", "conversation")
-_WHO, _WHAT = ("role", "from"), ("content", "value")
+LISTS = ("messages", "conversations", "conversation")  # keys of a list of turns (OpenAI, ShareGPT)
 _MASKED = "an answer that is not to be learned (its weight or loss is 0), and what follows"
 _LEARNED, _NOT_LEARNED = ("weight", "loss", "train"), (0, "0", "false", "False")  # of a turn of the assistant
 # keys, or columns, of a single exchange: the question, what is added to it, the answer
@@ -31,6 +28,7 @@ _PAIRS = (
     ("prompt", "", "completion"), ("prompt", "", "response"), ("query", "", "response"),
     ("question", "context", "answer"), ("ask", "", "answer"), ("问题", "", "回答"), ("问", "", "答"),
 )  # fmt: skip
+_STARTS = frozenset([*LISTS, *(pair[0] for pair in _PAIRS)])  # one of these is in each
 _SYSTEM_LINE, _HISTORY = "system", "history"  # may stand beside; earlier exchanges, [[question, answer], …]
 
 
@@ -42,7 +40,9 @@ class Message(TypedDict):
 
 
 class NotAConversation(ValueError):
-    """A record looks like a conversation but is not one; the message says why."""
+    """A record looks like a conversation but is not one; the message says why, `reason` under what it is counted."""
+
+    reason = "unreadable"
 
 
 # ---- the document ----
@@ -62,9 +62,6 @@ class Conversation(str):
         self = super().__new__(cls, "\n".join(message["content"] for message in kept))
         self.messages = kept
         return self
-
-    def __getnewargs__(self) -> tuple:
-        return (self.messages,)
 
     @classmethod
     def of_lines(cls, text: str) -> "Conversation":
@@ -113,15 +110,10 @@ def _whole_exchanges(system: Sequence[Message], turns: Sequence[Message]) -> Con
     return Conversation([*system, *turns] if turns else [])
 
 
-def contents_of(document: str) -> list[str]:
-    """Return what a document says, turn by turn; a plain text is one."""
-    return [message["content"] for message in document.messages] if isinstance(document, Conversation) else [document]
-
-
 def changed(document: str, change: Callable[[str], str]) -> str:
     """Apply a function to a document's text, or to each turn of a conversation."""
     if isinstance(document, Conversation):
-        return document.with_contents([change(content) for content in contents_of(document)])
+        return document.with_contents([change(message["content"]) for message in document.messages])
     return change(document)
 
 
@@ -130,19 +122,25 @@ def changed(document: str, change: Callable[[str], str]) -> str:
 
 def characters(value) -> int:
     """Return how many characters the strings have that are anywhere in a value of JSON."""
-    total, left = 0, [value]
+    if isinstance(value, str):  # as most are
+        return len(value)
+    total, left = 0, [value]  # no recursion: JSON may be nested nearly as deep as Python's stack
     while left:
         value = left.pop()
         if isinstance(value, str):
             total += len(value)
-        elif isinstance(value, dict | list):
-            left += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
     return total
 
 
-def unused(record: dict, used: Collection[str]) -> dict[str, int]:
-    """Return how many characters each field of a record has, but for the used ones."""
-    return {f"field '{key}' is not used": n for key in record if key not in used and (n := characters(record[key]))}
+def count_unused(record: dict, used: Collection[str], spare: dict[str, int]) -> None:
+    """Count in `spare` how many characters each field of a record has, but for the used ones."""
+    for key in record:
+        if key not in used and (n := characters(record[key])):
+            spare[f"field '{key}' is not used"] += n
 
 
 def listed(value) -> list | None:
@@ -159,10 +157,10 @@ def _pair_of(names: Collection[str]) -> tuple[str, str, str] | None:
 
 def has_form(names: Collection[str]) -> bool:
     """Return whether records with these keys may be conversations: they have a list of turns, or such a pair."""
-    return any(key in names for key in LISTS) or _pair_of(names) is not None
+    return not _STARTS.isdisjoint(names) and (any(key in names for key in LISTS) or _pair_of(names) is not None)
 
 
-def read_messages(record: dict, spare: Counter) -> list[Message] | None:
+def read_messages(record: dict, spare: dict[str, int]) -> list[Message] | None:
     """Return the messages of a record in one of the forms, or None where it has none of them.
 
     What is in none of them is counted in `spare`: all other fields of the record and of its turns, a last question
@@ -174,18 +172,19 @@ def read_messages(record: dict, spare: Counter) -> list[Message] | None:
         return None
     turns = _exchanges(record, pair, spare) if pair else _turns(listed(record[key]) or [], spare)
     first = _first_turn(turns)
-    for number, turn in enumerate(turns[first:], first + 1):
-        wanted = (USER, ASSISTANT)[(number - 1 - first) % 2]
-        if turn["role"] == SYSTEM:
-            raise NotAConversation(f"turn {number} is a system line: there may be one, as the first turn")
-        if turn["role"] != wanted:
-            raise NotAConversation(f"turn {number} is of the {turn['role']}, where the {wanted} should speak")
     asked = turns[first : first + (len(turns) - first) // 2 * 2]
+    for number, turn in enumerate(turns[first:], 1):
+        wanted = (ASSISTANT, USER)[number % 2]
+        if turn["role"] == SYSTEM:
+            raise NotAConversation(f"turn {number + first} is a system line: there may be one, as the first turn")
+        if turn["role"] != wanted:
+            raise NotAConversation(f"turn {number + first} is of the {turn['role']}, where the {wanted} should speak")
+        if number <= len(asked) and not turn["content"].strip():
+            raise NotAConversation(f"turn {number + first}, of the {wanted}, says nothing")
     if not asked:
-        raise NotAConversation(f"no question with an answer{' before ' + _MASKED if spare[_MASKED] else ''}")
-    for number, turn in enumerate(asked, first + 1):
-        if not turn["content"].strip():
-            raise NotAConversation(f"turn {number}, of the {turn['role']}, says nothing")
+        error = NotAConversation(f"no question with an answer{' before ' + _MASKED if _MASKED in spare else ''}")
+        error.reason = "with a first answer that is not to be learned" if _MASKED in spare else error.reason
+        raise error
     if rest := turns[first + len(asked) :]:
         spare["last question without an answer"] += len(rest[0]["content"])
     system = turns[:first]
@@ -193,16 +192,17 @@ def read_messages(record: dict, spare: Counter) -> list[Message] | None:
     if not system and isinstance(line := record.get(_SYSTEM_LINE), str):
         system = [{"role": SYSTEM, "content": line}]
         used.add(_SYSTEM_LINE)
-    spare.update(unused(record, used))
+    count_unused(record, used, spare)
     return [*(turn for turn in system if turn["content"].strip()), *asked]
 
 
-def _turns(items: list, spare: Counter) -> list[Message]:
+def _turns(items: list, spare: dict[str, int]) -> list[Message]:
     """Return the turns of a list of them, before the first answer not to be learned. Raises NotAConversation."""
     turns: list[Message] = []
     for number, item in enumerate(items, 1):
         named = item if isinstance(item, dict) else {}
-        who = next((key for key in _WHO if named.get(key) is not None), "")
+        who = "role" if named.get("role") is not None else "from"
+        what = "content" if named.get("content") is not None else "value"
         role = _SPEAKERS.get(str(named.get(who)).strip().lower())
         if role == ASSISTANT and any(named.get(key) in _NOT_LEARNED for key in _LEARNED):
             spare[_MASKED] += characters(items[number - 1 :])
@@ -211,13 +211,12 @@ def _turns(items: list, spare: Counter) -> list[Message]:
             raise NotAConversation(f"turn {number} says neither under 'role' nor under 'from' who speaks")
         if not role:
             raise NotAConversation(f"turn {number} is of '{named[who][:40]}'; known are {', '.join(_SPEAKERS)}")
-        what = next((key for key in _WHAT if named.get(key) is not None), "")
-        spare.update(unused(named, (who, what)))
+        count_unused(named, (who, what), spare)
         turns.append({"role": role, "content": _text(named.get(what), f"turn {number}, of the {role},", spare)})
     return turns
 
 
-def _exchanges(record: dict, pair: tuple[str, str, str], spare: Counter) -> list[Message]:
+def _exchanges(record: dict, pair: tuple[str, str, str], spare: dict[str, int]) -> list[Message]:
     """Return the turns of a record with a question and an answer, earlier ones first. Raises NotAConversation."""
     *asking, answer = pair
     history = [] if record.get(_HISTORY) in (None, "") else listed(record[_HISTORY])
@@ -229,7 +228,7 @@ def _exchanges(record: dict, pair: tuple[str, str, str], spare: Counter) -> list
     return _by_turns([*earlier, *last])
 
 
-def text_of(value, spare: Counter) -> str | None:
+def text_of(value, spare: dict[str, int]) -> str | None:
     """Return a string, or as lines a list of strings or of parts, as in OpenAI's API; None for anything else."""
     if isinstance(value, str):  # as nearly all are
         return value
@@ -238,11 +237,11 @@ def text_of(value, spare: Counter) -> str | None:
     if not texts or not all(isinstance(text, str) for text in texts):
         return None
     for part in parts:
-        spare.update(unused(part, ("text", "type")) if isinstance(part, dict) else ())
+        count_unused(part if isinstance(part, dict) else {}, ("text", "type"), spare)
     return "\n".join(texts)
 
 
-def _text(value, where: str, spare: Counter) -> str:
+def _text(value, where: str, spare: dict[str, int]) -> str:
     """Return what is said in a turn; a missing value is nothing. Raises NotAConversation for what is no text."""
     if (text := text_of(value, spare)) is not None:
         return text

@@ -46,7 +46,6 @@ class Corpus:
 
 
 _POETRY = "https://github.com/chinese-poetry/chinese-poetry"
-_TRADITIONAL, _SIMPLE = "fa1814a8044db4fb0c7a9e0a0449974e8c3463b7", "bdd8a3bd9ad00429f9ab7e52fa2ce4d02de8f630"
 
 
 def _poetry(what: str, commit: str, name: str, last: int) -> Corpus:
@@ -55,22 +54,16 @@ def _poetry(what: str, commit: str, name: str, last: int) -> Corpus:
     return Corpus(what, "texts in the public domain; collection MIT, (c) 2016 JackeyGao", _POETRY, files, "paragraphs")
 
 
-_TANG = "全唐诗, about 57,600 poems of the Tang,"
 CORPORA: dict[str, Corpus] = {
-    "tang-poems": _poetry(f"{_TANG} traditional characters", _TRADITIONAL, "全唐诗/poet.tang.{}.json", 57000),
-    "tang-poems-simplified": _poetry(
-        f"{_TANG} simplified characters", _SIMPLE, "全唐诗/poet.tang.{}.simplified.json", 57000
+    "tang-poems": _poetry(
+        "全唐诗, about 57,600 poems of the Tang, traditional characters", "fa1814a8044db4fb0c7a9e0a0449974e8c3463b7",
+        "全唐诗/poet.tang.{}.json", 57000,
     ),
     "song-ci": _poetry(
-        "全宋词, about 21,000 ci of the Song, simplified characters", _SIMPLE, "宋词/ci.song.{}.simplified.json", 21000
+        "全宋词, about 21,000 ci of the Song, simplified characters", "bdd8a3bd9ad00429f9ab7e52fa2ce4d02de8f630",
+        "宋词/ci.song.{}.simplified.json", 21000,
     ),
-    "journey-to-the-west": Corpus(
-        "西游记, a novel of 100 chapters, traditional characters, with Project Gutenberg's preface in English",
-        "public domain in the USA; Project Gutenberg licence",
-        "https://www.gutenberg.org/ebooks/23962",
-        ("https://www.gutenberg.org/ebooks/23962.txt.utf-8",),
-    ),
-}
+}  # fmt: skip
 
 
 def fetch(source: str, folder: Path) -> Path | str:
@@ -97,10 +90,8 @@ def fetch(source: str, folder: Path) -> Path | str:
 
 def read_fetched(folder: Path) -> dict:
     """Return what fetched.json says: source -> what, licence, files (name -> address, bytes, sha256)."""
-    try:
-        return json.loads((folder / FETCHED).read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
+    path = folder / FETCHED
+    return json.loads(path.read_text("utf-8")) if path.exists() else {}
 
 
 def _record(folder: Path, source: str, entry: dict) -> None:

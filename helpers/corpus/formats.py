@@ -16,7 +16,7 @@ from pathlib import Path
 
 from helpers.corpus import encodings, mojibake, plain_text
 from helpers.corpus.archives import ARCHIVES, Input, kind_of, list_archive, plain_file
-from helpers.corpus.conversations import Conversation, has_form, unused
+from helpers.corpus.conversations import Conversation, count_unused, has_form
 from helpers.corpus.encodings import BadFile, Encoding
 from helpers.corpus.plain_text import LONGEST_LINE, MARK, lines_of, with_line_ends
 from helpers.corpus.records import Problems, ReadOptions, distinct, parse_template, read_texts_of
@@ -65,10 +65,6 @@ def read_documents(item: Input, options: ReadOptions, report: FileReport) -> Ite
             # the whole conversation is the evidence, a short turn is none; mending leaves line ends where they are
             text = text.with_lines(mended) if isinstance(text, Conversation) else mended
             report.counts["cleaned"] -= len(text)
-        for mark in plain_text.marks_in(text):
-            report.counts[f"{mark} is learned as text: where it parts documents, {plain_text.ADVICE}"] += text.count(
-                mark
-            )
         yield text
 
 
@@ -136,7 +132,7 @@ def _mode(path: Path, encoding: Encoding, options: ReadOptions) -> str:
 def _object(pairs: list[tuple]) -> dict:
     """Return an object; of two keys of one name, none hides the other."""
     found = dict(pairs)
-    if len(found) == len(pairs) and not any(key[:1] == MARK for key in found):
+    if len(found) == len(pairs) and MARK not in "".join(found):
         return found
     return dict(zip(distinct(key for key, _ in pairs), (value for _, value in pairs), strict=True))
 
@@ -176,7 +172,8 @@ def json_records(pieces: Iterator[str], problems: Problems) -> Iterator[tuple]:
                 values = list(_JsonReader(iter([row])).values())
             if not values:
                 problems.add(number, f"not JSON, {str(error).split(': line')[0]}", len(row))
-        yield from ((number, value) for value in values)
+        for value in values:
+            yield number, value
 
 
 def json_items(pieces: Callable[[], Iterator[str]], options: ReadOptions, problems: Problems) -> Iterator[tuple]:
@@ -202,7 +199,8 @@ def _items_of(value, options: ReadOptions, problems: Problems) -> Iterator[tuple
         lists = [name for name in value if isinstance(value[name], list) and isinstance((value[name] or [0])[0], dict)]
         if len(lists) == 1:
             problems.report.notes.append(f"one object, of which the list under '{lists[0]}' was read")
-            spare = unused(value, lists)
+            spare: Counter = Counter()
+            count_unused(value, lists, spare)
             problems.report.account(sum(spare.values()), 0, spare)
             yield from enumerate(value[lists[0]], 1)
             return

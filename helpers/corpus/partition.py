@@ -10,7 +10,7 @@ build that needs the same part finds it by its name. Knows nothing of other part
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import groupby
@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from helpers import parallel
-from helpers.corpus import cleaning, conversations, dedup, formats, mojibake, repeats
+from helpers.corpus import cleaning, conversations, dedup, formats, mojibake, plain_text, repeats
 from helpers.corpus.archives import Input
 from helpers.corpus.conversations import Conversation
 from helpers.corpus.encodings import BadFile
@@ -66,11 +66,6 @@ def split_position(key: str, seed: int) -> float:
 def read_index(part: Path) -> np.ndarray:
     """Return a part's index, (documents,): hash, position in the split, characters, bytes, and number of its file."""
     return np.load(part.with_suffix(".npy"))
-
-
-def read_report(part: Path) -> PartReport:
-    """Return what became of the files of a finished part."""
-    return PartReport.from_json(part.with_suffix(".json").read_text("utf-8"))
 
 
 # ---- which files make which part ----
@@ -145,9 +140,11 @@ def _batches(task: Task, files: list[FileReport]) -> Iterator[tuple[list[str], l
 
 
 def _count_signs(texts: list[str], numbers: list[int], files: list[FileReport]) -> None:
-    for number, group in groupby(zip(numbers, texts, strict=True), itemgetter(0)):
-        if files[number].counts["characters"] < LOOK:
-            files[number].counts.update(mojibake.count_signs("\n".join(text for _, text in group)))
+    for number, pairs in groupby(zip(numbers, texts, strict=True), itemgetter(0)):
+        counts, group = files[number].counts, [text for _, text in pairs]
+        counts.update(read_documents=len(group), marked=sum(map(plain_text.is_marked, group)))
+        if counts["characters"] < LOOK:
+            counts.update(mojibake.count_signs("\n".join(group)))
 
 
 # ---- the second pass ----
@@ -157,7 +154,7 @@ def clean_task(task: Task) -> Path:
     """Clean and cut the documents that the first pass has read; return their part."""
     part = task.cleaned()
     if not _is_finished(part):
-        report = PartReport.from_json(task.part.with_suffix(".report").read_text("utf-8"))
+        report = PartReport.read(task.part.with_suffix(".report"))
         write_part(part, _clean_batches(task, report), task.settings, report)
     return part
 
@@ -214,38 +211,46 @@ def _clean_batches(task: Task, report: PartReport) -> Iterator[tuple[list[str], 
         for documents, numbers in map(json.loads, batches):
             kept: list[str] = []
             owners: list[int] = []
-            for document, number in zip(documents, numbers, strict=True):
-                text = Conversation(document) if isinstance(document, list) else document
+            for number, group in groupby(zip(numbers, documents, strict=True), itemgetter(0)):
                 file = report.files[number]
-                lost = file.lost.total()
-                pieces = _fitting(_clean(text, file, task, report.examples), file, task.settings)
-                file.counts["cleaned"] += len(text) - sum(map(len, pieces)) - (file.lost.total() - lost)
-                kept += pieces
-                owners += [number] * len(pieces)
+                clean, cleaned, lost = _cleaning(file, task, report.examples), 0, file.lost.total()
+                for _, document in group:
+                    text = Conversation(document) if isinstance(document, list) else document
+                    pieces = _fitting(text, conversations.changed(text, clean), file, task.settings)
+                    cleaned += len(text) - sum(map(len, pieces))
+                    kept += pieces
+                    owners += [number] * len(pieces)
+                file.counts["cleaned"] += cleaned - (file.lost.total() - lost)
             yield kept, owners
 
 
-def _clean(text: str, file: FileReport, task: Task, examples: dict) -> str:
-    """Return a document without dirt and without the lines that repeat; in a conversation each turn for itself."""
+def _cleaning(file: FileReport, task: Task, examples: dict) -> Callable[[str], str]:
+    """Return a function that takes dirt from a text of a file, and the lines that repeat."""
     on = task.settings.chosen_rules()
+    are_ends = file.counts["marked"] > file.counts["read_documents"] / 2
 
     def clean(part: str) -> str:
+        if are_ends and plain_text.marks_in(part):
+            part, places = plain_text.AT_ENDS.subn("", part)
+            file.rules["marks of other trainers"] += places
+        for mark in plain_text.marks_in(part):
+            told = f"{mark} is learned as text: where it parts documents, {plain_text.ADVICE}"
+            file.counts[told] += part.count(mark)
         if task.repeated:
             part = cleaning.without_lines(part, task.repeated, file.rules, examples)
         return cleaning.clean(part, file.rules, on, examples)
 
-    cleaned = conversations.changed(text, clean)
-    if isinstance(text, Conversation) and isinstance(cleaned, Conversation):
-        file.shorten(text, cleaned)
-    return cleaned
+    return clean
 
 
-def _fitting(text: str, file: FileReport, settings: CorpusSettings) -> list[str]:
-    """Return the pieces of a clean text that are short enough, and not too short or unfit; count the others.
+def _fitting(raw: str, text: str, file: FileReport, settings: CorpusSettings) -> list[str]:
+    """Return the pieces of a text, now clean, that are short enough, and not too short or unfit; count the others.
 
     A conversation is never torn: its last exchanges go, and where the first alone is too long, all of it.
     """
     pieces = [text]
+    if isinstance(raw, Conversation) and isinstance(text, Conversation):
+        file.shorten(raw, text)
     if len(text) > settings.max_length and isinstance(text, Conversation):
         if not (shorter := text.shortened(settings.max_length)):
             file.drop("with a first exchange too long", len(text))

@@ -43,6 +43,14 @@ ADVICE = "make each a record, or in a .txt write <|endoftext|> there"
 _BORDER = re.compile(
     rf"(?:{'|'.join(map(re.escape, _PARTING))})|(?<![^\n])[ \t]*(?:{'|'.join(map(re.escape, _ALONE))})[ \t]*(?=\n)"
 )
+AT_ENDS = re.compile(
+    rf"^[ \t]*(?:{'|'.join(map(re.escape, _ALONE))})|(?:{'|'.join(map(re.escape, _ALONE))})[ \t]*$", re.M
+)
+
+
+def is_marked(text: str) -> bool:
+    """Return whether a document has such a mark at its start or its end."""
+    return text.endswith(_ALONE) or text.startswith(_ALONE)
 
 
 def marks_in(text: str) -> list[str]:
@@ -79,7 +87,7 @@ def split_documents(pieces: Iterable[str], mode: str, counts: Counter | None = N
 
 def _of_bounded_length(text: str) -> Iterator[str]:
     """Yield a document whole, or in pieces if it is too long; nothing if it is blank."""
-    while len(text := _BLANK_START.sub("", text)) > LONGEST_DOCUMENT:
+    while len(text := _BLANK_START.sub("", text) if text[:1].isspace() else text) > LONGEST_DOCUMENT:
         document, text = _cut(text)
         yield document
     if text and not text.isspace():
@@ -97,10 +105,15 @@ def _cut(text: str) -> tuple[str, str]:
 def find_mode(pieces: Iterable[str]) -> str:
     """Return how a text is best cut: in "block" if there are some, but as a "file" where other trainers' marks part it.
 
-    What is shorter than a piece of a long document is a block: a blank line stands beside it.
+    What is shorter than a piece of a long document is a block: a blank line stands beside it. Of a text with blocks,
+    the start decides.
     """
     counts: Counter = Counter()
-    blocks = sum(len(text) < LONGEST_DOCUMENT for text in split_documents(pieces, "block", counts))
+    blocks = characters = 0
+    for text in split_documents(pieces, "block", counts):
+        blocks, characters = blocks + (len(text) < LONGEST_DOCUMENT), characters + len(text)
+        if blocks > 1 and characters > LONGEST_DOCUMENT:
+            break
     return "block" if blocks > 1 and not counts else "file"
 
 

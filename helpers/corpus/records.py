@@ -7,12 +7,12 @@ described.
 import functools
 import itertools
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from helpers.corpus import conversations
-from helpers.corpus.conversations import Conversation, NotAConversation, characters, unused
+from helpers.corpus.conversations import Conversation, NotAConversation, characters, count_unused
 from helpers.corpus.encodings import BadFile
 from helpers.corpus.plain_text import MARK
 from helpers.corpus.report import UNDECODABLE, FileReport
@@ -102,10 +102,10 @@ class Problems:
         self.described: list[str] = []
         self.keys: set[str] = set()
 
-    def add(self, number: int, why: object, size: int) -> None:
+    def add(self, number: int, why: object, size: int, reason: str = "unreadable") -> None:
         """Count a record that is left out, with so many characters."""
         self.report.counts["read"] += size
-        self.report.drop("unreadable", size)
+        self.report.drop(reason, size)
         self.count += 1
         if self.count <= FIRST_FEW:
             self.described.append(f"{self.unit} {number:,}: {why}")
@@ -126,18 +126,26 @@ def read_texts_of(records: Iterable[tuple], options: ReadOptions, problems: Prob
     """Yield the document of each (number, record) that has one; count and describe the others, and what is not used."""
     talks = 0
     report, asked = problems.report, options.text_key
+    key = None if asked in conversations.LISTS else asked
     for number, record in records:
-        size = characters(record)
-        spare: Counter = Counter()
-        try:
-            text = _document_of(record, options, spare)
-        except (_Unreadable, NotAConversation) as error:
-            problems.add(number, error, size)
-            if isinstance(error, NotAConversation):
-                problems.refused += 1
-            elif isinstance(record, dict):
-                problems.keys.update(map(str, record.keys() - {asked}))
-            continue
+        spare: dict[str, int] = defaultdict(int)
+        text = record.get(key) if isinstance(record, dict) else record
+        if isinstance(text, str):  # as nearly all are
+            if len(record) > 1 and text is not record:
+                count_unused(record, (asked,), spare)
+            size = sum(spare.values(), len(text))
+        else:
+            size = characters(record)
+            try:
+                text = _document_of(record, options, spare)
+            except NotAConversation as error:
+                problems.add(number, error, size, error.reason)
+                problems.refused += error.reason == "unreadable"
+                continue
+            except _Unreadable as error:
+                problems.add(number, error, size)
+                problems.keys.update(map(str, record.keys() - {asked} if isinstance(record, dict) else ()))
+                continue
         report.account(size, len(text or ""), spare)
         if text is None:
             report.drop("empty", 0)
@@ -174,29 +182,27 @@ def _without_halves(text: str, report: FileReport) -> str | None:
     return text
 
 
-def _document_of(record, options: ReadOptions, spare: Counter) -> str | None:
+def _document_of(record, options: ReadOptions, spare: dict[str, int]) -> str | None:
     """Return a string as it is, a conversation, what an object has under the key, or what a template makes of it.
 
     None stands for a template whose fields are all empty. What is not used is counted in `spare`. Raises _Unreadable,
     NotAConversation.
     """
     wanted, pieces = parse_template(options.text_key)
-    if isinstance(record, str):
-        return record
     if not isinstance(record, dict):
         raise _Unreadable(f"a {type_name(record)}, not a text")
     if not pieces:
         value = record.get(wanted[0])
         is_list = options.text_key in conversations.LISTS and conversations.listed(value) is not None
-        is_text = not is_list and conversations.text_of(value, Counter()) is not None
+        is_text = not is_list and conversations.text_of(value, defaultdict(int)) is not None
         if not is_text and options.may_converse([key for key in record if not _is_missing(record[key])]):
             if (messages := conversations.read_messages(record, spare)) is not None:
                 return Conversation(messages)
-        spare.update(unused(record, wanted))
+        count_unused(record, wanted, spare)
         return _field(value, wanted[0], spare)
     if not any(name in record for name in wanted):
         raise _Unreadable(f"nothing under '{', '.join(wanted)}'")
-    spare.update(unused(record, wanted))
+    count_unused(record, wanted, spare)
     fields = []
     for _, name in pieces:
         value = record.get(name) if name else None
@@ -212,7 +218,7 @@ def _is_missing(value) -> bool:
     return value is None or value != value
 
 
-def _field(value, name: str, spare: Counter) -> str:
+def _field(value, name: str, spare: dict[str, int]) -> str:
     """Return a string, or a list of strings as lines. Raises _Unreadable for anything else."""
     if (text := conversations.text_of(value, spare)) is None:
         raise _Unreadable(f"{'nothing' if value is None else f'no text but a {type_name(value)}'} under '{name}'")

@@ -45,8 +45,9 @@ class FileReport:
     def account(self, read: int, kept: int, spare: dict[str, int]) -> None:
         """Count the characters of a record: `kept` of them became a document; `spare` says of others why not."""
         self.counts["read"] += read
-        self.counts["form"] += read - kept - sum(spare.values())
+        self.counts["form"] += read - kept
         for reason, n in spare.items():
+            self.counts["form"] -= n
             self.lost[reason if reason in self.lost or len(self.lost) < FIELDS else "other fields"] += n
 
     def balance(self) -> dict[str, int]:
@@ -104,9 +105,9 @@ class PartReport:
         return printable(json.dumps(self, ensure_ascii=False, default=vars))
 
     @classmethod
-    def from_json(cls, text: str) -> "PartReport":
-        """Return the part that `as_json` wrote."""
-        part = json.loads(text)
+    def read(cls, path: Path) -> "PartReport":
+        """Return the part that was written as its JSON."""
+        part = json.loads(path.read_text("utf-8"))
         counted = [file | {name: Counter(file[name]) for name in _COUNTERS} for file in part["files"]]
         return cls([FileReport(**file) for file in counted], part["examples"])
 

@@ -19,8 +19,7 @@ class CorpusSettings:
     min_chinese: float = 0.0  # drop documents with a smaller share of Chinese characters (0: keep all)
     max_symbols: float = 1.0  # drop documents with a larger share of digits and signs (1: keep all)
     max_repetition: float = 1.0  # drop documents that repeat more than this share of themselves (1: keep all)
-    near_duplicates: float = 0.0  # similarity from which two documents are the same text (0: only exact copies are)
-    near_keep: str = "first"  # of near duplicates keep the "first", or "all", on one side of the split
+    near_duplicates: float = 0.0  # similarity from which of two documents only the first stays (0: copies alone go)
     max_documents: int = 0  # use only so many documents (0: all)
     val_fraction: float = 0.05  # the part of the documents that is kept for validation, chosen by hash and seed
     seed: int = 0  # another seed draws another built-in corpus and another validation set
@@ -34,8 +33,6 @@ class CorpusSettings:
             raise ValueError(
                 f"max_length {self.max_length} is below min_length {self.min_length}: no document can be both"
             )
-        if self.near_keep not in ("first", "all"):
-            raise ValueError(f"near_keep is '{self.near_keep}': give 'first' or 'all'")
         if self.max_documents < 0 or self.max_documents == 1:
             raise ValueError(
                 f"max_documents is {self.max_documents}: give 0 for all, or at least 2: one to train, one to validate"

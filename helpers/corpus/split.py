@@ -26,44 +26,30 @@ _REASON = {_DUPLICATE: "duplicate", _NEAR: "near duplicate", _OVER: "over max_do
 
 def threshold(positions: np.ndarray, val_fraction: float) -> float:
     """Return the position below which documents are validation: `val_fraction`, unless a side would then be empty."""
-    low, high = positions.min(), positions.max()
-    if low == high:
-        raise NoDocuments(
-            "all documents are near duplicates of each other, and near_keep 'all' keeps these on one side, but "
-            "training and validation need one each: give near_keep 'first', or a higher near_duplicates"
-        )
-    return float(min(max(val_fraction, low + 2**-48), high))
+    return float(min(max(val_fraction, positions.min() + 2**-48), positions.max()))
 
 
-def _first_of_each(keys: np.ndarray) -> np.ndarray:
-    """Return for each document the number of the first one with the same hash, (documents, 2) uint64."""
-    whole = np.ascontiguousarray(keys).view("V16").ravel()
-    _, first, group = np.unique(whole, return_index=True, return_inverse=True)
-    return first[group]
-
-
-def _decide(
-    parts: list[Path], hashes: np.ndarray, usable: np.ndarray, settings: CorpusSettings
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the fate of each document, and the number of the document that decides on its side of the split."""
+def _decide(parts: list[Path], hashes: np.ndarray, usable: np.ndarray, settings: CorpusSettings) -> np.ndarray:
+    """Return the fate of each document."""
     # 1. exact copies, of documents that are usable
     every = np.arange(len(usable))
     leader, chosen = every.copy(), np.flatnonzero(usable)
-    leader[chosen] = chosen[_first_of_each(hashes[chosen])]
+    whole = np.ascontiguousarray(hashes[chosen]).view("V16").ravel()
+    _, first, group = np.unique(whole, return_index=True, return_inverse=True)
+    leader[chosen] = chosen[first[group]]
     fate = np.where(usable, np.where(leader == every, _KEPT, _DUPLICATE), _BAD).astype(np.uint8)
     # 2. near duplicates
     if settings.near_duplicates:
         files = [part.with_suffix(".minhash") for part in parts]
         cluster = dedup.clusters(files, settings.near_duplicates, fate == _KEPT)
-        if settings.near_keep == "first":
-            fate[(fate == _KEPT) & (cluster != every)] = _NEAR
+        fate[(fate == _KEPT) & (cluster != every)] = _NEAR
         leader = cluster[leader]
     # 3. the limit; a copy of a document that is over it is over it too
     kept = np.flatnonzero(fate == _KEPT)
     if settings.max_documents and len(kept) > settings.max_documents:
         last = kept[settings.max_documents - 1]
         fate[(leader > last) & (fate != _BAD) | (fate == _KEPT) & (every > last)] = _OVER
-    return fate, leader
+    return fate
 
 
 class _ShardWriter:
@@ -99,7 +85,7 @@ def reduce_parts(
     index = np.concatenate(indices)
     del indices  # the same rows once more
     bad = np.array([bool(file.bad) for file in report.files], bool)
-    fate, leader = _decide(parts, index["hash"], ~bad[owners], settings)
+    fate = _decide(parts, index["hash"], ~bad[owners], settings)
     kept = fate == _KEPT
     if not kept.any():
         raise NoDocuments(nothing_found(report))
@@ -108,8 +94,7 @@ def reduce_parts(
         raise NoDocuments(only_one(report))
 
     # 2. its side
-    positions = index["position"][leader] if settings.near_duplicates else index["position"]
-    validation = positions < threshold(positions[kept], settings.val_fraction)
+    validation = index["position"] < threshold(index["position"][kept], settings.val_fraction)
 
     # 3. the shards
     train, val = _ShardWriter(folder, "train"), _ShardWriter(folder, "val")

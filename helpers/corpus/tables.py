@@ -47,18 +47,19 @@ def table_rows(
     csv.field_size_limit(LONGEST_FIELD)
     wanted, template = parse_template(options.text_key)
     # 1. the columns
-    first = next((row for row in _lines(pieces) if row.strip()), "")
+    first = next((row for row in (line.lstrip(MARK) for line in lines_of(pieces())) if row.strip()), "")
     if not first:
         return
     says = re.match('"?sep=(.)', first)  # Excel's own first line
     mark = says[1] if says else _separator(first, "\t" if kind == ".tsv" else ",;\t", options)
+    quoted = any(sign in piece for piece in pieces() for sign in "\"'")
     misfits: list[float] = []
-    for dialect in _DIALECTS:
-        misfits.append(_misfits(_rows(_lines(pieces), mark, dialect, bool(says)), mark, dialect))
+    for dialect in _DIALECTS:  # which differ in how they take quotation marks
+        misfits.append(quoted and _misfits(_rows(lines_of(pieces()), mark, dialect, bool(says)), mark, dialect))
         if not misfits[-1]:
             break
     dialect = _DIALECTS[misfits.index(min(misfits))]
-    rows = _rows(_lines(pieces), mark, dialect, bool(says))
+    rows = _rows(lines_of(pieces()), mark, dialect, bool(says))
     _, names, _ = next(rows)
     header = distinct(name.strip().strip('"' if dialect is _PLAIN else "") for name in names)
     require(options, header)
@@ -87,6 +88,8 @@ def _fitted(
     The last columns may be missing, if the first `needed` are there; what is too much may belong to the last: `joins`.
     """
     found = len(fields)
+    if found == columns and mark != "\t":  # as nearly all
+        return fields, ""
     if not found:
         return [], "text follows a quotation mark that closes a field"
     if columns > found >= (needed or columns):
@@ -119,11 +122,6 @@ def _misfits(rows: Iterator[tuple], mark: str, dialect: _Dialect) -> float:
     return count
 
 
-def _lines(pieces: Callable[[], Iterator[str]]) -> Iterator[str]:
-    """Yield lines without a byte order mark, which stands in the middle where one file was put behind another."""
-    return (line.lstrip(MARK) for line in lines_of(pieces()))
-
-
 def _rows(lines: Iterable[str], mark: str, dialect: _Dialect, skip: bool) -> Iterator[tuple[int, list[str], list[str]]]:
     """Yield (number, fields, lines) of the rows that are not blank, less the first if `skip`; a torn one has no field.
 
@@ -133,8 +131,11 @@ def _rows(lines: Iterable[str], mark: str, dialect: _Dialect, skip: bool) -> Ite
 
     def ended() -> Iterator[str]:
         for line in lines:
+            line = line.lstrip(MARK)  # which stands in the middle where one file was put behind another
             held.append(line)
-            yield (_ESCAPE.sub(lambda m: '""' if m[1] == '"' else m[1], line) if dialect.escapes else line) + "\n"
+            if dialect.escapes:
+                line = _ESCAPE.sub(lambda m: '""' if m[1] == '"' else m[1], line)
+            yield line + "\n"
 
     reader, line = csv.reader(ended(), delimiter=mark, strict=True, **dialect.form), 1
     for number in itertools.count(1):
@@ -186,10 +187,11 @@ def parquet_rows(path: Path, options: ReadOptions, problems: Problems) -> Iterat
                 problems.report.notes.append(f"no text but bytes, which are not read: {', '.join(passed)}")
             kept = [name for name in names if name not in passed] if passed else None
             for batch in file.iter_batches(PARQUET_ROWS, columns=kept, use_threads=False):
-                for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                columns = dict(zip(kept or names, (column.to_pylist() for column in batch.columns), strict=True))
+                columns |= {name: map(_decoded, columns[name]) for name in binary if name in columns}
+                for values in zip(*columns.values(), strict=True):
                     number += 1
-                    row = dict(zip(kept or names, values, strict=True))
-                    yield number, row | {name: _decoded(row[name]) for name in binary if name in row}
+                    yield number, dict(zip(columns, values, strict=True))
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and error.filename:
             raise

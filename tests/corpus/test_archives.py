@@ -26,7 +26,8 @@ def read(item):
 
 
 def zipped(path, *members):
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+    # of a damaged one of the first kind, the library says OSError
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_BZIP2 if "bzip2" in path.name else zipfile.ZIP_DEFLATED) as archive:
         for name, data in members:
             archive.writestr(name, data)
 
@@ -35,8 +36,8 @@ def pack(path, data):
     """Write data as what the file's name says: packed, in an archive, or as it is."""
     if path.suffix == ".zip":
         zipped(path, ("a.txt", data), ("绿萝.txt", data))
-    elif path.suffix == ".tgz":
-        make_tar(path, [("a.txt", data), ("b.txt", data)], "w:gz")
+    elif path.suffix in (".tgz", ".tar"):
+        make_tar(path, [("a.txt", data), ("b.txt", data)], "w:gz" if path.suffix == ".tgz" else "w")
     else:
         path.write_bytes({".gz": gzip.compress, ".zst": zst}.get(path.suffix, bytes)(data))
 
@@ -184,37 +185,7 @@ def test_members_with_half_a_character_in_their_name_or_encrypted_are_left_out(t
     assert [item.member for item in inputs] == ["a.txt"] and left_out == {"(none)": 1, "encrypted members": 1}
 
 
-def flipped(data):
-    return data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 255]) + data[len(data) // 2 + 1 :]
-
-
-@pytest.mark.parametrize(
-    ("name", "packing", "damage"),
-    [
-        ("a.zip", zipfile.ZIP_STORED, lambda data: data[:-30]),
-        ("a.zip", zipfile.ZIP_STORED, lambda data: data.replace("绿萝".encode(), "吊兰".encode(), 1)),
-        ("a.zip", zipfile.ZIP_BZIP2, flipped),  # of which, and of the next, the library says OSError
-        ("a.zip", zipfile.ZIP_BZIP2, lambda data: data[10:]),
-        ("a.tar", "w", lambda data: data[:1500]),
-        ("a.tar.gz", "w:gz", lambda data: data[:100]),
-    ],
-)
-def test_a_damaged_archive_or_member_is_one_bad_file(tmp_path, name, packing, damage):
-    path = tmp_path / name
-    if name == "a.zip":
-        with zipfile.ZipFile(path, "w", packing) as archive:
-            archive.writestr("a.txt", SENTENCE * 99)
-    else:
-        make_tar(path, [("a.txt", SENTENCE.encode() * 99)], packing)
-    path.write_bytes(damage(path.read_bytes()))
-    (tmp_path / "b.txt").write_text("一", "utf-8")
-    bad, good = find_inputs(str(tmp_path))[0]
-    assert bad.name.startswith(name) and read(good) == ["一"]
-    with pytest.raises(BadFile):
-        read(bad)
-
-
-@pytest.mark.parametrize("name", ["a.zip", "a.tgz", "a.txt.gz", "a.json", "a.csv"])
+@pytest.mark.parametrize("name", ["a.zip", "bzip2.zip", "a.tar", "a.tgz", "a.txt.gz", "a.json", "a.csv"])
 def test_damaged_bytes_make_a_bad_file_and_nothing_worse(tmp_path, name):
     path, text = tmp_path / name, "".join(f"第{n}句，{SENTENCE}\n" for n in range(100))
     rows = {"a.json": json.dumps([SENTENCE] * 50, ensure_ascii=False), "a.csv": f"text\n{SENTENCE}\n" * 50}

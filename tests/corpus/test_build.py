@@ -5,20 +5,12 @@ import json
 import zipfile
 
 import pytest
-from corpora import PROSE, SENTENCE, all_texts, build, jsonl
+from corpora import SENTENCE, all_texts, build, jsonl
 
 from helpers import files, parallel, paths
 from helpers.corpus import archives, built_in, download
 from helpers.corpus.build import build_corpus
 from helpers.corpus.shards import read_texts
-
-
-def test_the_default_length_keeps_nearly_everything(raw):
-    """The book's min_length of 128 silently dropped a third of the characters."""
-    (raw / "a.txt").write_text(PROSE + "好的\n", "utf-8")
-    report = build_corpus("test", str(raw), document="line", workers=1)
-    assert report.documents == 61
-    assert report.characters == len(PROSE.replace("\n", "")) + 2
 
 
 def test_a_corpus_comes_from_the_net(raw, monkeypatch):
@@ -110,14 +102,3 @@ def test_mojibake_with_a_line_end_inside_a_character_is_mended(raw, document):
     (raw / "a.txt").write_text("一行\n\n" + text.encode("utf-8").decode("latin-1") + "\n好的\n", "utf-8")
     build(raw, repair=True, document=document)
     assert set(text.split()) <= set("\n".join(all_texts()).split("\n"))
-
-
-def test_what_a_conversation_loses_is_counted(raw):
-    """A turn that is blank once it is clean ends its conversation; the exchanges after it were not dirt."""
-    turns = ["问", "答", "\u200b", "这是答案", "再问", "再答"]
-    messages = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
-    rows = [{"messages": messages}, {"messages": messages[:1] + messages[-1:]}]
-    (raw / "a.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
-    report = build(raw)
-    assert report.lost["end of a conversation"] == sum(map(len, turns[2:]))
-    assert "1 conversation lost its last exchanges" in "; ".join(report.files[0].notes)

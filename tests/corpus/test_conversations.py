@@ -2,15 +2,14 @@
 
 import copy
 import json
-import pickle
 from collections import Counter
 
 import pytest
-from corpora import all_conversations, build, bytes_of, everything, read_text, write_conversations
+from corpora import all_conversations, build, everything, read_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.corpus import built_in, cleaning, conversations, mojibake, partition
+from helpers.corpus import cleaning, conversations, mojibake
 from helpers.corpus.build import build_corpus
 from helpers.corpus.conversations import ASSISTANT, SYSTEM, USER, Conversation, NotAConversation, changed, read_messages
 from helpers.corpus.encodings import BadFile
@@ -23,14 +22,6 @@ def talk(*contents, system=None):
 
 def masked(content, **says):
     return [{"role": ASSISTANT, "content": content, **says}]
-
-
-def drawn(n, exchanges=None):
-    """Return conversations of the built-in grammar, of any length or cut to so many exchanges."""
-    every = [
-        [t for e in said[:exchanges] for t in (e.question, e.answer)] for said in built_in.draw_conversations(n, 0)
-    ]
-    return [talk(*contents) for contents in dict.fromkeys(map(tuple, every))]
 
 
 # ---- the forms ----
@@ -166,24 +157,7 @@ def test_a_conversation_is_a_text_that_knows_its_turns():
     document = Conversation(talk("问\n题", "答", system="线"))
     assert document == "线\n问\n题\n答" and isinstance(document, str)
     assert list(document.messages) == talk("问\n题", "答", system="线")
-    assert conversations.contents_of(document) == ["线", "问\n题", "答"]
-    assert conversations.contents_of("一\n二") == ["一\n二"]
-    again = pickle.loads(pickle.dumps(document))
-    assert (again, again.messages) == (document, document.messages)
     assert list(Conversation.of_lines("一\n二\n三\n四").messages) == talk("一", "二", "三", "四")
-
-
-def test_a_conversation_ends_before_the_exchange_with_a_blank_turn():
-    document = Conversation(talk("甲", "乙", "丙", "丁", system="线"))
-
-    def without(*blank):
-        return list(changed(document, lambda text: "" if text in blank else text).messages)
-
-    assert without() == list(document.messages)
-    assert without("丁") == without("丙") == talk("甲", "乙", system="线")
-    assert without("线") == talk("甲", "乙", "丙", "丁")
-    assert without("乙") == without("甲", "线") == []
-    assert changed("甲", str.lower) == "甲" and not isinstance(changed("甲", str.lower), Conversation)
 
 
 def test_a_conversation_that_is_too_long_loses_whole_exchanges_at_its_end():
@@ -234,23 +208,15 @@ def test_mending_mojibake_moves_no_border(contents, codec, as_gbk):
 # ---- files ----
 
 
-def test_sliced_and_parallel_the_bytes_are_the_same(raw, monkeypatch):
-    write_conversations(raw / "a.jsonl", "sharegpt", drawn(300))
-    expected = bytes_of(build(raw / "a.jsonl"))
-    monkeypatch.setattr(partition, "TASK_BYTES", 20_000)
-    for workers in (1, 2):
-        report = build(raw / "a.jsonl", workers=workers)
-        assert bytes_of(report) == expected
-        assert report.files[0].notes == ["read as conversations"]
-
-
 def test_what_is_no_conversation_is_counted_with_file_place_and_reason(raw):
     rows = [{"messages": talk("问", "答")}, {"messages": talk("问")}, {"question": "问", "answer": ""}, {"title": "题"}]
+    rows.append({"messages": [*talk("问"), *masked("答", weight=0), *talk("再问", "再答")]})
     (raw / "a.jsonl").write_text("\n".join(json.dumps(row) for row in rows), "utf-8")
     (raw / "b.json").write_text(json.dumps(rows), "utf-8")
     (raw / "c.csv").write_text("question,answer\n问,答\n只问\n问二,答二\n", "utf-8")
     report = build(raw)
-    assert report.dropped == {"unreadable": 7, "duplicate": 2} and report.documents == 2
+    unlearned = {"with a first answer that is not to be learned": 2}
+    assert report.dropped == {"unreadable": 7, "duplicate": 2} | unlearned and report.documents == 2
     for file, unit in zip(report.files, ("line", "item", "row"), strict=True):
         assert file.notes[0] == "read as conversations" or file.name == "c.csv"
         told = "; ".join(file.notes)
@@ -325,12 +291,12 @@ def test_each_turn_is_cleaned_for_itself(raw):
     assert report.dropped == {"empty": 1}
 
 
-def test_lengths_and_filters_judge_the_whole_text(raw):
+def test_lengths_judge_the_whole_text(raw):
     long = talk("问" * 9, "答" * 9, "再" * 30, "回" * 60, system="系统")
-    write(raw, long, talk("长" * 50, "长" * 60), talk("短", "短"), talk("english", "only"), talk("好吗？", "好的。"))
-    report = build(raw, max_length=100, min_length=5, min_chinese=0.5)
+    write(raw, long, talk("长" * 50, "长" * 60), talk("短", "短"), talk("好吗？", "好的。"))
+    report = build(raw, max_length=100, min_length=5)
     assert messages_found() == [talk("问" * 9, "答" * 9, system="系统"), talk("好吗？", "好的。")]
-    assert report.dropped == {"with a first exchange too long": 1, "too short": 1, "too little Chinese": 1}
+    assert report.dropped == {"with a first exchange too long": 1, "too short": 1}
     assert report.lost["with a first exchange too long"] == 111
     assert report.lost["end of a conversation"] == 90
     assert "1 conversation lost its last exchanges: too long, or a blank turn" in report.files[0].notes

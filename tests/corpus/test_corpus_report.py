@@ -10,16 +10,7 @@ from helpers import paths
 from helpers.corpus import partition
 from helpers.corpus.archives import NoDocuments
 from helpers.corpus.build import build_corpus
-from helpers.corpus.report import NOTES, FileReport, PartReport, Report
-
-
-def test_report_is_written_and_readable(raw):
-    (raw / "a.txt").write_text("<p>一</p>\n<p>二</p>\n", "utf-8")
-    report = build(raw, document="line")
-    written = json.loads((paths.room("test", "corpus") / "report.json").read_text("utf-8"))
-    assert written["rules"] == dict(report.rules) == {"HTML tags": 4}
-    assert written["files"][0]["rules"] == {"HTML tags": 4}
-    assert report.rows()[0][:4] == ("a.txt", "utf-8", 2, 2)
+from helpers.corpus.report import NOTES
 
 
 def test_losses_are_told_in_sentences_the_worst_first(raw):
@@ -71,25 +62,3 @@ def test_a_corpus_without_a_document_says_what_became_of_each_file(raw):
     assert "b.txt: no text in it" in message
     assert "d.txt: 1 too short" in message
     assert not paths.room("test", "corpus").joinpath("parts").exists()
-
-
-def test_slices_are_joined_per_file():
-    first, second = (FileReport("a", "utf-8", "line", notes=notes) for notes in (["once", "twice"], ["twice", "late"]))
-    bad = FileReport("b", bad="binary")
-    for file, reasons in ((first, ["empty"]), (second, ["empty", "too short"])):
-        for reason in reasons:
-            file.drop(reason, 3)
-    first.counts.update(characters=9, long=1, pieces=2)
-    second.counts.update(characters=1, long=1, pieces=3)
-    early, late = [["1", "2"], ["3", "4"]], [["5", "6"]] * 9
-    parts = [PartReport([first], {"NFC": early}), PartReport([second, bad], {"NFC": late})]
-    report = Report("x", [FileReport("a"), FileReport("b")])
-    report.join(
-        (PartReport.from_json(part.as_json()) for part in parts), [[0], [0, 1]], max_length=2000
-    )  # as they travel
-    a, b = report.files
-    assert (a.encoding, a.mode) == ("utf-8", "line")
-    assert (a.dropped, a.lost) == ({"empty": 2, "too short": 1}, {"empty": 6, "too short": 3})
-    assert a.notes == ["once", "twice", "late", "2 longer than 2,000 characters, cut into 5 documents"]
-    assert (b.bad, b.notes, b.dropped) == ("binary", [], {})
-    assert report.examples == {"NFC": [["1", "2"], ["3", "4"], ["5", "6"]]}

@@ -14,7 +14,6 @@ from helpers.corpus.settings import CorpusSettings
         {"val_fraction": 0},
         {"min_length": 9, "max_length": 5},
         {"near_duplicates": 2.0},
-        {"near_keep": "last"},
         {"min_chinese": 30.0},
         {"max_documents": 1},
         {"max_documents": -1},

@@ -63,11 +63,6 @@ class Handler(BaseHTTPRequestHandler):
         self.server.wait.wait(5)
         self.close_connection = True
 
-    def promises_more(self):
-        self.head(Content_Length=len(TEXT) + 1000)
-        self.wfile.write(TEXT)
-        self.close_connection = True
-
     def endless(self):
         self.head(Transfer_Encoding="chunked")
         try:
@@ -163,7 +158,6 @@ def test_two_runs_that_want_the_same_file_fetch_it_once(server, tmp_path):
         ("never", "answers 503.*6 times in a row"),
         ("circle", "no address of a file.*redirects"),
         ("to_file", "no address of a file"),
-        ("promises_more", "6 times in a row. Run this again"),
         ("breaks", "6 times in a row. Run this again"),
         ("endless", "more bytes than the limit of 1,000,000"),
         ("huge", "more bytes than the limit of 1,000,000"),

@@ -4,14 +4,13 @@ import codecs
 import tracemalloc
 
 import pytest
+from corpora import PROSE, TRADITIONAL
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from helpers.corpus import encodings
 from helpers.corpus.encodings import BadFile, Encoding
 
-PROSE = "".join(f"第{n}天，绿萝喜欢散射光，土干了再浇水。\n" for n in range(60))
-TRADITIONAL = "".join(f"第{n}天，綠蘿喜歡散射光，這個國家的人說：「土乾了再澆水！」\n" for n in range(60))
 TEXT = st.lists(
     st.text(st.sampled_from("绿萝喜欢散射光的一是不了人在有我他𠮷㐂ABC xyz0129.,!?，。“”《》\t…"), max_size=30),
     max_size=30,
@@ -56,11 +55,6 @@ def test_an_encoding_is_found_and_the_text_comes_back(tmp_path, monkeypatch, cod
     assert str(encoding) == name
     assert "".join(encodings.read_blocks(tmp_path / "a.txt", encoding)) == text
     assert encoding.notes() == []
-
-
-@given(TEXT, st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-32"]))
-def test_what_says_its_encoding_comes_back(text, codec):
-    assert read(text.encode(codec)) == text
 
 
 @given(TEXT)

@@ -1,8 +1,6 @@
 """What there is to read: files, folders, globs; and what the runner must know of a source before it is read."""
 
 import os
-import warnings
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -45,22 +43,6 @@ def test_a_folder_that_a_link_leads_to_is_read_once(library, tmp_path_factory):
     inputs, left_out = find_inputs(str(library))
     assert [item.name for item in inputs] == sorted([*ALL, "hidden/x.txt", "y/o.txt"])
     assert left_out["links to folders that are read already, or that hold this one"] == 4
-
-
-def test_names_that_look_alike_are_told_apart(tmp_path):
-    """An archive may hold a name twice; é may be one character or two; of names that are GBK no byte is lost."""
-    raw = [b"\xb8\xe8.txt", b"\xb8\xe9.txt", "é.txt".encode(), "e\u0301.txt".encode()]
-    for name in raw:
-        Path(os.fsdecode(bytes(tmp_path) + b"/" + name)).write_bytes(b"")
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for text in ("一", "二", "三"):
-            archive.writestr("a.txt", text)
-    inputs, _ = find_inputs(str(tmp_path))
-    members = ["a.zip/a.txt", "a.zip/a.txt (number 2 of that name)", "a.zip/a.txt (number 3 of that name)"]
-    alike = ["e\u0301.txt", "é.txt (number 2 of that name)"]
-    assert [item.name for item in inputs] == [*members, *alike, r"\xb8\xe8.txt", r"\xb8\xe9.txt"]
-    assert len({item.identity() for item in inputs}) == 7
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,12 @@
 from collections import Counter
 
 import pytest
+from corpora import PROSE, TRADITIONAL
 from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.corpus import mojibake
 
-PROSE = "".join(f"第{n}天，绿萝喜欢散射光，土干了再浇水。\n" for n in range(60))
-TRADITIONAL = "".join(f"第{n}天，綠蘿喜歡散射光，這個國家的人說：「土乾了再澆水！」\n" for n in range(60))
 SENTENCE = "绿萝喜欢散射光，土干了再浇水。他们说这是一个好办法，你觉得呢？\n" * 5
 
 

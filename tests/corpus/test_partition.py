@@ -1,6 +1,5 @@
 """The map step: parts in any order, by any workers, stopped and resumed, give the same bytes."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -90,12 +89,16 @@ def test_a_full_disk_is_not_a_bad_file(raw, monkeypatch):
     assert not list(paths.room("test", "corpus").rglob("*.lines"))
 
 
-def test_the_bytes_do_not_depend_on_the_workers(raw, monkeypatch):
+@pytest.mark.slow
+def test_the_bytes_do_not_depend_on_the_workers_nor_on_a_cluster(raw, monkeypatch):
+    distributed = pytest.importorskip("distributed")
     monkeypatch.setattr(partition, "TASK_FILES", 1)  # a task a file
     for n in range(4):
         (raw / f"{n}.txt").write_text("\n".join(f"第{n}篇第{i % 7}句" for i in range(9)), "utf-8")
-    one, two = (bytes_of(build(raw, document="line", workers=workers)) for workers in (1, 2))
-    assert one == two and len(all_texts()) == 28
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+        ways = {"workers": 1}, {"workers": 2}, {"cluster": cluster.scheduler_address}
+        one, two, three = (bytes_of(build(raw, document="line", **way)) for way in ways)
+    assert one == two == three and len(all_texts()) == 28
 
 
 def test_memory_is_bounded_by_a_batch_not_by_the_corpus(raw, monkeypatch):
@@ -179,42 +182,3 @@ def test_parts_of_another_file_or_setting_are_not_used_again(raw, monkeypatch, c
     assert len(written) == (1 if change == "file" else 3)
     assert ("新的一篇，别的都旧。" in all_texts()) == (change == "file")
     assert report.rules["HTML tags"] == (2 * 5 if change == "file" else 0)
-
-
-CLUSTER = """
-import json, os, signal, sys
-from distributed import LocalCluster
-from helpers import parallel
-from helpers.corpus import partition
-from helpers.corpus.build import build_corpus
-if __name__ == "__main__":
-    partition.TASK_BYTES = 30_000
-    results, real = [], parallel.Bar.update
-    with LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
-        victim = next(iter(cluster.workers.values())).pid
-        def update(bar, *n):
-            results.append(n)
-            if len(results) == 4:
-                os.kill(victim, signal.SIGKILL)
-            return real(bar, *n)
-        parallel.Bar.update = update
-        report = build_corpus("cluster", sys.argv[1], cluster=cluster.scheduler_address)
-    print(json.dumps({"results": len(results), "documents": report.documents}))
-"""
-
-
-@pytest.mark.slow
-def test_a_cluster_writes_the_same_bytes_also_when_it_loses_a_worker(raw, monkeypatch):
-    pytest.importorskip("distributed")
-    for n in range(3):
-        jsonl(raw / f"{n}.jsonl", 2500, seed=n)
-    monkeypatch.setattr(partition, "TASK_BYTES", 30_000)
-    expected = build(raw, min_length=2)
-    command = [sys.executable, "-c", CLUSTER, str(raw)]
-    done = subprocess.run(command, cwd=paths.repo_root(), capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["documents"] == expected.documents
-    assert told["results"] > 20  # the worker was killed on the way
-    for name, data in bytes_of(expected).items():
-        assert (paths.room("cluster", "corpus") / name).read_bytes() == data, name

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 
 import pytest
-from corpora import LINE_ENDS, LINES, SENTENCE, build, read_text
+from corpora import LINE_ENDS, LINES, SENTENCE, all_texts, build, read_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,6 +50,18 @@ def test_marks_are_told(raw):
     report = build(raw)
     told = "; ".join(report.losses())
     assert "<|endoftext|> is taken as the end of a document" in told and "<|im_end|> is learned as text" in told
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_marks_at_the_ends_of_most_documents_are_cut_and_of_few_told(raw, marked):
+    texts = ["甲甲</s>\n乙 </s>", "[CLS]丙 </s> 丙</s>", *([] if marked else ["丁丁", "戊戊"])]
+    (raw / "a.txt").write_text("\n\n".join(texts), "utf-8")
+    report = build(raw)
+    assert all_texts() == sorted(["甲甲\n乙", "丙 </s> 丙"] if marked else texts)
+    assert report.rules["marks of other trainers"] == 4 * marked
+    assert f"</s> is learned as text: where it parts documents, {plain_text.ADVICE}" in "; ".join(report.losses())
+    balance = report.files[0].balance()
+    assert balance.pop("read") == sum(balance.values()) and balance["cleaned"] == 18 * marked
 
 
 def naive(text: str, mode: str) -> list[str]:

@@ -4,7 +4,7 @@ import json
 from collections import Counter
 
 import pytest
-from corpora import SENTENCE, all_texts, build, bytes_of
+from corpora import SENTENCE, all_texts, build
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -129,15 +129,3 @@ def test_an_advertisement_in_every_hundredth_document_is_found(raw, monkeypatch)
     assert report.examples["repeated lines"] == [[AD, ""]] * cleaning.EXAMPLES
     assert report.documents == 4000 == sum(file.documents for file in report.files)
     assert build(raw, document="block", rules="-repeated lines").rules["repeated lines"] == 0
-
-
-def test_a_build_that_stopped_uses_what_it_read(raw, monkeypatch):
-    for n in range(4):
-        (raw / f"{n}.txt").write_text(f"第{n}篇\n{SENTENCE}\n{AD}\n", "utf-8")
-    expected = bytes_of(build(raw))
-    with monkeypatch.context() as patch:
-        patch.setattr(partition, "clean_task", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            build(raw)
-    monkeypatch.setattr(partition, "_batches", lambda *_: 1 / 0)  # all is read
-    assert bytes_of(build(raw)) == expected

@@ -80,30 +80,11 @@ def near(number, changes=0):
     return text[: 20 * changes] + f"{changes}改" * (changes > 0) + text[20 * changes :]
 
 
-def test_near_duplicates_are_dropped_or_kept_on_one_side(raw):
+def test_near_duplicates_are_dropped(raw):
     groups = [[near(number, changes) for changes in range(4)] for number in range(60)]
     (raw / "a.txt").write_text("\n".join(text for group in zip(*groups, strict=True) for text in group), "utf-8")
-
-    def sides():
-        validation = set(read_texts("test", "val"))
-        return [[text in validation for text in group] for group in groups]
-
-    assert build(raw, document="line", val_fraction=0.3).documents == 240
-    assert any(len(set(group)) == 2 for group in sides())  # the leak
-    report = build(raw, document="line", val_fraction=0.3, near_duplicates=0.7, near_keep="all")
-    assert report.documents == 240 and not report.dropped
-    assert all(len(set(group)) == 1 for group in sides())
-    assert 0.1 < report.val_documents / 240 < 0.5
-    report = build(raw, document="line", val_fraction=0.3, near_duplicates=0.7)
+    report = build(raw, document="line", near_duplicates=0.7)
     assert report.dropped == {"near duplicate": 180} and report.files[0].documents == 60
     assert all_texts() == sorted(group[0] for group in groups)
-    assert build(raw, document="line", near_duplicates=0.7, max_documents=10).dropped == {
-        "near duplicate": 30, "over max_documents": 200,
-    }  # fmt: skip
-
-
-def test_one_cluster_of_near_duplicates_cannot_be_split(raw):
-    (raw / "a.txt").write_text(near(1) + "\n" + near(1, 1), "utf-8")
-    assert build(raw, document="line").documents == 2
-    with pytest.raises(NoDocuments, match="all documents are near duplicates of each other.*near_keep 'first'"):
-        build(raw, document="line", near_duplicates=0.7, near_keep="all")
+    report = build(raw, document="line", near_duplicates=0.7, max_documents=10)
+    assert report.dropped == {"near duplicate": 30, "over max_documents": 200}
