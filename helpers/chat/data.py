@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice
 
 import numpy as np
-import torch
 from transformers import PreTrainedTokenizerFast
 
 from helpers import paths
@@ -24,7 +23,7 @@ from helpers.corpus import built_in
 from helpers.corpus.find import BUILT_IN
 from helpers.corpus.shards import shard_documents
 from helpers.manifest import RoomError, open_room
-from helpers.tokens.windows import IGNORE
+from helpers.tokens.windows import IGNORE, Examples
 from helpers.vocab.chat import ASSISTANT, SYSTEM, USER, ChatError, Encoded, Message, adds_only, encode_messages
 from helpers.vocab.tokenizer import encode, encode_batch
 
@@ -131,11 +130,9 @@ def fitting(
     Raises ChatError if it refuses all.
     """
     refused, is_used, lost = None, False, [] if left_out is None else left_out
-    cut = _pieces if adds_only(tokenizer) else _answers
     for messages in conversations:
-        system = list(messages[:1]) if messages[0]["role"] == SYSTEM else []
         try:
-            pieces = list(cut(tokenizer, system, messages[len(system) :], n_ctx + 1, lost))
+            pieces = list(_pieces(tokenizer, messages, n_ctx + 1, lost))
         except ChatError as error:
             refused = error
             lost.append(messages)
@@ -147,46 +144,30 @@ def fitting(
 
 
 def _pieces(
-    tokenizer: PreTrainedTokenizerFast, system: list[Message], turns: Sequence[Message], most: int,
-    left_out: list[Sequence[Message]],
-) -> Iterator[Encoded]:  # fmt: skip
-    """Yield a conversation as ids, whole if it has at most so many, else in pieces of whole exchanges."""
-    whole = encode_messages(tokenizer, [*system, *turns])
-    if len(whole.ids) <= most:
+    tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], most: int, left_out: list[Sequence[Message]]
+) -> Iterator[Encoded]:
+    """Yield a conversation as ids, in pieces of at most so many; see `fitting`."""
+    system = list(messages[:1]) if messages[0]["role"] == SYSTEM else []
+    turns, all_at_once = messages[len(system) :], adds_only(tokenizer)
+    if all_at_once and len((whole := encode_messages(tokenizer, messages)).ids) <= most:
         yield whole
         return
-    piece: list[Message] = []
-    held = None  # the piece so far, as ids
-    for at in range(0, len(turns) - 1, 2):
-        exchange = turns[at : at + 2]
-        longer = encode_messages(tokenizer, [*system, *piece, *exchange])
-        if held and len(longer.ids) > most:
-            yield held
-            piece, longer = [], encode_messages(tokenizer, [*system, *exchange])
-        if len(longer.ids) <= most:
-            piece, held = [*piece, *exchange], longer
-        else:  # this exchange alone is too long
-            piece, held = [], None
-            left_out.append(exchange)
-    if held:
-        yield held
-
-
-def _answers(
-    tokenizer: PreTrainedTokenizerFast, system: list[Message], turns: Sequence[Message], most: int,
-    left_out: list[Sequence[Message]],
-) -> Iterator[Encoded]:  # fmt: skip
-    """Yield each answer after as many exchanges as it may have before it, as ids."""
+    begin, piece = 0, None
     for end in range(2, len(turns) + 1, 2):
-        talks = (encode_messages(tokenizer, [*system, *turns[begin:end]]) for begin in range(0, end, 2))
-        if found := next((each for each in talks if len(each.ids) <= most), None):
-            yield found
-        else:
+        begins = (begin, end - 2) if all_at_once else range(0, end, 2)
+        tried = ((at, encode_messages(tokenizer, [*system, *turns[at:end]])) for at in begins)
+        at, longer = next((each for each in tried if len(each[1].ids) <= most), (end, None))
+        if piece and not (all_at_once and at == begin):  # it cannot become longer
+            yield piece
+        if not longer:  # this exchange alone is too long
             left_out.append(turns[end - 2 : end])
+        begin, piece = at, longer
+    if piece:
+        yield piece
 
 
-class Conversations:
-    """Windows of at most `n_ctx` ids over encoded conversations: the `tokens.windows.Examples` of fine-tuning.
+class Conversations(Examples):
+    """Windows of at most `n_ctx` ids over encoded conversations: the examples of fine-tuning.
 
     The window of the conversations 1 2 3 4 and 5 6 7, whose answers are 3 4 and 7, with n_ctx = 6, pad_id = 0:
 
@@ -221,9 +202,6 @@ class Conversations:
         self.lengths = np.array([int(inputs[members].sum()) for members in self.windows])  # (windows,)
         self.labels = np.array([int(labels[members].sum()) for members in self.windows])  # (windows,)
 
-    def __len__(self) -> int:
-        return len(self.windows)
-
     def first(self, count: int) -> "Conversations":
         """Return the first `count` of these windows."""
         part = copy.copy(self)
@@ -239,7 +217,7 @@ class Conversations:
         """Return how many tokens of these windows have a label."""
         return int(self.labels[indices].sum())
 
-    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
         """Return (inputs, labels, positions) of one window, each (n_ctx,) int64."""
         inputs = np.full(self.n_ctx, self.pad_id, np.int64)
         labels = np.full(self.n_ctx, IGNORE, np.int64)
@@ -253,13 +231,6 @@ class Conversations:
             positions[at:end] = np.arange(end - at)
             at = end
         positions[at:] = np.arange(self.n_ctx - at)
-        return inputs, labels, positions
-
-    def batch(self, indices: Sequence[int] | np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return (inputs, labels, positions), each (B, T) int64; T is the longest window, rounded up to 8."""
-        rows = zip(*(self[int(i)] for i in indices), strict=True)
-        width = min(self.n_ctx, -8 * (-int(self.lengths[np.asarray(indices)].max()) // 8))
-        inputs, labels, positions = (torch.from_numpy(np.stack(each)[:, :width]) for each in rows)
         return inputs, labels, positions
 
 

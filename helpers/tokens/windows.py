@@ -5,7 +5,7 @@ Knows nothing of texts or models.
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
@@ -90,26 +90,34 @@ def choose_packing(packing: str, stream: Stream, n_ctx: int) -> str:
     return packing
 
 
-class Examples(Protocol):
+class Examples:
     """What the training loop learns from: windows of ids with labels."""
 
     n_ctx: int
     lengths: np.ndarray  # (windows,) of ids
     packed: bool  # whether a window holds several texts, none of which sees another; it then comes with positions
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return len(self.lengths)
 
-    def __getitem__(self, index: int) -> "tuple[np.ndarray, ...]":
-        """Return the inputs, the labels and, if packed, the positions of one window, each (n_ctx,)."""
+    def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
+        """Return the inputs, the labels and, if packed, the positions of one window, each (n_ctx,) int64."""
+        raise NotImplementedError
 
     def count_labels(self, indices: np.ndarray) -> int:
         """Return how many tokens of these windows have a label."""
+        raise NotImplementedError
 
     def batch(self, indices: Sequence[int] | np.ndarray) -> "tuple[torch.Tensor, ...]":
-        """Return the same of several windows, each (B, T)."""
+        """Return the same of several windows, each (B, T); T is the longest of them, rounded up to a multiple of 8."""
+        import torch  # here, because each worker that writes shards would wait three seconds for it
+
+        rows = zip(*(self[int(i)] for i in indices), strict=True)
+        width = min(self.n_ctx, -8 * (-int(self.lengths[np.asarray(indices)].max()) // 8))
+        return tuple(torch.from_numpy(np.stack(each)[:, :width]) for each in rows)
 
 
-class Windows:
+class Windows(Examples):
     """Windows of at most `n_ctx` ids with the next id of each as its label, over each document or the whole stream.
 
     A text of L tokens holds L - 1 answers. Its windows start `stride` ids apart; every answer is in at least one of
@@ -146,9 +154,6 @@ class Windows:
         self.skip = np.where(once & (number > 0), n_ctx - stride, 0)
         self.answers = int((sizes - 1).sum())
 
-    def __len__(self) -> int:
-        return len(self.starts)
-
     def first(self, count: int) -> "Windows":
         """Return the first `count` of these windows: enough to compare models quickly."""
         return self._some(np.arange(min(count, len(self))))
@@ -169,8 +174,7 @@ class Windows:
         """Return how many tokens of these windows have a label."""
         return int((self.lengths[indices] - self.skip[indices]).sum())
 
-    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (inputs, labels) of one window, each (n_ctx,) int64."""
+    def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
         start, length = int(self.starts[index]), int(self.lengths[index])
         ids = self.stream.read(start, start + length + 1)
         inputs = np.full(self.n_ctx, self.pad_id, np.int64)
@@ -179,14 +183,6 @@ class Windows:
         labels[:length] = ids[1:]
         labels[: self.skip[index]] = IGNORE
         return inputs, labels
-
-    def batch(self, indices: Sequence[int] | np.ndarray) -> "tuple[torch.Tensor, torch.Tensor]":
-        """Return (inputs, labels), each (B, T) int64; T is the longest window, rounded up to a multiple of 8."""
-        import torch  # here, because each worker that writes shards would wait three seconds for it
-
-        inputs, labels = zip(*(self[int(i)] for i in indices), strict=True)
-        width = min(self.n_ctx, -8 * (-int(self.lengths[np.asarray(indices)].max()) // 8))
-        return torch.from_numpy(np.stack(inputs)[:, :width]), torch.from_numpy(np.stack(labels)[:, :width])
 
 
 def count_windows(tokens: np.ndarray | int, n_ctx: int, stride: int) -> np.ndarray:

@@ -105,13 +105,9 @@ def turn_borders(tokenizer: PreTrainedTokenizerFast) -> frozenset[int]:
 
     None without a template, or with one that has no second question.
     """
-    return _turn_borders(tokenizer, str(tokenizer.chat_template)) if has_template(tokenizer) else frozenset()
-
-
-@lru_cache(_CACHED)
-def _turn_borders(tokenizer: PreTrainedTokenizerFast, template: str) -> frozenset[int]:
+    talk = [_message(USER, "?"), _message(ASSISTANT, _OPEN), _message(USER, "?")]
     try:
-        text = _render(tokenizer, [_message(USER, "?"), _message(ASSISTANT, _OPEN), _message(USER, "?")], True)
+        text = _render(tokenizer, talk, True)
     except ChatError:
         return frozenset()
     return frozenset(token.id for token in _tokens(tokenizer, text[text.find(_OPEN) :]) if token.special)
