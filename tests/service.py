@@ -26,9 +26,19 @@ from helpers.serve.engine import Engine, QueueFull
 from helpers.serve.limits import Limits
 from helpers.train.model import build_model, make_config
 from helpers.vocab import tokenizer
-from helpers.vocab.chat import add_template
+from helpers.vocab.chat import add_template, encode_messages
 
 JSON = {"Content-Type": "application/json"}
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+def message(role, content):
+    return {"role": role, "content": content}
+
+
+PROMPT = "绿萝怎么浇水？"
+SYSTEM = message("system", "看土")
+TALK = [message("user", PROMPT), message("assistant", "看土。"), message("user", "冬天？")]
 
 
 @cache
@@ -55,6 +65,10 @@ def chat_tokenizer():
     made = copy.deepcopy(tiny_tokenizer())
     add_template(made)
     return made
+
+
+def ids_of(messages):
+    return encode_messages(chat_tokenizer(), messages, generation_prompt=True).ids
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ conversations give one by one, and hardly any place is padding. Knows nothing of
 """
 
 import bisect
-import copy
 import math
 import random
 from array import array
@@ -202,20 +201,10 @@ class Conversations(Examples):
         self.lengths = np.array([int(inputs[members].sum()) for members in self.windows])  # (windows,)
         self.labels = np.array([int(labels[members].sum()) for members in self.windows])  # (windows,)
 
-    def first(self, count: int) -> "Conversations":
-        """Return the first `count` of these windows."""
-        part = copy.copy(self)
-        part.windows, part.lengths, part.labels = self.windows[:count], self.lengths[:count], self.labels[:count]
-        return part
-
     def conversation(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (ids, is_answer) of one conversation, (tokens,) each."""
         part = slice(self.begins[number], self.begins[number + 1])
         return self.ids[part], self.is_answer[part]
-
-    def count_labels(self, indices: np.ndarray) -> int:
-        """Return how many tokens of these windows have a label."""
-        return int(self.labels[indices].sum())
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
         """Return (inputs, labels, positions) of one window, each (n_ctx,) int64."""

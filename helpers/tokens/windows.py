@@ -95,6 +95,7 @@ class Examples:
 
     n_ctx: int
     lengths: np.ndarray  # (windows,) of ids
+    labels: np.ndarray  # (windows,) how many of them have a label
     packed: bool  # whether a window holds several texts, none of which sees another; it then comes with positions
 
     def __len__(self) -> int:
@@ -106,7 +107,7 @@ class Examples:
 
     def count_labels(self, indices: np.ndarray) -> int:
         """Return how many tokens of these windows have a label."""
-        raise NotImplementedError
+        return int(self.labels[indices].sum())
 
     def batch(self, indices: Sequence[int] | np.ndarray) -> "tuple[torch.Tensor, ...]":
         """Return the same of several windows, each (B, T); T is the longest of them, rounded up to a multiple of 8."""
@@ -152,6 +153,7 @@ class Windows(Examples):
         self.starts = np.repeat(begins, per_text) + number * stride
         self.lengths = np.minimum(n_ctx, np.repeat(begins + sizes, per_text) - 1 - self.starts)
         self.skip = np.where(once & (number > 0), n_ctx - stride, 0)
+        self.labels = self.lengths - self.skip
         self.answers = int((sizes - 1).sum())
 
     def first(self, count: int) -> "Windows":
@@ -160,19 +162,16 @@ class Windows(Examples):
 
     def spread(self, answers: int) -> "Windows":
         """Return windows from all over the text with about `answers` answers to score, or all if there are fewer."""
-        scored = int((self.lengths - self.skip).sum())
+        scored = int(self.labels.sum())
         count = max(1, round(len(self) * answers / scored)) if scored > answers else len(self)
         return self._some(np.arange(count) * len(self) // count)
 
     def _some(self, indices: np.ndarray) -> "Windows":
         part = copy.copy(self)
-        part.starts, part.lengths, part.skip = self.starts[indices], self.lengths[indices], self.skip[indices]
-        part.answers = int((part.lengths - part.skip).sum())
+        for name in ("starts", "lengths", "skip", "labels"):
+            setattr(part, name, getattr(self, name)[indices])
+        part.answers = int(part.labels.sum())
         return part
-
-    def count_labels(self, indices: np.ndarray) -> int:
-        """Return how many tokens of these windows have a label."""
-        return int((self.lengths[indices] - self.skip[indices]).sum())
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
         start, length = int(self.starts[index]), int(self.lengths[index])

@@ -16,7 +16,7 @@ from typing import NamedTuple, cast
 import jinja2
 from transformers import PreTrainedTokenizerFast
 
-from helpers.corpus.conversations import ASSISTANT, ROLES, SYSTEM, USER, Message
+from helpers.corpus.conversations import ASSISTANT, SYSTEM, USER, Message
 from helpers.vocab.tokenizer import encode_batch
 
 # ours: <bos> system line <user> question <assistant> answer <eos> <user> question <assistant> answer <eos> …
@@ -118,20 +118,13 @@ def turn_borders(tokenizer: PreTrainedTokenizerFast) -> frozenset[int]:
 
 def check_messages(messages: Sequence[Message]) -> None:
     """Raise ChatError unless an optional system line comes first, then user and assistant in turns, last the user."""
-    spoken = messages[1:] if messages and messages[0]["role"] == SYSTEM else messages
-    if not spoken:
+    roles = [message["role"] for message in messages]
+    spoken = roles[1:] if roles[:1] == [SYSTEM] else roles
+    if USER not in spoken:
         raise ChatError("there is no message of the user")
-    first = len(messages) - len(spoken)
-    for number, message in enumerate(spoken):
-        role, wanted, where = message["role"], (USER, ASSISTANT)[number % 2], f"message {first + number + 1}"
-        if role not in ROLES:
-            raise ChatError(f"{where} has the role '{role[:40]}': the roles are {', '.join(ROLES)}")
-        if role == SYSTEM:
-            raise ChatError(f"{where} is a system line: only the first message may be one")
-        if role != wanted:
-            raise ChatError(f"{where} is of the {role}, where the {wanted} should speak: they take turns")
-    if spoken[-1]["role"] != USER:
-        raise ChatError(f"the last message is of the {spoken[-1]['role']}; it should be of the {USER}")
+    if spoken != [USER, *[ASSISTANT, USER] * (len(spoken) // 2)]:
+        said = ", ".join(role[:40] for role in roles)
+        raise ChatError(f"the messages are of {said}: user and assistant take turns, and the user has the last word")
 
 
 def _message(role: str, content: str) -> Message:

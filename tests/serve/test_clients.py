@@ -9,23 +9,30 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from service import JSON, FakeEngine, chat_tokenizer, in_thread, tiny_engine, tiny_model, tiny_tokenizer
+from service import (
+    CHAT,
+    COMPLETIONS,
+    JSON,
+    SYSTEM,
+    TALK,
+    FakeEngine,
+    chat_tokenizer,
+    ids_of,
+    in_thread,
+    message,
+    tiny_engine,
+    tiny_model,
+    tiny_tokenizer,
+)
 
 from helpers.generate import generate
 from helpers.generate.settings import Settings
-from helpers.vocab import chat
 
 RECORDED = json.loads(Path(__file__).with_name("clients.json").read_text("utf-8"))
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 TOOL = {"type": "function", "function": {"name": "x"}}
 
 
-def message(role, content):
-    return {"role": role, "content": content}
-
-
-ASKED, SAID, ASKED_AGAIN = message("user", "绿萝怎么浇水？"), message("assistant", "看土。"), message("user", "冬天？")
-TALK, SYSTEM = [ASKED, SAID, ASKED_AGAIN], message("system", "看土")
+ASKED, SAID, ASKED_AGAIN = TALK
 PLAIN = {COMPLETIONS: {"prompt": "绿萝"}, CHAT: {"messages": TALK}}
 
 
@@ -108,10 +115,6 @@ def test_numbers_as_programs_write_them(served, path, asked, settings):
 
 
 # ---- conversations ----
-
-
-def ids_of(messages):
-    return chat.encode_messages(chat_tokenizer(), messages, generation_prompt=True).ids
 
 
 EXTRAS = {"tool_calls": [], "annotations": [], "reasoning_content": "", "id": "msg-1", "refusal": None, "audio": None}
