@@ -80,12 +80,13 @@ def tiny_engine(tokenizer=None, **limits):
         engine.close(cancel=True)
 
 
-def make_run(stage: str = "train") -> str:
+def make_run(stage: str = "train", began: str = "train", **parameters) -> str:
     """Make a run in RUNS_DIR that has this model, as room 04 or a side door leaves it; return its name."""
     folder = paths.room("tiny", stage) / "final_model"
     tiny_model().save_pretrained(folder)
     (tiny_tokenizer() if stage == "train" else chat_tokenizer()).save_pretrained(folder)
-    write_manifest("tiny", stage, parameters={}, inputs=[], outputs=folder.iterdir(), result={})
+    inputs = [] if stage == "train" else (paths.room("tiny", began) / "final_model").iterdir()
+    write_manifest("tiny", stage, parameters=parameters, inputs=inputs, outputs=folder.iterdir(), result={})
     return "tiny"
 
 

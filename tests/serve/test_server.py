@@ -28,6 +28,7 @@ from service import (
     until,
 )
 
+from helpers import paths
 from helpers.serve import server
 from helpers.serve.app import STATE
 from helpers.serve.limits import Limits
@@ -294,3 +295,27 @@ def test_a_chat_model_whose_answers_would_not_end(monkeypatch, capsys):
     monkeypatch.setattr(server.generate, "load", lambda *_: ("model", other))
     assert server.main(["--run", "any", "--port", "0", "--room", "chat"]) == 1
     assert "no answer would ever end" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("room, began", [("base", ""), ("chat", "train"), ("reward", "train"), ("reward", "chat")])
+def test_a_text_begins_with_the_settings_of_the_model_that_was_taught_to_answer(
+    monkeypatch, capsys, tmp_path, room, began, given
+):
+    """And an answer with those of the model itself."""
+    monkeypatch.setenv("RUNS_DIR", str(tmp_path))
+    make_run()
+    make_run("chat", pretrained_model=str(tmp_path) if given else "")
+    make_run("reward", began or "train")
+    base = tmp_path if given and "chat" in (room, began) else paths.room("tiny", "train") / "final_model"
+    for folder, temperature in ((paths.room("tiny", paths.MODELS[room]) / "final_model", 0.3), (base, 0.9)):
+        (folder / "generation_config.json").write_text(json.dumps({"temperature": temperature}))
+
+    def make_app(*_, defaults, **__):
+        raise ValueError({view: settings["temperature"] for view, settings in defaults.items()})
+
+    monkeypatch.setattr(server.generate, "load", lambda *_: ("model", chat_tokenizer()))
+    monkeypatch.setattr(server, "Engine", FakeEngine)
+    monkeypatch.setattr(server, "make_app", make_app)
+    assert server.main(["--run", "tiny", "--port", "0", "--room", room]) == 1
+    assert capsys.readouterr().err == f"{ {'texts': 0.9, 'chat': 0.9 if room == 'base' else 0.3} }\n"

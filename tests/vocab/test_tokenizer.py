@@ -43,9 +43,8 @@ each_kind = pytest.mark.parametrize("tok", [pytest.param(made, id=kind) for kind
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 LOOK_ALIKES = [*NAMES, *BOOK.values(), "<0x41>", "<0xE7>", "▁", "Ġ", "##a", "</s>", "\x00", "\u0301", "\ufeff",
                "\u200d", "👨‍👩‍👧", "𠮷", "\U0010ffff", "\r\n", " .", " n't", "绿萝", "叶子"]  # fmt: skip
-any_text = st.lists(
-    st.one_of(st.text(max_size=8), st.sampled_from(LOOK_ALIKES), st.sampled_from(BYTES)), max_size=12
-).map("".join)
+any_piece = st.one_of(st.text(max_size=8), st.sampled_from(LOOK_ALIKES), st.sampled_from(BYTES))
+any_text = st.lists(any_piece, max_size=12).map("".join)
 
 
 @each_kind
