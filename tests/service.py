@@ -18,7 +18,8 @@ from models import PLANTS
 from transformers import PreTrainedTokenizerFast
 
 from helpers import paths
-from helpers.generate.settings import Chunk, Sample, TokenLogprob
+from helpers.generate import generate
+from helpers.generate.settings import Chunk, Sample, Settings, TokenLogprob
 from helpers.manifest import write_manifest
 from helpers.serve import server
 from helpers.serve.app import make_app
@@ -29,16 +30,13 @@ from helpers.vocab import tokenizer
 from helpers.vocab.chat import add_template, encode_messages
 
 JSON = {"Content-Type": "application/json"}
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 def message(role, content):
     return {"role": role, "content": content}
 
 
-PROMPT = "绿萝怎么浇水？"
-SYSTEM = message("system", "看土")
-TALK = [message("user", PROMPT), message("assistant", "看土。"), message("user", "冬天？")]
+TALK = [message("user", "绿萝怎么浇水？"), message("assistant", "看土。"), message("user", "冬天？")]
 
 
 @cache
@@ -69,6 +67,11 @@ def chat_tokenizer():
 
 def ids_of(messages):
     return encode_messages(chat_tokenizer(), messages, generation_prompt=True).ids
+
+
+def directly(ids, **settings):
+    """Return what the tiny model writes after these ids, without any server."""
+    return "".join(generate.stream_text(tiny_model(), chat_tokenizer(), ids, Settings(**settings)))
 
 
 @contextlib.contextmanager

@@ -43,7 +43,6 @@ PAGE = {  # address -> file
     if file.suffix in _TYPES
 }
 DEFAULTS = {"texts": TEXT_SAMPLING, "chat": ANSWER_SAMPLING}  # view of the page -> what it begins with
-_LONG = 50  # tokens; an event of more takes milliseconds to write
 
 
 @dataclass
@@ -291,8 +290,6 @@ async def _send(
         async with deadline(state):
             with submitted(state, job) as futures:
                 samples = await asyncio.gather(*map(asyncio.wrap_future, futures))
-            if job.settings.logprobs is None:  # written sooner than a thread begins
-                return answer(whole(samples))
             # with 20 alternatives per token, long answers hold 100,000 of them: the loop must not wait for that
             return answer(await asyncio.to_thread(whole, samples))
 
@@ -316,8 +313,7 @@ async def _events(writer: CompletionWriter, chunks: asyncio.Queue, futures: list
         for index, parts in new.items():
             tokens = [token for part in parts for token in part.logprobs]
             lines.append(writer.event(index, "".join(part.text for part in parts), tokens, parts[-1].reason))
-            if len(tokens) > _LONG:  # the client has not read for a while: others have their turn before its next text
-                await asyncio.sleep(0)
+            await asyncio.sleep(0)  # an event of many tokens takes milliseconds to write: others have their turn
         if lines:
             yield b"".join(map(sse_event, lines))
     ending = writer.ending([future.result() for future in futures])  # raises the error of a failed request

@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,14 +56,9 @@ def _read_texts(task: PartTask) -> list[str]:
 def encode_joined(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], dtype: str) -> tuple[np.ndarray, list[int]]:
     """Return the ids of all documents in a row, (tokens,) of `dtype`, and their lengths: bos, a text's ids, eos."""
     start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
-    joined: list[int] = []
-    lengths = []
-    for ids in encode_batch(tokenizer, texts):
-        joined.append(start)
-        joined += ids
-        joined.append(end)
-        lengths.append(len(ids) + 2)
-    return np.fromiter(joined, dtype, len(joined)), lengths
+    documents = [[start, *ids, end] for ids in encode_batch(tokenizer, texts)]
+    lengths = list(map(len, documents))
+    return np.fromiter(chain.from_iterable(documents), dtype, sum(lengths)), lengths
 
 
 @lru_cache(maxsize=1)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from service import FakeEngine, chat_tokenizer, events_of, fetch, in_loop, post, serving, tiny_engine, until
 
-from helpers.generate.batch import prompt_ids
 from helpers.generate.settings import RANGES, Settings
 from helpers.generate.surprisal import LEVELS
 from helpers.serve.answers import CompletionWriter
@@ -204,20 +203,6 @@ async def test_the_edges_of_what_is_allowed():
                     answer = await response.json()
                 assert response.status == 200, (edge, answer)
                 assert [text[: len(body["context"])] for text in answer] == [body["context"]] * body["samples"]
-
-
-@pytest.mark.parametrize(
-    "path, body, prompts",
-    [("/generate", {"context": "浇水"}, ["浇水"]), ("/v1/completions", {"prompt": ["浇水", "春天"]}, ["浇水", "春天"])],
-)
-def test_a_prompt_is_encoded_once(path, body, prompts, monkeypatch):
-    encoded = []
-    for module in ("app", "engine"):
-        count = lambda tokenizer, prompt: encoded.append(prompt) or prompt_ids(tokenizer, prompt)  # noqa: E731
-        monkeypatch.setattr(f"helpers.serve.{module}.prompt_ids", count)
-    with tiny_engine() as engine:
-        assert post(body, path, engine=engine)[0] == 200
-    assert encoded == prompts
 
 
 # ---- streams ----

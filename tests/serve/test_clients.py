@@ -9,26 +9,10 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from service import (
-    CHAT,
-    COMPLETIONS,
-    JSON,
-    SYSTEM,
-    TALK,
-    FakeEngine,
-    chat_tokenizer,
-    ids_of,
-    in_thread,
-    message,
-    tiny_engine,
-    tiny_model,
-    tiny_tokenizer,
-)
-
-from helpers.generate import generate
-from helpers.generate.settings import Settings
+from service import JSON, TALK, FakeEngine, chat_tokenizer, directly, ids_of, in_thread, message, tiny_engine
 
 RECORDED = json.loads(Path(__file__).with_name("clients.json").read_text("utf-8"))
+COMPLETIONS, CHAT, SYSTEM = "/v1/completions", "/v1/chat/completions", message("system", "看土")
 TOOL = {"type": "function", "function": {"name": "x"}}
 
 
@@ -176,16 +160,16 @@ def test_a_message_that_would_change_the_answer_is_refused_by_name(served, more)
 
 def test_prompts_may_be_ids_and_nothing_is_a_fresh_text():
     """The same texts as without a server: the generator reads these ids."""
-    tokenizer, settings = tiny_tokenizer(), Settings(max_new_tokens=9, seed=3)
+    tokenizer = chat_tokenizer()
     prompts = [[5, 6, 7], [[5, 6], [7]], ["", "绿萝"], tokenizer("")["input_ids"]]
-    with tiny_engine() as engine, in_thread(engine) as address:
+    with tiny_engine(tokenizer) as engine, in_thread(engine) as address:
         for prompt in prompts:
             body = json.dumps({"prompt": prompt, "max_tokens": 9, "seed": 3}).encode()
             with urllib.request.urlopen(urllib.request.Request(address + COMPLETIONS, body, JSON)) as response:
                 texts = [choice["text"] for choice in json.load(response)["choices"]]
             several = prompt if isinstance(prompt[0], list | str) else [prompt]
             ids = [each if isinstance(each, list) else tokenizer(each)["input_ids"] for each in several]
-            assert texts == ["".join(generate.stream_text(tiny_model(), tokenizer, each, settings)) for each in ids]
+            assert texts == [directly(each, max_new_tokens=9, seed=3) for each in ids]
 
 
 @pytest.mark.parametrize("prompt", [[-1], [10**9], [[]], [1, "a"], [2.5], []])

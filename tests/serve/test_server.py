@@ -146,13 +146,6 @@ def test_the_port_is_taken(capsys, monkeypatch):
     assert "choose another --host" in said
 
 
-def test_the_run_is_missing(capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv("RUNS_DIR", str(tmp_path))
-    assert server.main(["--run", "nowhere", "--port", "0"]) == 1
-    error = capsys.readouterr().err
-    assert "nowhere" in error and "04_train" in error
-
-
 def test_the_model_is_there_before_the_first_request(monkeypatch, capsys):
     """The book's first request loaded the model; and it listened on every address of the machine."""
     happened = []
@@ -282,11 +275,12 @@ def test_the_last_model_that_the_run_has(monkeypatch, tmp_path, made, wanted):
     assert asked == [wanted, "base"]
 
 
-def test_a_room_that_the_run_has_not_visited(monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize("run, words", [("nowhere", "04_train"), ("tiny", "deeper/chat")])
+def test_a_model_that_is_not_there(monkeypatch, tmp_path, capsys, run, words):
     monkeypatch.setenv("RUNS_DIR", str(tmp_path))
     make_run()
-    assert server.main(["--run", "tiny", "--port", "0", "--room", "chat"]) == 1
-    assert "deeper/chat" in capsys.readouterr().err
+    assert server.main(["--run", run, "--port", "0", "--room", "chat"]) == 1
+    assert run in (error := capsys.readouterr().err) and words in error
 
 
 def test_a_chat_model_whose_answers_would_not_end(monkeypatch, capsys):
