@@ -71,18 +71,11 @@ class Engine:
     before `close`: the engine is of no more use then, and all requests have been told.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerFast,
-        limits: Limits = DEFAULT_LIMITS,
-        *,
-        on_first_token: Callable[[float], None] | None = None,
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, limits: Limits = DEFAULT_LIMITS):
         self.model, self.tokenizer, self.limits = model, tokenizer, limits
         self.max_rows = limits.max_rows
         self.tokens = 0  # written since the engine started
-        self.on_first_token = on_first_token
+        self.on_first_token: Callable[[float], None] | None = None
         self.on_failure: Callable[[], object] | None = None
         self._batch = DecodeBatch(model, tokenizer)
         self._waiting: deque[_Request] = deque()

@@ -31,7 +31,6 @@ _ASCII = ["\t", "\n", "\r", *map(chr, range(32, 127))]
 # same text letter by letter: six letters, each seen once in a corpus of 10^12 words, cost 6 × ln(10^12) = 166.
 _NEVER = -1e4
 _NEEDED = {"pad": "padding", "bos": "a document's start", "eos": "a document's end", "unk": "what is unknown"}
-_KNOWN = (*_NEEDED, "sep", "cls", "mask")  # meanings that Hugging Face has names for
 # a merge holds no space, punctuation or symbol, so no piece is "，我", "<bos>" or "<0x41>"
 _RUNS = r"[^\s\p{P}\p{S}]+|[\s\p{P}\p{S}]"
 # written without spaces: Chinese and Japanese characters, their punctuation, full-width forms
@@ -160,8 +159,6 @@ def _wrap(backend: Tokenizer, special_tokens: Mapping[str, str], others: Sequenc
     backend.post_processor = processors.TemplateProcessing(
         single=f"{start} $A", pair=f"{start} $A $B", special_tokens=[(start, backend.token_to_id(start))]
     )
-    known = {f"{meaning}_token": name for meaning, name in special_tokens.items() if meaning in _KNOWN}
-    roles = {f"{meaning}_token": name for meaning, name in special_tokens.items() if meaning not in _KNOWN}
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         split_special_tokens=True,  # "<bos>" typed by a user is five letters
@@ -169,8 +166,8 @@ def _wrap(backend: Tokenizer, special_tokens: Mapping[str, str], others: Sequenc
         model_input_names=["input_ids", "attention_mask"],
         model_max_length=2**31 - 1,  # no limit of its own: the context length belongs to the model
         extra_special_tokens=list(others),
-        **known,
-        **roles,  # so that tokenizer.user_token_id is there, as tokenizer.bos_token_id is
+        # the roles too, so that tokenizer.user_token_id is there, as tokenizer.bos_token_id is
+        **{f"{meaning}_token": name for meaning, name in special_tokens.items()},
     )
 
 

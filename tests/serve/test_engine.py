@@ -42,8 +42,8 @@ def start(net, tok):
     """Start engines, and cancel whatever a test has left in them."""
     engines = []
 
-    def make(on_first_token=None, **limits) -> Engine:
-        engine = Engine(net, tok, Limits(**limits), on_first_token=on_first_token)
+    def make(**limits) -> Engine:
+        engine = Engine(net, tok, Limits(**limits))
         engines.append(engine.start())
         return engines[-1]
 
@@ -113,7 +113,8 @@ def test_the_end_of_a_sample_is_told_once_also_while_others_go_on(start, net, to
 
 def test_figures_of_the_engine(start):
     waits = []
-    engine = start(max_rows=1, on_first_token=waits.append)
+    engine = start(max_rows=1)
+    engine.on_first_token = waits.append
     assert engine.alive and (engine.waiting, engine.rows, engine.tokens) == (0, 0, 0)
     running = engine.submit("", ENDLESS)
     wait_until(lambda: engine.rows == 1 and engine.tokens > 3)
