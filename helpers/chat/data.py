@@ -11,7 +11,7 @@ import math
 import random
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, chain, islice
 
 import numpy as np
@@ -38,11 +38,6 @@ class Lessons:
     val: list[list[Message]]
     floor_bits_per_char: float | None  # what the built-in grammar itself needs for the answers in `val`
 
-    @property
-    def val_characters(self) -> int:
-        """The characters of all answers in `val`."""
-        return sum(len(each["content"]) for talk in self.val for each in talk if each["role"] == ASSISTANT)
-
 
 def exchange_messages(exchanges: Sequence[built_in.AnsweredQuestion]) -> list[Message]:
     """Return a conversation of the built-in corpus as messages."""
@@ -62,10 +57,10 @@ def load_lessons(run: str, most: int, seed: int) -> Lessons:
     if facts["source"] == BUILT_IN:
         # with another seed than the documents
         drawn = list(built_in.draw_conversations((most or BUILT_IN_COUNT) + VALIDATION, seed + 1))
-        bits = math.fsum(each.bits for exchanges in drawn[:VALIDATION] for each in exchanges)
+        judged = list(chain.from_iterable(drawn[:VALIDATION]))
+        floor = math.fsum(each.bits for each in judged) / sum(len(each.answer) for each in judged)
         talks = list(map(exchange_messages, drawn))
-        lessons = Lessons(talks[VALIDATION:], talks[:VALIDATION], None)
-        return replace(lessons, floor_bits_per_char=bits / lessons.val_characters)
+        return Lessons(talks[VALIDATION:], talks[:VALIDATION], floor)
     train = list(islice(_conversations(run, "train"), most or None))
     val = list(islice(_conversations(run, "val"), most or None))
     if not train or not val:
@@ -181,7 +176,7 @@ class Conversations(Examples):
 
     def __init__(self, conversations: Iterable[Encoded], n_ctx: int, pad_id: int):
         self.n_ctx, self.pad_id = n_ctx, pad_id
-        # 1. all ids in a row: five bytes a token
+        # all ids in a row: five bytes a token
         ids, is_answer, sizes = array("i"), bytearray(), array("i")
         for each in conversations:
             ids.extend(each.ids)
@@ -191,12 +186,10 @@ class Conversations(Examples):
             raise ValueError("there is no conversation to learn from")
         self.ids, self.is_answer = np.frombuffer(ids, np.intc), np.frombuffer(is_answer, np.bool_)  # (tokens,) each
         self.begins = np.concatenate([[0], np.cumsum(sizes)])  # (conversations + 1,)
-        # 2. who shares a window
         inputs = np.diff(self.begins) - 1  # the last id is a label only
         if inputs.max() > n_ctx:
             raise ValueError(f"a conversation has {inputs.max() + 1} tokens, and a window of {n_ctx} holds {n_ctx + 1}")
         self.windows = pack_windows(inputs, n_ctx)
-        # 3. what each window holds
         labels = np.add.reduceat(self.is_answer, self.begins[:-1], dtype=np.int64) - self.is_answer[self.begins[:-1]]
         self.lengths = np.array([int(inputs[members].sum()) for members in self.windows])  # (windows,)
         self.labels = np.array([int(labels[members].sum()) for members in self.windows])  # (windows,)

@@ -22,7 +22,6 @@ def load_start(
     `pretrained_model` is a folder or a Hub name; its own template is kept. An `n_ctx` of 0 becomes that of room 03, or
     512 for a pretrained model, and at most what the model has.
     """
-    # 1. model and tokenizer
     if pretrained_model:
         tokenizer = load_pretrained_tokenizer(pretrained_model)
         name, usual = pretrained_model, 512
@@ -33,7 +32,6 @@ def load_start(
         name, usual = str(folder), open_room(run, "tokenize")["result"]["n_ctx"]
     model = load_pretrained_model(name, tokenizer, 1)
     n_ctx = min(n_ctx or usual, model.config.max_position_embeddings)
-    # 2. the roles, and the end of a turn
     ours = not chat.has_template(tokenizer)
     chat.add_template(tokenizer)
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(chat.end_of_turn(tokenizer))

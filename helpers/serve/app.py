@@ -301,14 +301,12 @@ async def _events(writer: CompletionWriter, chunks: asyncio.Queue, futures: list
     """Yield events as the texts grow, several at once if they grow faster than events are sent."""
     unfinished = len(futures)
     while unfinished:
-        # 1. take all that is new, by text
         new: dict[int, list[Chunk]] = defaultdict(list)
         for number, chunk in [await chunks.get(), *(chunks.get_nowait() for _ in range(chunks.qsize()))]:
             if chunk is None:
                 unfinished -= 1
             else:
                 new[number * writer.request.n + chunk.sample].append(chunk)
-        # 2. one event per text
         lines = []
         for index, parts in new.items():
             tokens = [token for part in parts for token in part.logprobs]

@@ -241,7 +241,6 @@ def server_parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Serve a trained run until SIGINT or SIGTERM; return the exit code."""
     let_console_replace()
-    # 1. check what costs nothing to check
     options = server_parser().parse_args(arguments)
     try:
         limits = Limits.from_options(options)
@@ -252,7 +251,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
-    # 2. take the port before the model is loaded: it fails faster
+    # take the port before the model is loaded: it fails faster
     try:
         listening = bind(options.host, options.port)
     except (OSError, OverflowError) as error:

@@ -141,18 +141,17 @@ def _join(parts: list[Path], folder: Path, split: str, wanted: int, dtype: np.dt
     ends = np.cumsum(tokens)
     pieces = [np.memmap(part, dtype, "r") for part in parts]
     begins = np.cumsum([0, *map(len, pieces)])  # where each part begins
-    # 1. a document belongs to the shard that holds its middle: no shard is off by more than one document, and one
+    # a document belongs to the shard that holds its middle: no shard is off by more than one document, and one
     # longer than a shard leaves others empty
     shard_of = np.minimum((ends - tokens / 2) * wanted / ends[-1], wanted - 1).astype(np.int64)
     firsts = np.flatnonzero(np.diff(shard_of, prepend=-1)).tolist()  # the first document of each shard
     facts = []
     for i, (first, stop) in enumerate(pairwise([*firsts, len(tokens)])):
-        # 2. the ids of its documents, from all parts that hold some of them
+        # the ids of its documents, from all parts that hold some of them
         file, starts = folder / f"{split}-{i:05d}.bin", ends[first:stop] - tokens[first:stop]
         with open(file, "wb") as out:
             for ids, begin in zip(pieces, begins, strict=False):
                 ids[max(0, starts[0] - begin) : max(0, ends[stop - 1] - begin)].tofile(out)
-        # 3. where they start in it
         np.save(file.with_suffix(".offsets.npy"), starts - starts[0])
         counts = {"tokens": int(tokens[first:stop].sum()), "characters": int(characters[first:stop].sum())}
         facts.append({"file": file.name, "documents": stop - first} | counts)

@@ -198,12 +198,11 @@ def epoch_order(lengths: np.ndarray, seed: int, epoch: int) -> np.ndarray:
     nothing.
     """
     random = np.random.default_rng([seed, epoch])
-    # 1. shuffle; the last windows, fewer than a block, stay unsorted and come last
+    # the last windows, fewer than a block, stay unsorted and come last
     shuffled = random.permutation(len(lengths))
     whole, rest = np.split(shuffled, [len(shuffled) // _BLOCK * _BLOCK])
-    # 2. sort runs of the shuffled windows by length, and cut them into blocks
+    # sort runs of the shuffled windows by length, and cut them into blocks
     blocks: list[np.ndarray] = []
     for chunk in np.split(whole, range(_SORTED, len(whole), _SORTED)):
         blocks += np.split(chunk[lengths[chunk].argsort(kind="stable")], range(_BLOCK, len(chunk), _BLOCK))
-    # 3. shuffle the blocks
     return np.concatenate([*(blocks[i] for i in random.permutation(len(blocks))), rest])

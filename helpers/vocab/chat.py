@@ -144,7 +144,7 @@ def encode_messages(
     `adds_only` is false, only the last answer counts as one. Raises ChatError where the template refuses the messages
     or changes more of them than outer space and thoughts, and for a lone surrogate.
     """
-    # 1. the text; no message can write a special token
+    # no message can write a special token
     safe = [_message(message["role"], _veiled(tokenizer, message["content"])) for message in messages]
     _check_template(tokenizer, str(tokenizer.chat_template), tuple(message["role"] for message in safe))
     text = _render(tokenizer, safe, generation_prompt)
@@ -152,7 +152,6 @@ def encode_messages(
     tokens = _tokens(tokenizer, text)
     own: set[int] = set()  # places of the assistant's
     answers = [number for number, message in enumerate(safe) if message["role"] == ASSISTANT and not generation_prompt]
-    # 2. which ids are the assistant's
     for number in answers if adds_only(tokenizer) else answers[-1:]:
         message, asked = safe[number], _render(tokenizer, safe[:number], True)
         prompt = _tokens(tokenizer, asked)

@@ -178,7 +178,6 @@ def load_pretrained_tokenizer(name: str) -> PreTrainedTokenizerFast:
     missing start or padding token. What the model's own normalisation changes (BERT: capitals, newlines) is lost.
     Raises ValueError where there is no usable tokenizer.
     """
-    # 1. the tokenizer as the model's folder has it
     try:
         original = _load_original(fetch_settings(name))
     except (OSError, ValueError, ImportError) as error:
@@ -187,7 +186,6 @@ def load_pretrained_tokenizer(name: str) -> PreTrainedTokenizerFast:
             f"pretrained_model: no tokenizer could be read from '{name}' ({why}). Give a folder with tokenizer.json or "
             "vocab.txt, or a Hub name while you are online"
         ) from None
-    # 2. which tokens start, end and pad a document
     names = {kind.removesuffix("_token"): token for kind, token in original.special_tokens_map.items()}
     end = names.get("eos") or names.get("sep")
     if not end:
@@ -199,7 +197,7 @@ def load_pretrained_tokenizer(name: str) -> PreTrainedTokenizerFast:
     names |= {"bos": start, "eos": end, "pad": names.get("pad") or end}
     others = [str(token) for token in original.added_tokens_decoder.values() if token.special]
 
-    # 3. no truncation, no padding, no spaces between Chinese characters
+    # no truncation, no padding, no spaces between Chinese characters
     backend = original.backend_tokenizer
     backend.no_truncation()  # some folders keep the settings of their last batch
     backend.no_padding()
@@ -209,7 +207,7 @@ def load_pretrained_tokenizer(name: str) -> PreTrainedTokenizerFast:
         backend.decoder = decoders.Sequence(join)
     tokenizer = _wrap(backend, names, [token for token in others if token not in names.values()])
     tokenizer.chat_template = original.chat_template
-    # 4. the name of a special token must stay text where a user types it
+    # the name of a special token must stay text where a user types it
     for token in {start, end}:
         if tokenizer.convert_tokens_to_ids(token) in encode(tokenizer, token):
             raise ValueError(

@@ -160,6 +160,23 @@ def test_the_event_loop_is_free_while_a_whole_answer_is_put_into_words(monkeypat
     assert threads[0] is not threading.main_thread()
 
 
+@in_loop
+async def test_between_the_events_of_two_texts_others_have_their_turn(monkeypatch):
+    written, turns, event = [], [], CompletionWriter.event
+    monkeypatch.setattr(CompletionWriter, "event", lambda *given: written.append(len(turns)) or event(*given))
+
+    async def others():
+        while True:
+            turns.append(await asyncio.sleep(0))
+
+    async with serving(FakeEngine()) as session:
+        waiting = asyncio.create_task(others())
+        async with session.post("/v1/completions", json=STREAM) as response:
+            assert response.status == 200
+        waiting.cancel()
+    assert len(set(written)) == 2
+
+
 # ---- the real engine ----
 
 
