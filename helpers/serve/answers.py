@@ -153,7 +153,8 @@ def _operation(summary: str, error: dict, body: Any = None) -> dict:
     """Return the description of a route, which takes a body or none; error: the form of a reason."""
     reason = {"application/json": {"schema": {"type": "object", "properties": {"error": error}}}}
     refused = {"description": "refused, in words", "content": reason}
-    told = {"application/json": {}} | ({"text/event-stream": {}} if body and "stream" in body.model_fields else {})
+    streams = bool(body) and "stream" in body.model_fields
+    told: dict = {kind: {} for kind in ("application/json", *["text/event-stream"] * streams)}
     answers = {"200": {"description": "the answer", "content": told}, "4XX": refused, "5XX": refused}
     if not body:
         return {"get": {"summary": summary, "responses": answers}}

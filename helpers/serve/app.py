@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 from aiohttp import hdrs, web
@@ -268,7 +268,7 @@ def submitted(state: AppState, job: Job, chunks: asyncio.Queue | None = None) ->
         for number, (prompt, ids) in enumerate(zip(job.prompts, job.ids, strict=True)):
             listener = None if chunks is None else partial(put, number)
             futures.append(state.engine.submit(prompt, job.settings, job.samples, ids=ids, listener=listener))
-            futures[-1].add_done_callback(lambda _, number=number: put(number, None))
+            futures[-1].add_done_callback(partial(lambda number, _: put(number, None), number))
         yield futures
     finally:
         for future in futures:
@@ -360,22 +360,13 @@ async def _send_stream(request: web.Request, job: Job, writer: CompletionWriter)
 # ---- what needs no text ----
 
 
-@cache
-def fill_page(html: str, limits: Limits, has_chat: bool) -> str:
-    """Return index.html with the ranges of its sliders, the limits of a request, and the levels of its colours.
-
-    has_chat: the model holds conversations, which then come first.
-    """
-    values = {"limits": limits, "has_chat": has_chat, "max_logprobs": schema.MAX_LOGPROBS}
-    return Template(html, keep_trailing_newline=True).render(values, ranges=RANGES, levels=LEVELS)
-
-
 async def get_page(request: web.Request) -> web.Response:
-    """Send a file of the page."""
+    """Send a file of the page; index.html has the ranges of its sliders, the limits, and the levels of its colours."""
     file, state = PAGE[request.path], request.app[STATE]
     text = file.read_text("utf-8")
     if file.name == "index.html":
-        text = fill_page(text, state.limits, has_chat=state.no_chat is None)
+        values = {"limits": state.limits, "has_chat": state.no_chat is None, "max_logprobs": schema.MAX_LOGPROBS}
+        text = Template(text, keep_trailing_newline=True).render(values, ranges=RANGES, levels=LEVELS)
     return web.Response(text=text, content_type=_TYPES[file.suffix])
 
 

@@ -4,8 +4,6 @@ import asyncio
 import json
 import re
 import threading
-from importlib import resources
-from pathlib import Path
 
 import pytest
 from service import FakeEngine, chat_tokenizer, events_of, fetch, in_loop, post, serving, tiny_engine, until
@@ -13,8 +11,7 @@ from service import FakeEngine, chat_tokenizer, events_of, fetch, in_loop, post,
 from helpers.generate.settings import RANGES, Settings
 from helpers.generate.surprisal import LEVELS
 from helpers.serve.answers import CompletionWriter
-from helpers.serve.app import PAGE, fill_page
-from helpers.serve.limits import Limits
+from helpers.serve.app import PAGE
 
 # ---- what it answers ----
 
@@ -270,10 +267,11 @@ async def test_a_client_that_leaves_takes_its_rows_along(path, body, caplog):
 # ---- the page ----
 
 
-def test_the_page_offers_what_the_tables_say():
+@in_loop
+async def test_the_page_offers_what_the_tables_say():
     """Ranges, defaults and limits of the sliders, and the levels of the colours, are written nowhere else."""
-    file = Path(resources.files("helpers.serve") / "page" / "index.html")
-    html = fill_page(file.read_text("utf-8"), Limits(max_length=77), has_chat=True)
+    async with serving(FakeEngine(), max_length=77) as session, session.get("/") as response:
+        html = await response.text()
     sliders = {
         name: dict(re.findall(r'(\w+)="([^"]*)"', rest)) for name, rest in re.findall(r'name="(\w+)"([^>]*)>', html)
     }

@@ -14,19 +14,7 @@ from dataclasses import fields
 
 import aiohttp
 import pytest
-from service import (
-    HEAD,
-    JSON,
-    FakeEngine,
-    app_with,
-    chat_tokenizer,
-    events_of,
-    in_loop,
-    in_thread,
-    make_run,
-    tiny_tokenizer,
-    until,
-)
+from service import HEAD, JSON, FakeEngine, app_with, chat_tokenizer, events_of, in_loop, in_thread, make_run, until
 
 from helpers import paths
 from helpers.serve import server
@@ -230,13 +218,13 @@ def test_the_suggested_command_has_the_key(tmp_path):
 
 
 @pytest.mark.parametrize("name", [limit.name for limit in fields(Limits) if limit.type is int])
-@pytest.mark.parametrize("tokenizer", [tiny_tokenizer, chat_tokenizer])
-def test_the_suggested_command_is_answered_whatever_the_limits(tokenizer, name):
+@pytest.mark.parametrize("has_chat", [False, True])
+def test_the_suggested_command_is_answered_whatever_the_limits(has_chat, name):
     """`--max-length 40` made the server refuse what it had suggested itself."""
     least = {"max_body_bytes": 64, "max_context": 2, "max_prompt_tokens": 8}.get(name, 1)
-    engine = FakeEngine(tokenizer=tokenizer())
+    engine = FakeEngine(tokenizer=chat_tokenizer() if has_chat else None)
     with in_thread(engine, **{name: least}) as address:
-        command = server.curl(address, has_chat=tokenizer is chat_tokenizer)
+        command = server.curl(address, has_chat=has_chat)
         curl, url, header, kind, data, body = shlex.split(command)
         assert (curl, header, kind, data) == ("curl", "-H", "Content-Type: application/json", "-d")
         with urllib.request.urlopen(urllib.request.Request(url, body.encode(), JSON), timeout=60) as response:
