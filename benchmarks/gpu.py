@@ -366,7 +366,8 @@ def engine(bench: Bench, figures: dict) -> None:
         if not bench.in_time:
             raise Skipped("no time was left for the rest")
         firsts: list[float] = []
-        running = Engine(model, tokenizer, Limits(max_rows=clients), on_first_token=firsts.append).start()
+        running = Engine(model, tokenizer, Limits(max_rows=clients)).start()
+        running.on_first_token = firsts.append
         running.submit("w00001", wanted).result()
         begin, before = time.perf_counter(), running.tokens
 

@@ -18,7 +18,8 @@ from models import PLANTS
 from transformers import PreTrainedTokenizerFast
 
 from helpers import paths
-from helpers.generate.settings import Chunk, Sample, TokenLogprob
+from helpers.generate import generate
+from helpers.generate.settings import Chunk, Sample, Settings, TokenLogprob
 from helpers.manifest import write_manifest
 from helpers.serve import server
 from helpers.serve.app import make_app
@@ -26,9 +27,16 @@ from helpers.serve.engine import Engine, QueueFull
 from helpers.serve.limits import Limits
 from helpers.train.model import build_model, make_config
 from helpers.vocab import tokenizer
-from helpers.vocab.chat import add_template
+from helpers.vocab.chat import add_template, encode_messages
 
 JSON = {"Content-Type": "application/json"}
+
+
+def message(role, content):
+    return {"role": role, "content": content}
+
+
+TALK = [message("user", "绿萝怎么浇水？"), message("assistant", "看土。"), message("user", "冬天？")]
 
 
 @cache
@@ -57,6 +65,15 @@ def chat_tokenizer():
     return made
 
 
+def ids_of(messages):
+    return encode_messages(chat_tokenizer(), messages, generation_prompt=True).ids
+
+
+def directly(ids, **settings):
+    """Return what the tiny model writes after these ids, without any server."""
+    return "".join(generate.stream_text(tiny_model(), chat_tokenizer(), ids, Settings(**settings)))
+
+
 @contextlib.contextmanager
 def tiny_engine(tokenizer=None, **limits):
     engine = Engine(tiny_model(), tokenizer or tiny_tokenizer(), Limits(**limits)).start()
@@ -66,12 +83,13 @@ def tiny_engine(tokenizer=None, **limits):
         engine.close(cancel=True)
 
 
-def make_run(stage: str = "train") -> str:
+def make_run(stage: str = "train", began: str = "train", **parameters) -> str:
     """Make a run in RUNS_DIR that has this model, as room 04 or a side door leaves it; return its name."""
     folder = paths.room("tiny", stage) / "final_model"
     tiny_model().save_pretrained(folder)
     (tiny_tokenizer() if stage == "train" else chat_tokenizer()).save_pretrained(folder)
-    write_manifest("tiny", stage, parameters={}, inputs=[], outputs=folder.iterdir(), result={})
+    inputs = [] if stage == "train" else (paths.room("tiny", began) / "final_model").iterdir()
+    write_manifest("tiny", stage, parameters=parameters, inputs=inputs, outputs=folder.iterdir(), result={})
     return "tiny"
 
 

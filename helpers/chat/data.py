@@ -7,16 +7,14 @@ conversations give one by one, and hardly any place is padding. Knows nothing of
 """
 
 import bisect
-import copy
 import math
 import random
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, chain, islice
 
 import numpy as np
-import torch
 from transformers import PreTrainedTokenizerFast
 
 from helpers import paths
@@ -24,7 +22,7 @@ from helpers.corpus import built_in
 from helpers.corpus.find import BUILT_IN
 from helpers.corpus.shards import shard_documents
 from helpers.manifest import RoomError, open_room
-from helpers.tokens.windows import IGNORE
+from helpers.tokens.windows import IGNORE, Examples
 from helpers.vocab.chat import ASSISTANT, SYSTEM, USER, ChatError, Encoded, Message, adds_only, encode_messages
 from helpers.vocab.tokenizer import encode, encode_batch
 
@@ -39,11 +37,6 @@ class Lessons:
     train: list[list[Message]]
     val: list[list[Message]]
     floor_bits_per_char: float | None  # what the built-in grammar itself needs for the answers in `val`
-
-    @property
-    def val_characters(self) -> int:
-        """The characters of all answers in `val`."""
-        return sum(len(each["content"]) for talk in self.val for each in talk if each["role"] == ASSISTANT)
 
 
 def exchange_messages(exchanges: Sequence[built_in.AnsweredQuestion]) -> list[Message]:
@@ -64,10 +57,10 @@ def load_lessons(run: str, most: int, seed: int) -> Lessons:
     if facts["source"] == BUILT_IN:
         # with another seed than the documents
         drawn = list(built_in.draw_conversations((most or BUILT_IN_COUNT) + VALIDATION, seed + 1))
-        bits = math.fsum(each.bits for exchanges in drawn[:VALIDATION] for each in exchanges)
+        judged = list(chain.from_iterable(drawn[:VALIDATION]))
+        floor = math.fsum(each.bits for each in judged) / sum(len(each.answer) for each in judged)
         talks = list(map(exchange_messages, drawn))
-        lessons = Lessons(talks[VALIDATION:], talks[:VALIDATION], None)
-        return replace(lessons, floor_bits_per_char=bits / lessons.val_characters)
+        return Lessons(talks[VALIDATION:], talks[:VALIDATION], floor)
     train = list(islice(_conversations(run, "train"), most or None))
     val = list(islice(_conversations(run, "val"), most or None))
     if not train or not val:
@@ -131,11 +124,9 @@ def fitting(
     Raises ChatError if it refuses all.
     """
     refused, is_used, lost = None, False, [] if left_out is None else left_out
-    cut = _pieces if adds_only(tokenizer) else _answers
     for messages in conversations:
-        system = list(messages[:1]) if messages[0]["role"] == SYSTEM else []
         try:
-            pieces = list(cut(tokenizer, system, messages[len(system) :], n_ctx + 1, lost))
+            pieces = list(_pieces(tokenizer, messages, n_ctx + 1, lost))
         except ChatError as error:
             refused = error
             lost.append(messages)
@@ -147,46 +138,30 @@ def fitting(
 
 
 def _pieces(
-    tokenizer: PreTrainedTokenizerFast, system: list[Message], turns: Sequence[Message], most: int,
-    left_out: list[Sequence[Message]],
-) -> Iterator[Encoded]:  # fmt: skip
-    """Yield a conversation as ids, whole if it has at most so many, else in pieces of whole exchanges."""
-    whole = encode_messages(tokenizer, [*system, *turns])
-    if len(whole.ids) <= most:
+    tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], most: int, left_out: list[Sequence[Message]]
+) -> Iterator[Encoded]:
+    """Yield a conversation as ids, in pieces of at most so many; see `fitting`."""
+    system = list(messages[:1]) if messages[0]["role"] == SYSTEM else []
+    turns, all_at_once = messages[len(system) :], adds_only(tokenizer)
+    if all_at_once and len((whole := encode_messages(tokenizer, messages)).ids) <= most:
         yield whole
         return
-    piece: list[Message] = []
-    held = None  # the piece so far, as ids
-    for at in range(0, len(turns) - 1, 2):
-        exchange = turns[at : at + 2]
-        longer = encode_messages(tokenizer, [*system, *piece, *exchange])
-        if held and len(longer.ids) > most:
-            yield held
-            piece, longer = [], encode_messages(tokenizer, [*system, *exchange])
-        if len(longer.ids) <= most:
-            piece, held = [*piece, *exchange], longer
-        else:  # this exchange alone is too long
-            piece, held = [], None
-            left_out.append(exchange)
-    if held:
-        yield held
-
-
-def _answers(
-    tokenizer: PreTrainedTokenizerFast, system: list[Message], turns: Sequence[Message], most: int,
-    left_out: list[Sequence[Message]],
-) -> Iterator[Encoded]:  # fmt: skip
-    """Yield each answer after as many exchanges as it may have before it, as ids."""
+    begin, piece = 0, None
     for end in range(2, len(turns) + 1, 2):
-        talks = (encode_messages(tokenizer, [*system, *turns[begin:end]]) for begin in range(0, end, 2))
-        if found := next((each for each in talks if len(each.ids) <= most), None):
-            yield found
-        else:
+        begins = (begin, end - 2) if all_at_once else range(0, end, 2)
+        tried = ((at, encode_messages(tokenizer, [*system, *turns[at:end]])) for at in begins)
+        at, longer = next((each for each in tried if len(each[1].ids) <= most), (end, None))
+        if piece and not (all_at_once and at == begin):  # it cannot become longer
+            yield piece
+        if not longer:  # this exchange alone is too long
             left_out.append(turns[end - 2 : end])
+        begin, piece = at, longer
+    if piece:
+        yield piece
 
 
-class Conversations:
-    """Windows of at most `n_ctx` ids over encoded conversations: the `tokens.windows.Examples` of fine-tuning.
+class Conversations(Examples):
+    """Windows of at most `n_ctx` ids over encoded conversations: the examples of fine-tuning.
 
     The window of the conversations 1 2 3 4 and 5 6 7, whose answers are 3 4 and 7, with n_ctx = 6, pad_id = 0:
 
@@ -201,7 +176,7 @@ class Conversations:
 
     def __init__(self, conversations: Iterable[Encoded], n_ctx: int, pad_id: int):
         self.n_ctx, self.pad_id = n_ctx, pad_id
-        # 1. all ids in a row: five bytes a token
+        # all ids in a row: five bytes a token
         ids, is_answer, sizes = array("i"), bytearray(), array("i")
         for each in conversations:
             ids.extend(each.ids)
@@ -211,35 +186,20 @@ class Conversations:
             raise ValueError("there is no conversation to learn from")
         self.ids, self.is_answer = np.frombuffer(ids, np.intc), np.frombuffer(is_answer, np.bool_)  # (tokens,) each
         self.begins = np.concatenate([[0], np.cumsum(sizes)])  # (conversations + 1,)
-        # 2. who shares a window
         inputs = np.diff(self.begins) - 1  # the last id is a label only
         if inputs.max() > n_ctx:
             raise ValueError(f"a conversation has {inputs.max() + 1} tokens, and a window of {n_ctx} holds {n_ctx + 1}")
         self.windows = pack_windows(inputs, n_ctx)
-        # 3. what each window holds
         labels = np.add.reduceat(self.is_answer, self.begins[:-1], dtype=np.int64) - self.is_answer[self.begins[:-1]]
         self.lengths = np.array([int(inputs[members].sum()) for members in self.windows])  # (windows,)
         self.labels = np.array([int(labels[members].sum()) for members in self.windows])  # (windows,)
-
-    def __len__(self) -> int:
-        return len(self.windows)
-
-    def first(self, count: int) -> "Conversations":
-        """Return the first `count` of these windows."""
-        part = copy.copy(self)
-        part.windows, part.lengths, part.labels = self.windows[:count], self.lengths[:count], self.labels[:count]
-        return part
 
     def conversation(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (ids, is_answer) of one conversation, (tokens,) each."""
         part = slice(self.begins[number], self.begins[number + 1])
         return self.ids[part], self.is_answer[part]
 
-    def count_labels(self, indices: np.ndarray) -> int:
-        """Return how many tokens of these windows have a label."""
-        return int(self.labels[indices].sum())
-
-    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
         """Return (inputs, labels, positions) of one window, each (n_ctx,) int64."""
         inputs = np.full(self.n_ctx, self.pad_id, np.int64)
         labels = np.full(self.n_ctx, IGNORE, np.int64)
@@ -253,13 +213,6 @@ class Conversations:
             positions[at:end] = np.arange(end - at)
             at = end
         positions[at:] = np.arange(self.n_ctx - at)
-        return inputs, labels, positions
-
-    def batch(self, indices: Sequence[int] | np.ndarray) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return (inputs, labels, positions), each (B, T) int64; T is the longest window, rounded up to 8."""
-        rows = zip(*(self[int(i)] for i in indices), strict=True)
-        width = min(self.n_ctx, -8 * (-int(self.lengths[np.asarray(indices)].max()) // 8))
-        inputs, labels, positions = (torch.from_numpy(np.stack(each)[:, :width]) for each in rows)
         return inputs, labels, positions
 
 

@@ -105,13 +105,11 @@ def prepare_tuning(settings: ChatSettings, lessons: Lessons | None = None, folde
     `lessons`: conversations already loaded; `folder`: another place than the run's chat room, for a trial. Raises
     RoomError where there are no conversations or no base model, ValueError and ChatError.
     """
-    # 1. the model and its lessons
     lessons = lessons or load_lessons(settings.run, settings.conversations, settings.seed)
     model, tokenizer, n_ctx = load_start(settings.run, settings.pretrained_model, settings.n_ctx)
     end_at_line_break(model, tokenizer, lessons.train)
     if settings.lora_rank:
         lora.add_lora(model, settings.lora_rank, settings.seed)
-    # 2. windows
     count = round(settings.replay * len(lessons.train))
     replayed = plain_documents(settings.run, tokenizer, count, n_ctx, settings.seed)
     left_out: list[Sequence[Message]] = []
@@ -123,7 +121,7 @@ def prepare_tuning(settings: ChatSettings, lessons: Lessons | None = None, folde
         split: Conversations(encoded, n_ctx, tokenizer.pad_token_id)
         for split, encoded in {"train": chain(fit, replayed), "val": judged}.items()
     }
-    # 3. the room: a model that is there is resumed if what decides the result has stayed the same
+    # a model that is there is resumed if what decides the result has stayed the same
     corpus, given = open_room(settings.run, "corpus")["outputs"], settings.pretrained_model
     base = digests(given) if given else open_room(settings.run, "train")["outputs"]
     wanted = settings.for_trainer(len(parts["train"]))

@@ -9,18 +9,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from helpers import paths
 from helpers.manifest import open_room
 from helpers.train.model import load_pretrained_model, note_sampling, set_special_ids, suppress_special_tokens
-from helpers.vocab import tokenizer as vocabulary
-from helpers.vocab.chat import (
-    ANSWER_SAMPLING,
-    ASSISTANT,
-    USER,
-    Message,
-    add_template,
-    end_of_turn,
-    has_template,
-    role_tokens,
-)  # fmt: skip
-from helpers.vocab.tokenizer import decode, encode
+from helpers.vocab import chat
+from helpers.vocab.chat import ASSISTANT, USER, Message
+from helpers.vocab.tokenizer import decode, encode, load_pretrained_tokenizer, load_tokenizer
 
 
 def load_start(
@@ -31,21 +22,19 @@ def load_start(
     `pretrained_model` is a folder or a Hub name; its own template is kept. An `n_ctx` of 0 becomes that of room 03, or
     512 for a pretrained model, and at most what the model has.
     """
-    # 1. model and tokenizer
     if pretrained_model:
-        tokenizer = vocabulary.load_pretrained_tokenizer(pretrained_model)
+        tokenizer = load_pretrained_tokenizer(pretrained_model)
         name, usual = pretrained_model, 512
     else:
         open_room(run, "train")
         folder = paths.room(run, "train") / "final_model"
-        tokenizer = vocabulary.load_tokenizer(folder)
+        tokenizer = load_tokenizer(folder)
         name, usual = str(folder), open_room(run, "tokenize")["result"]["n_ctx"]
     model = load_pretrained_model(name, tokenizer, 1)
     n_ctx = min(n_ctx or usual, model.config.max_position_embeddings)
-    # 2. the roles, and the end of a turn
-    ours = not has_template(tokenizer)
-    add_template(tokenizer)
-    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end_of_turn(tokenizer))
+    ours = not chat.has_template(tokenizer)
+    chat.add_template(tokenizer)
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(chat.end_of_turn(tokenizer))
     if len(tokenizer) > model.config.vocab_size:
         model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     if ours:
@@ -53,7 +42,7 @@ def load_start(
     set_special_ids(model, tokenizer)
     suppress_special_tokens(model, tokenizer)
     if not (pretrained_model and model.generation_config.do_sample):
-        note_sampling(model, ANSWER_SAMPLING)
+        note_sampling(model, chat.ANSWER_SAMPLING)
     return model, tokenizer, n_ctx
 
 
@@ -77,7 +66,7 @@ def start_roles(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> N
     The model knows what follows these. With untrained rows the first updates would go into mending them.
     """
     line_break = encode(tokenizer, "\n") or [tokenizer.eos_token_id]  # some vocabularies have none
-    ids = {role: tokenizer.convert_tokens_to_ids(token) for role, token in role_tokens(tokenizer).items()}
+    ids = {role: tokenizer.convert_tokens_to_ids(token) for role, token in chat.role_tokens(tokenizer).items()}
     for table in (model.get_input_embeddings(), model.get_output_embeddings()):
         rows = cast(torch.Tensor, table.weight)  # (V, C)
         rows[ids[USER]] = rows[tokenizer.bos_token_id]

@@ -1,7 +1,6 @@
 """What an answer looks like, whole or as the events of a stream: OpenAI's completions and conversations, refusals.
 
-The OpenAPI description shows one of each, written by the same code. Knows no server and no engine: samples and chunks
-come in, JSON goes out.
+Knows no server and no engine: samples and chunks come in, JSON goes out.
 """
 
 import json
@@ -15,7 +14,7 @@ from typing import Any, ClassVar
 from pydantic.json_schema import models_json_schema
 
 from helpers.generate.settings import Sample, TokenLogprob
-from helpers.serve.schema import RequestModels, read_request
+from helpers.serve.schema import RequestModels
 
 _LOWEST = -9999.0  # in place of a log probability of minus infinity, which JSON cannot write
 _FINISH = {"end": "stop", "stop": "stop", "length": "length", None: None}
@@ -150,14 +149,12 @@ def _rivals(token: TokenLogprob) -> dict[str, float]:
 # ---- the description for programs ----
 
 
-def _operation(summary: str, error: dict, answer: Any, body: Any = None, event: str = "") -> dict:
-    """Return the description of a route, with an answer and an event of its stream; error: the form of a reason."""
-    told: dict[str, dict] = {"application/json": {"schema": {}, "example": answer}}
-    if event:
-        about = "events, each as `data: {…}`; the last one is `data: [DONE]`"
-        told["text/event-stream"] = {"schema": {"description": about}, "example": f"data: {event}\n\n"}
+def _operation(summary: str, error: dict, body: Any = None) -> dict:
+    """Return the description of a route, which takes a body or none; error: the form of a reason."""
     reason = {"application/json": {"schema": {"type": "object", "properties": {"error": error}}}}
     refused = {"description": "refused, in words", "content": reason}
+    streams = bool(body) and "stream" in body.model_fields
+    told: dict = {kind: {} for kind in ("application/json", *["text/event-stream"] * streams)}
     answers = {"200": {"description": "the answer", "content": told}, "4XX": refused, "5XX": refused}
     if not body:
         return {"get": {"summary": summary, "responses": answers}}
@@ -168,29 +165,20 @@ def _operation(summary: str, error: dict, answer: Any, body: Any = None, event: 
 
 def describe_api(requests: RequestModels, has_key: bool) -> dict:
     """Return the OpenAPI 3.1 description of the service; has_key: whether requests must carry an API key."""
-    bodies = (requests.generate, requests.completion, requests.chat)
-    _, completion, chat = (read_request(body, body.example.encode()) for body in bodies)
     plain: dict = {"type": "string"}
     detailed = {"type": "object", "properties": {key: {} for key in refusal("/v1/", 400, "")["error"]}}
-    card = model_card("sample", 0, {"texts": {"temperature": 0.8}})
-
-    def writes(summary: str, writer: CompletionWriter, body: Any) -> dict:
-        whole = json.loads(writer.whole([[Sample("你好，世界", True, [1], "end")]]))
-        return _operation(summary, detailed, whole, body, writer.event(0, "，世界", (), None))
-
-    complete, converse = CompletionWriter("sample", completion, 1), ChatWriter("sample", chat, 1, left_out=0)
     paths = {
-        "/generate": _operation("continue a text, as the book does", plain, ["你好，世界"], requests.generate),
-        "/v1/completions": writes("continue texts, as OpenAI does", complete, requests.completion),
-        "/v1/chat/completions": writes("answer in a conversation, as OpenAI does", converse, requests.chat),
-        "/v1/models": _operation("the model that is served", detailed, {"object": "list", "data": [card]}),
-        "/v1/models/{model}": _operation("is this the model?", detailed, card)
+        "/generate": _operation("continue a text, as the book does", plain, requests.generate),
+        "/v1/completions": _operation("continue texts, as OpenAI does", detailed, requests.completion),
+        "/v1/chat/completions": _operation("answer in a conversation, as OpenAI does", detailed, requests.chat),
+        "/v1/models": _operation("the model that is served", detailed),
+        "/v1/models/{model}": _operation("is this the model?", detailed)
         | {"parameters": [{"name": "model", "in": "path", "required": True, "schema": plain}]},
-        "/healthz": _operation("is the process alive?", plain, {"status": "ok"}),
-        "/readyz": _operation("does its engine run?", plain, {"status": "ready"}),
+        "/healthz": _operation("is the process alive?", plain),
+        "/readyz": _operation("does its engine run?", plain),
     }
     reference = "#/components/schemas/{model}"
-    _, schemas = models_json_schema([(body, "validation") for body in bodies], ref_template=reference)
+    _, schemas = models_json_schema([(body, "validation") for body in requests], ref_template=reference)
     components: dict[str, Any] = {"schemas": schemas["$defs"]}
     described: dict[str, Any] = {"openapi": "3.1.0", "info": {"title": "Chinese GPT", "version": "1"}, "paths": paths}
     if has_key:

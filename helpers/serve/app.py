@@ -10,11 +10,11 @@ import json
 import logging
 import time
 import traceback
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 from aiohttp import hdrs, web
@@ -43,7 +43,6 @@ PAGE = {  # address -> file
     if file.suffix in _TYPES
 }
 DEFAULTS = {"texts": TEXT_SAMPLING, "chat": ANSWER_SAMPLING}  # view of the page -> what it begins with
-_LONG = 50  # tokens; an event of more takes milliseconds to write
 
 
 @dataclass
@@ -250,18 +249,26 @@ async def deadline(state: AppState) -> AsyncIterator[None]:
 
 
 @contextlib.contextmanager
-def submitted(state: AppState, job: Job, chunks: "ChunkQueue | None" = None) -> Iterator[list[Future]]:
+def submitted(state: AppState, job: Job, chunks: asyncio.Queue | None = None) -> Iterator[list[Future]]:
     """Hand every prompt to the engine, all or none; on leaving, remove from it what is not done.
 
-    chunks: receives the texts as they grow.
+    chunks: receives (number of the prompt, chunk) as the texts grow, and (number, None) when this prompt is done.
     """
     futures: list[Future] = []
     if not state.engine.alive:
         raise NotRunning
+    loop = asyncio.get_running_loop()
+
+    def put(number: int, chunk: Chunk | None) -> None:  # in any thread
+        if chunks is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the reader
+                loop.call_soon_threadsafe(chunks.put_nowait, (number, chunk))
+
     try:
         for number, (prompt, ids) in enumerate(zip(job.prompts, job.ids, strict=True)):
-            listener = None if chunks is None else partial(chunks.put, number)
+            listener = None if chunks is None else partial(put, number)
             futures.append(state.engine.submit(prompt, job.settings, job.samples, ids=ids, listener=listener))
+            futures[-1].add_done_callback(partial(lambda number, _: put(number, None), number))
         yield futures
     finally:
         for future in futures:
@@ -283,8 +290,6 @@ async def _send(
         async with deadline(state):
             with submitted(state, job) as futures:
                 samples = await asyncio.gather(*map(asyncio.wrap_future, futures))
-            if job.settings.logprobs is None:  # written sooner than a thread begins
-                return answer(whole(samples))
             # with 20 alternatives per token, long answers hold 100,000 of them: the loop must not wait for that
             return answer(await asyncio.to_thread(whole, samples))
 
@@ -292,51 +297,21 @@ async def _send(
 # ---- streams ----
 
 
-class ChunkQueue:
-    """Chunks on their way from the engine's thread to the event loop; all that are waiting are taken at once."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._waiting: deque[tuple[int, Chunk | None]] = deque()
-        self._ready = asyncio.Event()
-        self._called = False  # the loop is on its way: one call wakes it for everything that arrives until it looks
-
-    def put(self, number: int, chunk: Chunk | None) -> None:
-        """Add a chunk of prompt `number`, or None when this prompt is done; callable in any thread, returns at once."""
-        self._waiting.append((number, chunk))
-        if not self._called:
-            self._called = True
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the reader
-                self._loop.call_soon_threadsafe(self._ready.set)
-
-    async def take(self) -> list[tuple[int, Chunk | None]]:
-        """Wait until there is something, and return all of it."""
-        await self._ready.wait()
-        self._ready.clear()
-        self._called = False  # before looking: what arrives from now on calls again
-        return [self._waiting.popleft() for _ in range(len(self._waiting))]
-
-
-async def _events(writer: CompletionWriter, chunks: ChunkQueue, futures: list[Future]) -> AsyncIterator[bytes]:
+async def _events(writer: CompletionWriter, chunks: asyncio.Queue, futures: list[Future]) -> AsyncIterator[bytes]:
     """Yield events as the texts grow, several at once if they grow faster than events are sent."""
-    for number, future in enumerate(futures):
-        future.add_done_callback(partial(lambda number, _: chunks.put(number, None), number))
     unfinished = len(futures)
     while unfinished:
-        # 1. take all that is new, by text
         new: dict[int, list[Chunk]] = defaultdict(list)
-        for number, chunk in await chunks.take():
+        for number, chunk in [await chunks.get(), *(chunks.get_nowait() for _ in range(chunks.qsize()))]:
             if chunk is None:
                 unfinished -= 1
             else:
                 new[number * writer.request.n + chunk.sample].append(chunk)
-        # 2. one event per text
         lines = []
         for index, parts in new.items():
             tokens = [token for part in parts for token in part.logprobs]
             lines.append(writer.event(index, "".join(part.text for part in parts), tokens, parts[-1].reason))
-            if len(tokens) > _LONG:  # the client has not read for a while: others have their turn before its next text
-                await asyncio.sleep(0)
+            await asyncio.sleep(0)  # an event of many tokens takes milliseconds to write: others have their turn
         if lines:
             yield b"".join(map(sse_event, lines))
     ending = writer.ending([future.result() for future in futures])  # raises the error of a failed request
@@ -354,7 +329,8 @@ async def _send_stream(request: web.Request, job: Job, writer: CompletionWriter)
 
     The answer begins with the first chunk: until then a refusal is an ordinary response.
     """
-    state, chunks = request.app[STATE], ChunkQueue()
+    state = request.app[STATE]
+    chunks: asyncio.Queue[tuple[int, Chunk | None]] = asyncio.Queue()
     # a proxy that buffers the answer would make a stream useless
     response = web.StreamResponse(headers={"X-Accel-Buffering": "no"})
     response.content_type, response.charset = "text/event-stream", "utf-8"
@@ -384,22 +360,13 @@ async def _send_stream(request: web.Request, job: Job, writer: CompletionWriter)
 # ---- what needs no text ----
 
 
-@cache
-def fill_page(html: str, limits: Limits, has_chat: bool) -> str:
-    """Return index.html with the ranges of its sliders, the limits of a request, and the levels of its colours.
-
-    has_chat: the model holds conversations, which then come first.
-    """
-    values = {"limits": limits, "has_chat": has_chat, "max_logprobs": schema.MAX_LOGPROBS}
-    return Template(html, keep_trailing_newline=True).render(values, ranges=RANGES, levels=LEVELS)
-
-
 async def get_page(request: web.Request) -> web.Response:
-    """Send a file of the page."""
+    """Send a file of the page; index.html has the ranges of its sliders, the limits, and the levels of its colours."""
     file, state = PAGE[request.path], request.app[STATE]
     text = file.read_text("utf-8")
     if file.name == "index.html":
-        text = fill_page(text, state.limits, has_chat=state.no_chat is None)
+        values = {"limits": state.limits, "has_chat": state.no_chat is None, "max_logprobs": schema.MAX_LOGPROBS}
+        text = Template(text, keep_trailing_newline=True).render(values, ranges=RANGES, levels=LEVELS)
     return web.Response(text=text, content_type=_TYPES[file.suffix])
 
 

@@ -7,11 +7,11 @@ route and no model.
 import asyncio
 import contextlib
 import hmac
-import ipaddress
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 from aiohttp import BasicAuth, HttpVersion11, hdrs, web
 
@@ -49,9 +49,8 @@ class Refusal(Exception):
 
 def require_key(host: str, has_key: bool) -> None:
     """Raise ValueError if other machines can call a server on `host` and it asks for no API key."""
-    with contextlib.suppress(ValueError):  # another name; or an empty one, which means every address
-        has_key |= host == "localhost" or ipaddress.ip_address(host).is_loopback
-    if not has_key:
+    ip = ip_of(host)
+    if not (has_key or host == "localhost" or (ip and ip.is_loopback)):
         raise ValueError(
             f"other machines can call {host or 'every address'}, and there is no API key: put one into a file and name "
             "it with --api-key-file, set CHINESE_GPT_API_KEY, or listen on 127.0.0.1"
@@ -71,12 +70,12 @@ def host_name(host: str) -> str:
     return name.strip("[]").rstrip(".").lower()
 
 
-def plain_address(address: str) -> str:
+def ip_of(address: str) -> IPv4Address | IPv6Address | None:
     """Return an address, as IPv4 where it is one: on a socket for both, 192.168.1.5 calls itself ::ffff:192.168.1.5."""
     with contextlib.suppress(ValueError):
-        mapped = getattr(ipaddress.ip_address(address), "ipv4_mapped", None)
-        return str(mapped or address)
-    return address
+        ip = ip_address(address)
+        return getattr(ip, "ipv4_mapped", None) or ip
+    return None
 
 
 def check_host(host: str) -> str:
@@ -87,12 +86,11 @@ def check_host(host: str) -> str:
     return name
 
 
-def check_proxy(proxy: str) -> str:
-    """Return the address of a proxy in the form in which it is compared; raises ValueError if it is none."""
-    try:
-        return plain_address(str(ipaddress.ip_address(proxy.strip("[]"))))
-    except ValueError:
-        raise ValueError(f"'{proxy}' is not the address of a proxy: write it like 127.0.0.1, without a port") from None
+def check_proxy(proxy: str) -> IPv4Address | IPv6Address:
+    """Return the address of a proxy; raises ValueError if it is none."""
+    if ip := ip_of(proxy.strip("[]")):
+        return ip
+    raise ValueError(f"'{proxy}' is not the address of a proxy: write it like 127.0.0.1, without a port")
 
 
 def check_origin(origin: str) -> str:
@@ -143,7 +141,7 @@ class Guard:
         is_old = not named and request.version < HttpVersion11  # a balancer's health check, and no browser
         if len(named) > 1 or not (named or is_old):
             raise Refusal(400, f"the request has {len(named)} Host headers: send one", "bad_http")
-        if not is_old and host_name(named[0]) not in {*self.hosts, plain_address(dialled)}:
+        if not is_old and host_name(named[0]) not in {*self.hosts, str(ip_of(dialled) or "")}:
             message = (
                 f"this server is not called '{named[0][:100]}': if that is its name, start it with --allow-host NAME"
             )
@@ -178,15 +176,11 @@ class Guard:
 
     def client(self, request: web.Request) -> str:
         """Return the client of a request: an IPv4 address, or an IPv6 /64 network, which one client may own whole."""
-        address = plain_address(request.remote or "")
-        if address in self._proxies:  # our own proxy wrote the last entry of the last line; the others may be invented
-            lines = request.headers.getall(hdrs.X_FORWARDED_FOR, [address])
-            address = plain_address(lines[-1].rpartition(",")[2].strip())
-        try:
-            ip = ipaddress.ip_address(address)
-        except ValueError:
-            return "unknown"
-        return str(ip) if ip.version == 4 else str(ipaddress.ip_network((ip, 64), strict=False))
+        ip = ip_of(request.remote or "")
+        if ip in self._proxies:  # our own proxy wrote the last entry of the last line; the others may be invented
+            lines = request.headers.getall(hdrs.X_FORWARDED_FOR, [str(ip)])
+            ip = ip_of(lines[-1].rpartition(",")[2].strip())
+        return str(ip_network((ip, 64), strict=False) if isinstance(ip, IPv6Address) else ip or "unknown")
 
     @contextlib.contextmanager
     def track_request(self, request: web.Request) -> Iterator[None]:

@@ -54,10 +54,9 @@ class _Request:
         # until now the future was pending: a running one could no longer be cancelled
         if not self.future.set_running_or_notify_cancel():
             return
-        if error:
-            self.future.set_exception(error)
-            return
         try:
+            if error:
+                raise error
             self.future.set_result([row.result(tokenizer, self.prompt) for row in self.rows])
         except Exception as failure:
             self.future.set_exception(failure)
@@ -71,18 +70,11 @@ class Engine:
     before `close`: the engine is of no more use then, and all requests have been told.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerFast,
-        limits: Limits = DEFAULT_LIMITS,
-        *,
-        on_first_token: Callable[[float], None] | None = None,
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, limits: Limits = DEFAULT_LIMITS):
         self.model, self.tokenizer, self.limits = model, tokenizer, limits
         self.max_rows = limits.max_rows
         self.tokens = 0  # written since the engine started
-        self.on_first_token = on_first_token
+        self.on_first_token: Callable[[float], None] | None = None
         self.on_failure: Callable[[], object] | None = None
         self._batch = DecodeBatch(model, tokenizer)
         self._waiting: deque[_Request] = deque()
@@ -192,13 +184,10 @@ class Engine:
             torch.set_num_threads(1)  # of this thread only: other threads keep the other cores
         while (joining := self._admit()) is not None:
             try:
-                # 1. new requests join the batch
                 self._batch.add([row for request in joining for row in self._begin(request) if not row.done])
-                # 2. every row writes one token
                 if self._batch.rows:
                     self.tokens += len(self._batch.rows)
                     self._batch.step()
-                # 3. callers hear of it
                 for request in joining:
                     if self.on_first_token and request.rows:
                         self.on_first_token(time.monotonic() - request.submitted)
@@ -206,7 +195,6 @@ class Engine:
                     if request.listener and not request.future.cancelled():
                         for chunk in filter(None, [row.take() for row in request.rows]):
                             request.listener(chunk)
-                # 4. finished and cancelled requests leave
                 ended = [r for r in self._running if r.future.cancelled() or all(row.done for row in r.rows)]
                 self._batch.drop([row for request in ended for row in request.rows])
                 self._settle(ended)

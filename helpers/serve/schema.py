@@ -7,7 +7,6 @@ disagree. Knows no server, no engine and no model: bytes come in, `Settings` go 
 import difflib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, cast
@@ -321,8 +320,7 @@ def _alone(prompt: Any) -> Any:
     return [prompt] if isinstance(prompt, list) and {type(each) for each in prompt} == {int} else prompt
 
 
-@dataclass(frozen=True)
-class RequestModels:
+class RequestModels(NamedTuple):
     """The models of the bodies, every number within its limits."""
 
     generate: type[GenerateRequest]

@@ -14,7 +14,6 @@ import shlex
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -24,9 +23,9 @@ from aiohttp.http import HttpProcessingError
 from helpers import paths
 from helpers.generate import dialogue, generate
 from helpers.generate.settings import default_settings
-from helpers.manifest import RoomError
+from helpers.manifest import RoomError, read_manifest
 from helpers.serve import auth
-from helpers.serve.app import DEFAULTS, STATE, make_app
+from helpers.serve.app import STATE, make_app
 from helpers.serve.engine import Engine
 from helpers.serve.limits import Limits
 from helpers.serve.schema import ChatRequest, GenerateRequest
@@ -35,6 +34,7 @@ from helpers.wording import let_console_replace
 KEY = "CHINESE_GPT_API_KEY"  # the environment variable
 # how long the engine's thread may wait for Python while requests are answered; Python's default is 5 ms
 _SWITCH_SECONDS = 5e-4
+_BACKLOG = 1024  # connections that may wait to be accepted
 _connection_log = logging.getLogger(f"{__name__}.connections")
 
 
@@ -84,18 +84,9 @@ _connection_log.addFilter(_without_words)
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket bound to the address; it does not listen yet. Raises OSError."""
-    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        if sys.platform == "win32":  # there SO_REUSEADDR would let a second server take a port that is in use
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
-        else:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
-    except BaseException:
-        listening.close()
-        raise
-    return listening
+    """Return a socket that listens on the address: who calls before the server runs has to wait. Raises OSError."""
+    family, dual = (socket.AF_INET6, socket.has_dualstack_ipv6()) if ":" in host else (socket.AF_INET, False)
+    return socket.create_server((host, port), family=family, dualstack_ipv6=dual, backlog=_BACKLOG)
 
 
 async def start_server(
@@ -103,8 +94,8 @@ async def start_server(
 ) -> tuple[web.AppRunner, str]:
     """Serve `app` in the running event loop; return (runner, URL). Port 0 takes any free port.
 
-    listening: a socket that is bound to this address already. Raises OSError if the port is taken, ValueError if other
-    machines could call and there is no API key.
+    listening: a socket on this address. Raises OSError if the port is taken, ValueError if other machines could call
+    and there is no API key.
     """
     guard, limits = app[STATE].guard, app[STATE].limits
     auth.require_key(host, guard.has_key)
@@ -125,7 +116,7 @@ async def start_server(
     await runner.setup()
     # asyncio accepts so many in a row; where no more files can be opened it says so each time, and tries again later
     await web.SockSite(runner, listening, backlog=1).start()
-    listening.listen(1024)  # so many may wait
+    listening.listen(_BACKLOG)
     return runner, url(host, listening.getsockname()[1])
 
 
@@ -166,6 +157,16 @@ def read_key(file: str | None) -> str | None:
         raise ValueError(f"cannot read the API key from {file}: {error}") from None
 
 
+def base_folder(run: str, model: str) -> Path:
+    """Return the folder of the model that one of a run's models began as, and whose settings suit texts."""
+    if model == "base":
+        return generate.model_folder(run)
+    room = read_manifest(run, paths.MODELS[model])
+    if any(name.startswith("chat/") for name in room["inputs"]):  # it was taught to answer before
+        return base_folder(run, "chat")
+    return Path(room["parameters"].get("pretrained_model") or generate.model_folder(run))
+
+
 def serve(options: argparse.Namespace, key: str | None, limits: Limits, listening: socket.socket) -> int:
     """Serve a run on a bound socket until SIGTERM or Ctrl-C; return the exit code.
 
@@ -176,10 +177,11 @@ def serve(options: argparse.Namespace, key: str | None, limits: Limits, listenin
         if options.room != "base":  # this model was made to answer
             dialogue.check_tokenizer(tokenizer)
         engine = Engine(model, tokenizer, limits)
-        folder = generate.model_folder(options.run, options.room)
+        answers = default_settings(generate.model_folder(options.run, options.room), chat=True)
         app = make_app(
             engine, limits, name=options.run, api_key=key, hosts=options.allow_host, origins=options.origin,
-            proxies=options.proxy, defaults={view: default_settings(folder, view == "chat") for view in DEFAULTS},
+            proxies=options.proxy,
+            defaults={"texts": default_settings(base_folder(options.run, options.room)), "chat": answers},
         )  # fmt: skip
     except (RoomError, ValueError) as error:
         print(error, file=sys.stderr)
@@ -187,9 +189,10 @@ def serve(options: argparse.Namespace, key: str | None, limits: Limits, listenin
 
     async def until_stopped() -> int:
         stopped = asyncio.Event()
-        _on_signal(signal.SIGTERM, stopped.set)
-        _on_signal(signal.SIGINT, stopped.set)
-        engine.on_failure = partial(asyncio.get_running_loop().call_soon_threadsafe, stopped.set)
+        stop = partial(asyncio.get_running_loop().call_soon_threadsafe, stopped.set)
+        for number in (signal.SIGTERM, signal.SIGINT):  # not by the loop, which on Windows knows no signals
+            signal.signal(number, lambda *_: stop())
+        engine.on_failure = stop
         engine.start()
         runner, address = await start_server(app, options.host, listening=listening)
         served = f"the {options.room} model of run '{options.run}'"
@@ -210,18 +213,9 @@ def serve(options: argparse.Namespace, key: str | None, limits: Limits, listenin
     sys.setswitchinterval(_SWITCH_SECONDS)
     try:
         return asyncio.run(until_stopped())
-    except OSError as error:  # another server took the port while the model was loaded
-        print(why_not_listening(options, error), file=sys.stderr)
-        return 1
     finally:
         engine.close(cancel=True)
         gc.unfreeze()
-
-
-def _on_signal(number: int, call: Callable[[], None]) -> None:
-    """Let the running event loop make this call when a signal comes: also on Windows, where loops know no signals."""
-    loop = asyncio.get_running_loop()
-    signal.signal(number, lambda *_: loop.call_soon_threadsafe(call))
 
 
 def server_parser() -> argparse.ArgumentParser:
@@ -247,7 +241,6 @@ def server_parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Serve a trained run until SIGINT or SIGTERM; return the exit code."""
     let_console_replace()
-    # 1. check what costs nothing to check
     options = server_parser().parse_args(arguments)
     try:
         limits = Limits.from_options(options)
@@ -258,7 +251,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
-    # 2. take the port before the model is loaded: it fails faster
+    # take the port before the model is loaded: it fails faster
     try:
         listening = bind(options.host, options.port)
     except (OSError, OverflowError) as error:

@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,14 +56,9 @@ def _read_texts(task: PartTask) -> list[str]:
 def encode_joined(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], dtype: str) -> tuple[np.ndarray, list[int]]:
     """Return the ids of all documents in a row, (tokens,) of `dtype`, and their lengths: bos, a text's ids, eos."""
     start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
-    joined: list[int] = []
-    lengths = []
-    for ids in encode_batch(tokenizer, texts):
-        joined.append(start)
-        joined += ids
-        joined.append(end)
-        lengths.append(len(ids) + 2)
-    return np.fromiter(joined, dtype, len(joined)), lengths
+    documents = [[start, *ids, end] for ids in encode_batch(tokenizer, texts)]
+    lengths = list(map(len, documents))
+    return np.fromiter(chain.from_iterable(documents), dtype, sum(lengths)), lengths
 
 
 @lru_cache(maxsize=1)
@@ -146,18 +141,17 @@ def _join(parts: list[Path], folder: Path, split: str, wanted: int, dtype: np.dt
     ends = np.cumsum(tokens)
     pieces = [np.memmap(part, dtype, "r") for part in parts]
     begins = np.cumsum([0, *map(len, pieces)])  # where each part begins
-    # 1. a document belongs to the shard that holds its middle: no shard is off by more than one document, and one
+    # a document belongs to the shard that holds its middle: no shard is off by more than one document, and one
     # longer than a shard leaves others empty
     shard_of = np.minimum((ends - tokens / 2) * wanted / ends[-1], wanted - 1).astype(np.int64)
     firsts = np.flatnonzero(np.diff(shard_of, prepend=-1)).tolist()  # the first document of each shard
     facts = []
     for i, (first, stop) in enumerate(pairwise([*firsts, len(tokens)])):
-        # 2. the ids of its documents, from all parts that hold some of them
+        # the ids of its documents, from all parts that hold some of them
         file, starts = folder / f"{split}-{i:05d}.bin", ends[first:stop] - tokens[first:stop]
         with open(file, "wb") as out:
             for ids, begin in zip(pieces, begins, strict=False):
                 ids[max(0, starts[0] - begin) : max(0, ends[stop - 1] - begin)].tofile(out)
-        # 3. where they start in it
         np.save(file.with_suffix(".offsets.npy"), starts - starts[0])
         counts = {"tokens": int(tokens[first:stop].sum()), "characters": int(characters[first:stop].sum())}
         facts.append({"file": file.name, "documents": stop - first} | counts)

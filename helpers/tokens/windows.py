@@ -5,7 +5,7 @@ Knows nothing of texts or models.
 
 import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
@@ -90,26 +90,35 @@ def choose_packing(packing: str, stream: Stream, n_ctx: int) -> str:
     return packing
 
 
-class Examples(Protocol):
+class Examples:
     """What the training loop learns from: windows of ids with labels."""
 
     n_ctx: int
     lengths: np.ndarray  # (windows,) of ids
+    labels: np.ndarray  # (windows,) how many of them have a label
     packed: bool  # whether a window holds several texts, none of which sees another; it then comes with positions
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return len(self.lengths)
 
-    def __getitem__(self, index: int) -> "tuple[np.ndarray, ...]":
-        """Return the inputs, the labels and, if packed, the positions of one window, each (n_ctx,)."""
+    def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
+        """Return the inputs, the labels and, if packed, the positions of one window, each (n_ctx,) int64."""
+        raise NotImplementedError
 
     def count_labels(self, indices: np.ndarray) -> int:
         """Return how many tokens of these windows have a label."""
+        return int(self.labels[indices].sum())
 
     def batch(self, indices: Sequence[int] | np.ndarray) -> "tuple[torch.Tensor, ...]":
-        """Return the same of several windows, each (B, T)."""
+        """Return the same of several windows, each (B, T); T is the longest of them, rounded up to a multiple of 8."""
+        import torch  # here, because each worker that writes shards would wait three seconds for it
+
+        rows = zip(*(self[int(i)] for i in indices), strict=True)
+        width = min(self.n_ctx, -8 * (-int(self.lengths[np.asarray(indices)].max()) // 8))
+        return tuple(torch.from_numpy(np.stack(each)[:, :width]) for each in rows)
 
 
-class Windows:
+class Windows(Examples):
     """Windows of at most `n_ctx` ids with the next id of each as its label, over each document or the whole stream.
 
     A text of L tokens holds L - 1 answers. Its windows start `stride` ids apart; every answer is in at least one of
@@ -144,10 +153,8 @@ class Windows:
         self.starts = np.repeat(begins, per_text) + number * stride
         self.lengths = np.minimum(n_ctx, np.repeat(begins + sizes, per_text) - 1 - self.starts)
         self.skip = np.where(once & (number > 0), n_ctx - stride, 0)
+        self.labels = self.lengths - self.skip
         self.answers = int((sizes - 1).sum())
-
-    def __len__(self) -> int:
-        return len(self.starts)
 
     def first(self, count: int) -> "Windows":
         """Return the first `count` of these windows: enough to compare models quickly."""
@@ -155,22 +162,18 @@ class Windows:
 
     def spread(self, answers: int) -> "Windows":
         """Return windows from all over the text with about `answers` answers to score, or all if there are fewer."""
-        scored = int((self.lengths - self.skip).sum())
+        scored = int(self.labels.sum())
         count = max(1, round(len(self) * answers / scored)) if scored > answers else len(self)
         return self._some(np.arange(count) * len(self) // count)
 
     def _some(self, indices: np.ndarray) -> "Windows":
         part = copy.copy(self)
-        part.starts, part.lengths, part.skip = self.starts[indices], self.lengths[indices], self.skip[indices]
-        part.answers = int((part.lengths - part.skip).sum())
+        for name in ("starts", "lengths", "skip", "labels"):
+            setattr(part, name, getattr(self, name)[indices])
+        part.answers = int(part.labels.sum())
         return part
 
-    def count_labels(self, indices: np.ndarray) -> int:
-        """Return how many tokens of these windows have a label."""
-        return int((self.lengths[indices] - self.skip[indices]).sum())
-
-    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (inputs, labels) of one window, each (n_ctx,) int64."""
+    def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
         start, length = int(self.starts[index]), int(self.lengths[index])
         ids = self.stream.read(start, start + length + 1)
         inputs = np.full(self.n_ctx, self.pad_id, np.int64)
@@ -179,14 +182,6 @@ class Windows:
         labels[:length] = ids[1:]
         labels[: self.skip[index]] = IGNORE
         return inputs, labels
-
-    def batch(self, indices: Sequence[int] | np.ndarray) -> "tuple[torch.Tensor, torch.Tensor]":
-        """Return (inputs, labels), each (B, T) int64; T is the longest window, rounded up to a multiple of 8."""
-        import torch  # here, because each worker that writes shards would wait three seconds for it
-
-        inputs, labels = zip(*(self[int(i)] for i in indices), strict=True)
-        width = min(self.n_ctx, -8 * (-int(self.lengths[np.asarray(indices)].max()) // 8))
-        return torch.from_numpy(np.stack(inputs)[:, :width]), torch.from_numpy(np.stack(labels)[:, :width])
 
 
 def count_windows(tokens: np.ndarray | int, n_ctx: int, stride: int) -> np.ndarray:
@@ -203,12 +198,11 @@ def epoch_order(lengths: np.ndarray, seed: int, epoch: int) -> np.ndarray:
     nothing.
     """
     random = np.random.default_rng([seed, epoch])
-    # 1. shuffle; the last windows, fewer than a block, stay unsorted and come last
+    # the last windows, fewer than a block, stay unsorted and come last
     shuffled = random.permutation(len(lengths))
     whole, rest = np.split(shuffled, [len(shuffled) // _BLOCK * _BLOCK])
-    # 2. sort runs of the shuffled windows by length, and cut them into blocks
+    # sort runs of the shuffled windows by length, and cut them into blocks
     blocks: list[np.ndarray] = []
     for chunk in np.split(whole, range(_SORTED, len(whole), _SORTED)):
         blocks += np.split(chunk[lengths[chunk].argsort(kind="stable")], range(_BLOCK, len(chunk), _BLOCK))
-    # 3. shuffle the blocks
     return np.concatenate([*(blocks[i] for i in random.permutation(len(blocks))), rest])

@@ -16,7 +16,7 @@ from typing import NamedTuple, cast
 import jinja2
 from transformers import PreTrainedTokenizerFast
 
-from helpers.corpus.conversations import ASSISTANT, ROLES, SYSTEM, USER, Message
+from helpers.corpus.conversations import ASSISTANT, SYSTEM, USER, Message
 from helpers.vocab.tokenizer import encode_batch
 
 # ours: <bos> system line <user> question <assistant> answer <eos> <user> question <assistant> answer <eos> …
@@ -105,13 +105,9 @@ def turn_borders(tokenizer: PreTrainedTokenizerFast) -> frozenset[int]:
 
     None without a template, or with one that has no second question.
     """
-    return _turn_borders(tokenizer, str(tokenizer.chat_template)) if has_template(tokenizer) else frozenset()
-
-
-@lru_cache(_CACHED)
-def _turn_borders(tokenizer: PreTrainedTokenizerFast, template: str) -> frozenset[int]:
+    talk = [_message(USER, "?"), _message(ASSISTANT, _OPEN), _message(USER, "?")]
     try:
-        text = _render(tokenizer, [_message(USER, "?"), _message(ASSISTANT, _OPEN), _message(USER, "?")], True)
+        text = _render(tokenizer, talk, True)
     except ChatError:
         return frozenset()
     return frozenset(token.id for token in _tokens(tokenizer, text[text.find(_OPEN) :]) if token.special)
@@ -122,20 +118,13 @@ def _turn_borders(tokenizer: PreTrainedTokenizerFast, template: str) -> frozense
 
 def check_messages(messages: Sequence[Message]) -> None:
     """Raise ChatError unless an optional system line comes first, then user and assistant in turns, last the user."""
-    spoken = messages[1:] if messages and messages[0]["role"] == SYSTEM else messages
-    if not spoken:
+    roles = [message["role"] for message in messages]
+    spoken = roles[1:] if roles[:1] == [SYSTEM] else roles
+    if USER not in spoken:
         raise ChatError("there is no message of the user")
-    first = len(messages) - len(spoken)
-    for number, message in enumerate(spoken):
-        role, wanted, where = message["role"], (USER, ASSISTANT)[number % 2], f"message {first + number + 1}"
-        if role not in ROLES:
-            raise ChatError(f"{where} has the role '{role[:40]}': the roles are {', '.join(ROLES)}")
-        if role == SYSTEM:
-            raise ChatError(f"{where} is a system line: only the first message may be one")
-        if role != wanted:
-            raise ChatError(f"{where} is of the {role}, where the {wanted} should speak: they take turns")
-    if spoken[-1]["role"] != USER:
-        raise ChatError(f"the last message is of the {spoken[-1]['role']}; it should be of the {USER}")
+    if spoken != [USER, *[ASSISTANT, USER] * (len(spoken) // 2)]:
+        said = ", ".join(role[:40] for role in roles)
+        raise ChatError(f"the messages are of {said}: user and assistant take turns, and the user has the last word")
 
 
 def _message(role: str, content: str) -> Message:
@@ -155,7 +144,7 @@ def encode_messages(
     `adds_only` is false, only the last answer counts as one. Raises ChatError where the template refuses the messages
     or changes more of them than outer space and thoughts, and for a lone surrogate.
     """
-    # 1. the text; no message can write a special token
+    # no message can write a special token
     safe = [_message(message["role"], _veiled(tokenizer, message["content"])) for message in messages]
     _check_template(tokenizer, str(tokenizer.chat_template), tuple(message["role"] for message in safe))
     text = _render(tokenizer, safe, generation_prompt)
@@ -163,7 +152,6 @@ def encode_messages(
     tokens = _tokens(tokenizer, text)
     own: set[int] = set()  # places of the assistant's
     answers = [number for number, message in enumerate(safe) if message["role"] == ASSISTANT and not generation_prompt]
-    # 2. which ids are the assistant's
     for number in answers if adds_only(tokenizer) else answers[-1:]:
         message, asked = safe[number], _render(tokenizer, safe[:number], True)
         prompt = _tokens(tokenizer, asked)

@@ -1,7 +1,6 @@
 """A cache of word segmentations on disk: a hash of the line maps to the lengths of its pieces.
 
-Knows nothing of segmenters and stores no text. A damaged file is replaced by an empty one; a file that cannot be
-written costs time, never a result.
+Knows nothing of segmenters and stores no text. A file that is damaged or cannot be written costs time, never a result.
 """
 
 import contextlib
@@ -64,7 +63,7 @@ class SegmentCache:
         self._with_database(lambda database: database.executemany("INSERT OR REPLACE INTO cuts VALUES (?, ?)", rows))
 
     def _with_database(self, work: Callable[[sqlite3.Connection], _T]) -> _T | None:
-        """Return the result of one transaction; None if the file is damaged or cannot be used."""
+        """Return the result of one transaction; None if the file cannot be used."""
         if not self.usable:
             return None
         try:
@@ -72,14 +71,8 @@ class SegmentCache:
             with contextlib.closing(sqlite3.connect(self.path, timeout=_LOCK_SECONDS)) as database, database:
                 database.execute(_TABLE)
                 return work(database)
-        except (OSError, sqlite3.OperationalError) as error:  # a full or read-only disk, a file that stays locked
+        except (OSError, sqlite3.Error) as error:  # a full disk, a file that stays locked, bytes of something else
             self.usable = False
-            print(f"{self.path} cannot be used ({error}): every line is segmented again", file=sys.stderr)
-        except sqlite3.DatabaseError as error:  # these are not the bytes that SQLite wrote
-            print(f"{self.path} is damaged ({error}): it is replaced by an empty cache", file=sys.stderr)
-            try:
-                for suffix in ("", "-journal"):
-                    self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
-            except OSError:  # a read-only folder; on Windows, a file that another process has open
-                self.usable = False
-        return None
+            cure = "every line is segmented again. If it is damaged, delete it"
+            print(f"{self.path} cannot be used ({error}): {cure}", file=sys.stderr)
+            return None

@@ -31,7 +31,6 @@ _ASCII = ["\t", "\n", "\r", *map(chr, range(32, 127))]
 # same text letter by letter: six letters, each seen once in a corpus of 10^12 words, cost 6 × ln(10^12) = 166.
 _NEVER = -1e4
 _NEEDED = {"pad": "padding", "bos": "a document's start", "eos": "a document's end", "unk": "what is unknown"}
-_KNOWN = (*_NEEDED, "sep", "cls", "mask")  # meanings that Hugging Face has names for
 # a merge holds no space, punctuation or symbol, so no piece is "，我", "<bos>" or "<0x41>"
 _RUNS = r"[^\s\p{P}\p{S}]+|[\s\p{P}\p{S}]"
 # written without spaces: Chinese and Japanese characters, their punctuation, full-width forms
@@ -160,8 +159,6 @@ def _wrap(backend: Tokenizer, special_tokens: Mapping[str, str], others: Sequenc
     backend.post_processor = processors.TemplateProcessing(
         single=f"{start} $A", pair=f"{start} $A $B", special_tokens=[(start, backend.token_to_id(start))]
     )
-    known = {f"{meaning}_token": name for meaning, name in special_tokens.items() if meaning in _KNOWN}
-    roles = {f"{meaning}_token": name for meaning, name in special_tokens.items() if meaning not in _KNOWN}
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         split_special_tokens=True,  # "<bos>" typed by a user is five letters
@@ -169,8 +166,8 @@ def _wrap(backend: Tokenizer, special_tokens: Mapping[str, str], others: Sequenc
         model_input_names=["input_ids", "attention_mask"],
         model_max_length=2**31 - 1,  # no limit of its own: the context length belongs to the model
         extra_special_tokens=list(others),
-        **known,
-        **roles,  # so that tokenizer.user_token_id is there, as tokenizer.bos_token_id is
+        # the roles too, so that tokenizer.user_token_id is there, as tokenizer.bos_token_id is
+        **{f"{meaning}_token": name for meaning, name in special_tokens.items()},
     )
 
 
@@ -181,7 +178,6 @@ def load_pretrained_tokenizer(name: str) -> PreTrainedTokenizerFast:
     missing start or padding token. What the model's own normalisation changes (BERT: capitals, newlines) is lost.
     Raises ValueError where there is no usable tokenizer.
     """
-    # 1. the tokenizer as the model's folder has it
     try:
         original = _load_original(fetch_settings(name))
     except (OSError, ValueError, ImportError) as error:
@@ -190,7 +186,6 @@ def load_pretrained_tokenizer(name: str) -> PreTrainedTokenizerFast:
             f"pretrained_model: no tokenizer could be read from '{name}' ({why}). Give a folder with tokenizer.json or "
             "vocab.txt, or a Hub name while you are online"
         ) from None
-    # 2. which tokens start, end and pad a document
     names = {kind.removesuffix("_token"): token for kind, token in original.special_tokens_map.items()}
     end = names.get("eos") or names.get("sep")
     if not end:
@@ -202,7 +197,7 @@ def load_pretrained_tokenizer(name: str) -> PreTrainedTokenizerFast:
     names |= {"bos": start, "eos": end, "pad": names.get("pad") or end}
     others = [str(token) for token in original.added_tokens_decoder.values() if token.special]
 
-    # 3. no truncation, no padding, no spaces between Chinese characters
+    # no truncation, no padding, no spaces between Chinese characters
     backend = original.backend_tokenizer
     backend.no_truncation()  # some folders keep the settings of their last batch
     backend.no_padding()
@@ -212,7 +207,7 @@ def load_pretrained_tokenizer(name: str) -> PreTrainedTokenizerFast:
         backend.decoder = decoders.Sequence(join)
     tokenizer = _wrap(backend, names, [token for token in others if token not in names.values()])
     tokenizer.chat_template = original.chat_template
-    # 4. the name of a special token must stay text where a user types it
+    # the name of a special token must stay text where a user types it
     for token in {start, end}:
         if tokenizer.convert_tokens_to_ids(token) in encode(tokenizer, token):
             raise ValueError(

@@ -11,11 +11,12 @@ import re
 import struct
 import sys
 import threading
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from importlib import metadata
-from itertools import accumulate
+from itertools import accumulate, groupby
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -272,14 +273,9 @@ def boundary_f1(segmented: Sequence[Sequence[str]], reference: Sequence[Sequence
 
 def _between(pieces: Sequence[str], boundaries: set[int]) -> list[tuple[str, ...]]:
     """Return the pieces in groups that end at the boundaries."""
-    groups: list[tuple[str, ...]] = []
-    group: list[str] = []
-    for piece, end in zip(pieces, accumulate(map(len, pieces)), strict=True):
-        group.append(piece)
-        if end in boundaries:
-            groups.append(tuple(group))
-            group = []
-    return [*groups, tuple(group)] if group else groups
+    ends, placed = sorted(boundaries), zip(accumulate(map(len, pieces), initial=0), pieces, strict=False)
+    groups = groupby(placed, key=lambda each: bisect_right(ends, each[0]))
+    return [tuple(piece for _, piece in group) for _, group in groups]
 
 
 def count_differences(

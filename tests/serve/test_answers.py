@@ -69,7 +69,8 @@ def test_a_chat_answer_tells_each_token_and_its_rivals():
     (choice,) = told["choices"]
     assert choice == {"index": 0, "message": message, "finish_reason": "stop", "logprobs": {"content": [token]}}
     assert told["usage"] == {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
-    assert (told["object"], told["messages_left_out"]) == ("chat.completion", 2)
+    events = [json.loads((writer := chat_writer()).event(0, "a", (), None)), json.loads(writer.event(0, "b", (), None))]
+    assert [each.get("messages_left_out") for each in (told, *events)] == [2, 2, None]
 
 
 # ---- the description for programs ----

@@ -9,23 +9,14 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from service import JSON, FakeEngine, chat_tokenizer, in_thread, tiny_engine, tiny_model, tiny_tokenizer
-
-from helpers.generate import generate
-from helpers.generate.settings import Settings
-from helpers.vocab import chat
+from service import JSON, TALK, FakeEngine, chat_tokenizer, directly, ids_of, in_thread, message, tiny_engine
 
 RECORDED = json.loads(Path(__file__).with_name("clients.json").read_text("utf-8"))
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS, CHAT, SYSTEM = "/v1/completions", "/v1/chat/completions", message("system", "看土")
 TOOL = {"type": "function", "function": {"name": "x"}}
 
 
-def message(role, content):
-    return {"role": role, "content": content}
-
-
-ASKED, SAID, ASKED_AGAIN = message("user", "绿萝怎么浇水？"), message("assistant", "看土。"), message("user", "冬天？")
-TALK, SYSTEM = [ASKED, SAID, ASKED_AGAIN], message("system", "看土")
+ASKED, SAID, ASKED_AGAIN = TALK
 PLAIN = {COMPLETIONS: {"prompt": "绿萝"}, CHAT: {"messages": TALK}}
 
 
@@ -110,10 +101,6 @@ def test_numbers_as_programs_write_them(served, path, asked, settings):
 # ---- conversations ----
 
 
-def ids_of(messages):
-    return chat.encode_messages(chat_tokenizer(), messages, generation_prompt=True).ids
-
-
 EXTRAS = {"tool_calls": [], "annotations": [], "reasoning_content": "", "id": "msg-1", "refusal": None, "audio": None}
 PARTS = [
     {"type": "text", "text": "绿萝怎么", "cache_control": {"type": "ephemeral"}},
@@ -173,16 +160,16 @@ def test_a_message_that_would_change_the_answer_is_refused_by_name(served, more)
 
 def test_prompts_may_be_ids_and_nothing_is_a_fresh_text():
     """The same texts as without a server: the generator reads these ids."""
-    tokenizer, settings = tiny_tokenizer(), Settings(max_new_tokens=9, seed=3)
+    tokenizer = chat_tokenizer()
     prompts = [[5, 6, 7], [[5, 6], [7]], ["", "绿萝"], tokenizer("")["input_ids"]]
-    with tiny_engine() as engine, in_thread(engine) as address:
+    with tiny_engine(tokenizer) as engine, in_thread(engine) as address:
         for prompt in prompts:
             body = json.dumps({"prompt": prompt, "max_tokens": 9, "seed": 3}).encode()
             with urllib.request.urlopen(urllib.request.Request(address + COMPLETIONS, body, JSON)) as response:
                 texts = [choice["text"] for choice in json.load(response)["choices"]]
             several = prompt if isinstance(prompt[0], list | str) else [prompt]
             ids = [each if isinstance(each, list) else tokenizer(each)["input_ids"] for each in several]
-            assert texts == ["".join(generate.stream_text(tiny_model(), tokenizer, each, settings)) for each in ids]
+            assert texts == [directly(each, max_new_tokens=9, seed=3) for each in ids]
 
 
 @pytest.mark.parametrize("prompt", [[-1], [10**9], [[]], [1, "a"], [2.5], []])

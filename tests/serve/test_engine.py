@@ -42,8 +42,8 @@ def start(net, tok):
     """Start engines, and cancel whatever a test has left in them."""
     engines = []
 
-    def make(on_first_token=None, **limits) -> Engine:
-        engine = Engine(net, tok, Limits(**limits), on_first_token=on_first_token)
+    def make(**limits) -> Engine:
+        engine = Engine(net, tok, Limits(**limits))
         engines.append(engine.start())
         return engines[-1]
 
@@ -113,7 +113,8 @@ def test_the_end_of_a_sample_is_told_once_also_while_others_go_on(start, net, to
 
 def test_figures_of_the_engine(start):
     waits = []
-    engine = start(max_rows=1, on_first_token=waits.append)
+    engine = start(max_rows=1)
+    engine.on_first_token = waits.append
     assert engine.alive and (engine.waiting, engine.rows, engine.tokens) == (0, 0, 0)
     running = engine.submit("", ENDLESS)
     wait_until(lambda: engine.rows == 1 and engine.tokens > 3)
@@ -248,8 +249,6 @@ def test_impossible_wishes_are_refused_in_words(start, net, tok):
     for samples in (0, 3):
         with pytest.raises(ValueError, match=f"samples is {samples}.*1 to 2"):
             engine.submit("水", samples=samples)
-    with pytest.raises(ValueError, match="max_rows is 0"):
-        Engine(net, tok, Limits(max_rows=0))
     idle = Engine(net, tok)
     with pytest.raises(RuntimeError, match=r"start\(\)"):
         idle.submit("水")

@@ -14,20 +14,9 @@ from dataclasses import fields
 
 import aiohttp
 import pytest
-from service import (
-    HEAD,
-    JSON,
-    FakeEngine,
-    app_with,
-    chat_tokenizer,
-    events_of,
-    in_loop,
-    in_thread,
-    make_run,
-    tiny_tokenizer,
-    until,
-)
+from service import HEAD, JSON, FakeEngine, app_with, chat_tokenizer, events_of, in_loop, in_thread, make_run, until
 
+from helpers import paths
 from helpers.serve import server
 from helpers.serve.app import STATE
 from helpers.serve.limits import Limits
@@ -145,13 +134,6 @@ def test_the_port_is_taken(capsys, monkeypatch):
     assert "choose another --host" in said
 
 
-def test_the_run_is_missing(capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv("RUNS_DIR", str(tmp_path))
-    assert server.main(["--run", "nowhere", "--port", "0"]) == 1
-    error = capsys.readouterr().err
-    assert "nowhere" in error and "04_train" in error
-
-
 def test_the_model_is_there_before_the_first_request(monkeypatch, capsys):
     """The book's first request loaded the model; and it listened on every address of the machine."""
     happened = []
@@ -236,13 +218,13 @@ def test_the_suggested_command_has_the_key(tmp_path):
 
 
 @pytest.mark.parametrize("name", [limit.name for limit in fields(Limits) if limit.type is int])
-@pytest.mark.parametrize("tokenizer", [tiny_tokenizer, chat_tokenizer])
-def test_the_suggested_command_is_answered_whatever_the_limits(tokenizer, name):
+@pytest.mark.parametrize("has_chat", [False, True])
+def test_the_suggested_command_is_answered_whatever_the_limits(has_chat, name):
     """`--max-length 40` made the server refuse what it had suggested itself."""
     least = {"max_body_bytes": 64, "max_context": 2, "max_prompt_tokens": 8}.get(name, 1)
-    engine = FakeEngine(tokenizer=tokenizer())
+    engine = FakeEngine(tokenizer=chat_tokenizer() if has_chat else None)
     with in_thread(engine, **{name: least}) as address:
-        command = server.curl(address, has_chat=tokenizer is chat_tokenizer)
+        command = server.curl(address, has_chat=has_chat)
         curl, url, header, kind, data, body = shlex.split(command)
         assert (curl, header, kind, data) == ("curl", "-H", "Content-Type: application/json", "-d")
         with urllib.request.urlopen(urllib.request.Request(url, body.encode(), JSON), timeout=60) as response:
@@ -281,11 +263,12 @@ def test_the_last_model_that_the_run_has(monkeypatch, tmp_path, made, wanted):
     assert asked == [wanted, "base"]
 
 
-def test_a_room_that_the_run_has_not_visited(monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize("run, words", [("nowhere", "04_train"), ("tiny", "deeper/chat")])
+def test_a_model_that_is_not_there(monkeypatch, tmp_path, capsys, run, words):
     monkeypatch.setenv("RUNS_DIR", str(tmp_path))
     make_run()
-    assert server.main(["--run", "tiny", "--port", "0", "--room", "chat"]) == 1
-    assert "deeper/chat" in capsys.readouterr().err
+    assert server.main(["--run", run, "--port", "0", "--room", "chat"]) == 1
+    assert run in (error := capsys.readouterr().err) and words in error
 
 
 def test_a_chat_model_whose_answers_would_not_end(monkeypatch, capsys):
@@ -294,3 +277,27 @@ def test_a_chat_model_whose_answers_would_not_end(monkeypatch, capsys):
     monkeypatch.setattr(server.generate, "load", lambda *_: ("model", other))
     assert server.main(["--run", "any", "--port", "0", "--room", "chat"]) == 1
     assert "no answer would ever end" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("room, began", [("base", ""), ("chat", "train"), ("reward", "train"), ("reward", "chat")])
+def test_a_text_begins_with_the_settings_of_the_model_that_was_taught_to_answer(
+    monkeypatch, capsys, tmp_path, room, began, given
+):
+    """And an answer with those of the model itself."""
+    monkeypatch.setenv("RUNS_DIR", str(tmp_path))
+    make_run()
+    make_run("chat", pretrained_model=str(tmp_path) if given else "")
+    make_run("reward", began or "train")
+    base = tmp_path if given and "chat" in (room, began) else paths.room("tiny", "train") / "final_model"
+    for folder, temperature in ((paths.room("tiny", paths.MODELS[room]) / "final_model", 0.3), (base, 0.9)):
+        (folder / "generation_config.json").write_text(json.dumps({"temperature": temperature}))
+
+    def make_app(*_, defaults, **__):
+        raise ValueError({view: settings["temperature"] for view, settings in defaults.items()})
+
+    monkeypatch.setattr(server.generate, "load", lambda *_: ("model", chat_tokenizer()))
+    monkeypatch.setattr(server, "Engine", FakeEngine)
+    monkeypatch.setattr(server, "make_app", make_app)
+    assert server.main(["--run", "tiny", "--port", "0", "--room", room]) == 1
+    assert capsys.readouterr().err == f"{ {'texts': 0.9, 'chat': 0.9 if room == 'base' else 0.3} }\n"

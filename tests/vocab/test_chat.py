@@ -30,24 +30,6 @@ def ours() -> PreTrainedTokenizerFast:
     return made
 
 
-def chatml() -> PreTrainedTokenizerFast:
-    """A tokenizer of bytes with the special tokens and the template of the Qwen family."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>",
-        extra_special_tokens=["<|im_start|>"],
-    )  # fmt: skip
-    made.chat_template = CHATML
-    return made
-
-
-OURS, CHATML_TOKENIZER = ours(), chatml()
-BOTH = pytest.mark.parametrize("tok", [OURS, CHATML_TOKENIZER], ids=["ours", "chatml"])
-
-
 def of_the_library(tok: PreTrainedTokenizerFast, messages, generation_prompt=False) -> list[int]:
     tok.backend_tokenizer.encode_special_tokens = False  # as in a tokenizer that was just loaded
     return tok.apply_chat_template(messages, add_generation_prompt=generation_prompt, tokenize=True, return_dict=False)
@@ -56,16 +38,6 @@ def of_the_library(tok: PreTrainedTokenizerFast, messages, generation_prompt=Fal
 def answers(tok: PreTrainedTokenizerFast, encoded: chat.Encoded) -> list[str]:
     """Return the tokens that the assistant says."""
     return tok.convert_ids_to_tokens([i for i, own in zip(*encoded, strict=True) if own])
-
-
-@BOTH
-@pytest.mark.parametrize("length", range(2, 6))
-def test_the_ids_are_those_that_the_library_makes_of_the_template(tok, length):
-    for messages in (TALK[:length], TALK[1:length]):
-        for generation_prompt in (False, True):
-            ids, is_answer = chat.encode_messages(tok, messages, generation_prompt)
-            assert ids == of_the_library(tok, messages, generation_prompt)
-            assert len(ids) == len(is_answer)
 
 
 # ---- the shapes of other models' templates, and tokenizers as theirs ----
@@ -136,6 +108,20 @@ def foreign(shape: str, cut: str) -> PreTrainedTokenizerFast:
     return made
 
 
+OURS, CHATML_TOKENIZER = ours(), foreign("chatml", "bytes")
+BOTH = pytest.mark.parametrize("tok", [OURS, CHATML_TOKENIZER], ids=["ours", "chatml"])
+
+
+@BOTH
+@pytest.mark.parametrize("length", range(2, 6))
+def test_the_ids_are_those_that_the_library_makes_of_the_template(tok, length):
+    for messages in (TALK[:length], TALK[1:length]):
+        for generation_prompt in (False, True):
+            ids, is_answer = chat.encode_messages(tok, messages, generation_prompt)
+            assert ids == of_the_library(tok, messages, generation_prompt)
+            assert len(ids) == len(is_answer)
+
+
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_model_is_asked_as_it_was_taught_and_as_the_library_asks(shape, cut):
@@ -194,14 +180,14 @@ def test_the_answers_are_marked_with_the_token_that_ends_them():
 
 def test_the_token_that_ends_an_answer_or_none_and_then_it_is_refused():
     assert all(chat.end_of_turn(tok) == tok.eos_token_id for tok in (OURS, CHATML_TOKENIZER))
-    tok = chatml()
+    tok = foreign("chatml", "bytes")
     tok.chat_template = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
     with pytest.raises(chat.ChatError, match="nothing would stop it"):
         chat.end_of_turn(tok)
 
 
 def test_a_template_may_cut_space_but_nothing_else():
-    tok = chatml()
+    tok = foreign("chatml", "bytes")
     tok.chat_template = CHATML.replace("m.content", "(m.content | trim)")
     spaced = [{"role": "user", "content": " 你好\n"}]
     assert chat.encode_messages(tok, spaced).ids == of_the_library(tok, spaced)
@@ -212,7 +198,7 @@ def test_a_template_may_cut_space_but_nothing_else():
 
 
 def test_a_template_may_refuse_and_without_one_an_error_says_what_to_do():
-    tok = chatml()
+    tok = foreign("chatml", "bytes")
     for template, message in (
         ("{{ raise_exception('no system line here') }}", "no system line"),
         (None, "deeper/chat"),
@@ -250,9 +236,9 @@ def test_two_tokenizers_with_one_template_keep_their_own_ids():
 @pytest.mark.parametrize(
     "roles, why",
     [
-        ("", "no message"), ("s", "no message"), ("a", "where the user should speak"), ("uu", "they take turns"),
-        ("usa", "system line"), ("ua", "last message"), ("uax", "roles are"), ("uaa", "they take turns"),
-        ("u", ""), ("su", ""), ("uau", ""), ("suau", ""),
+        ("", "no message"), ("s", "no message"), ("a", "no message"),
+        *((roles, "take turns") for roles in ("uu", "usa", "ua", "uax", "uaa")),
+        *((roles, "") for roles in ("u", "su", "uau", "suau")),
     ],
 )  # fmt: skip
 def test_messages_out_of_turn_are_refused_and_no_others(roles, why):

@@ -22,10 +22,10 @@ class Turn {
     this.text.textContent = content;
     this.state = document.createElement("span");
     const copy = button("copy", "复制", "Copy", () => copyText(this.content, this.text));
-    const change = role === "user" ? button("change", "修改", "Edit", () => this.edit()) : button("again", "重答", "Again", () => again());
+    const more = role === "user" ? [] : [button("again", "重答", "Again", again)];
     const who = document.createElement("b");
     who.append(...(role === "user" ? both("你", "You") : both("模型", "Model")));
-    this.item.append(who, this.text, foot(this.state, copy, change));
+    this.item.append(who, this.text, foot(this.state, copy, ...more));
     talk.push(this);
     turns.append(this.item);
   }
@@ -42,46 +42,10 @@ class Turn {
     this.item.classList.add(kind);
     this.state.replaceChildren(...both(`${[...this.content].length} 字${words.length ? ` · ${words[0]}` : ""}`, words[1] ?? ""));
   }
-
-  // Let the question be written anew, in its own place; what follows it is dropped when it is sent.
-  edit() {
-    const box = document.createElement("textarea");
-    box.value = this.content;
-    box.maxLength = question.maxLength;
-    box.setAttribute("aria-label", "修改问题 Edit the question");
-    const close = () => {
-      this.item.classList.remove("editing");
-      box.remove();
-      row.remove();
-      question.focus();
-    };
-    const send = () => {
-      if (answering || !box.value.trim()) return;
-      close();
-      ask(box.value, talk.indexOf(this));
-    };
-    const row = foot(button("send", "发送", "Send", send), button("leave", "不改了", "Cancel", close));
-    this.item.classList.add("editing");
-    this.item.append(box, row);
-    onEnter(box, send);
-    box.addEventListener("keydown", (event) => {
-      if (event.key === "Escape" && !event.isComposing) close();
-    });
-    box.focus();
-  }
 }
 
 function drop(from) {
   for (const turn of talk.splice(from)) turn.item.remove();
-}
-
-// Enter sends, Shift+Enter breaks the line; the Enter that ends a composition belongs to the input method.
-function onEnter(box, act) {
-  box.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.keyCode === 229) return;
-    event.preventDefault();
-    act();
-  });
 }
 
 // ---- questions and answers ----
@@ -103,8 +67,7 @@ function showLeftOut(count) {
   byId("left-out").replaceChildren(...both(`上下文满了：最早的 ${count} 条，模型没有看到。`, `The context is full: the model did not see the oldest ${count} messages.`));
 }
 
-function ask(text, at = talk.length) {
-  drop(at);
+function ask(text) {
   new Turn("user", text);
   answer();
 }
@@ -188,7 +151,12 @@ asking.addEventListener("submit", (event) => {
   question.value = "";
   ask(text);
 });
-onEnter(question, () => asking.requestSubmit());
+question.addEventListener("keydown", (event) => {
+  // Shift+Enter breaks the line; the Enter that ends a composition belongs to the input method
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.keyCode === 229) return;
+  event.preventDefault();
+  asking.requestSubmit();
+});
 halt.addEventListener("click", () => answering?.abort());
 byId("new").addEventListener("click", () => {
   const left = answering;
