@@ -17,7 +17,7 @@ The rooms; a room imports the ground floor and the rooms before it, and each pac
     vocab       02  documents become a tokenizer: word segmentation, word list, Unigram, BPE, characters, bytes
     tokens      03  documents become memory-mapped token shards, windows and labels; n-gram baselines
     train       04  windows become a model: the model, its loss, the training loop, checkpoints
-    generate    05  a model becomes a writer: sampling, KV cache, beam search, constraints, explanations
+    generate    05  a model becomes a writer: sampling, KV cache, constraints, explanations
     serve       06  a writer becomes an HTTP service: continuous batching, authentication, streaming, metrics
 
 Side doors that make models of their own, from rooms of the six:
