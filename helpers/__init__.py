@@ -3,7 +3,7 @@
 The ground floor knows no room:
 
     paths       where everything lies: the repository, a run, the folder of each room
-    wording     phrases that many messages share: which notebook to run again, "did you mean", durations
+    wording     phrases that many messages share: what to install or run again, "did you mean", durations
     files       atomic writes of files and folders, SHA-256 fingerprints
     manifest    what a room was made from and what it holds; whether it still fits the room before it
     progress    how far a long piece of work is: a bar in a notebook, a note for the runner

@@ -25,6 +25,7 @@ from helpers.files import fingerprint, log_rows, write_text
 from helpers.manifest import MANIFEST, notebook_parameters, read_manifest, unfinished
 from helpers.run.execute import StageFailed, looking, run_stages
 from helpers.run.parameters import Refused, Values, load_yaml, plan_parameters
+from helpers.wording import install
 
 _STAGES = ["corpus", "vocab", "tokenize", "train"]  # of each run
 MOST_COMBINATIONS = 10_000
@@ -114,7 +115,7 @@ def open_study(name: str, prune: bool) -> Any:
         import optuna
         from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
     except ImportError:
-        raise Refused('a sweep needs Optuna: python -m pip install -e ".[sweep]" -c constraints.txt') from None
+        raise Refused(f"a sweep needs Optuna: {install('sweep')}") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     file = paths.run_dir(name) / "sweep.journal"
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -24,10 +24,10 @@ def stacked(spans: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def lattice(text: str, scores: Mapping[str, float], cut: Sequence[str]) -> None:
-    """Show all ways to cut a text into pieces: positions as nodes, pieces as arcs with scores, the tokenizer's cut bold.
+    """Show all ways to cut a text into pieces: positions as nodes, pieces as arcs with scores, one cut of it bold.
 
-    scores: {piece: logarithm of its probability}; what is not part of the text is left out. Raises ValueError for a
-    text of more than `LONGEST_TEXT` characters.
+    scores: {piece: logarithm of its probability}; what is not part of the text is left out. cut: the pieces that the
+    tokenizer makes of it. Raises ValueError for a text of more than `LONGEST_TEXT` characters.
     """
     if not 1 <= len(text) <= LONGEST_TEXT:
         raise ValueError(f"the text has {len(text)} characters: a lattice can be read with 1 to {LONGEST_TEXT}")
