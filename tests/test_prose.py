@@ -202,10 +202,14 @@ def ignored(book):
 
 
 def asserts(cell):
-    """Return whether a code cell asserts something that isn't a constant."""
+    """Return whether a code cell asserts something that isn't a constant, see also `show.expecting`."""
     flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    nodes = ast.walk(compile(cell.source, "cell", "exec", flags=flags))
-    return any(isinstance(node, ast.Assert) and not isinstance(node.test, ast.Constant) for node in nodes)
+    for node in ast.walk(compile(cell.source, "cell", "exec", flags=flags)):
+        match node:
+            case ast.Assert(test=claim) | ast.Call(func=ast.Name("expect"), args=[claim, _]):
+                if not isinstance(claim, ast.Constant):
+                    return True
+    return False
 
 
 def only_shows(cell):
