@@ -11,7 +11,6 @@ from transformers import (
     MinPLogitsWarper,
     NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
-    SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -74,17 +73,6 @@ def test_a_filter_gives_the_bits_of_transformers(filter, theirs, values, most_id
     assert torch.equal(filter(tensor, *given, torch.tensor(settings, dtype=torch.float64)), torch.cat(rows))
     assert torch.equal(filter(tensor, *given, settings[0]), theirs(settings[0])(ids, tensor.clone()))
     assert torch.equal(tensor, before)
-
-
-@thousand
-@given(st.data(), logits())
-def test_bans_are_those_of_transformers(data, tensor):
-    size, ids = tensor.shape[1], torch.zeros(1, 3, dtype=torch.long)
-    bans = a_row_each(data, st.sets(st.integers(0, size - 1), min_size=1))
-    masks = torch.tensor([[token in ban for token in range(size)] for ban in bans])
-    theirs = [SuppressTokensLogitsProcessor(list(ban))(ids, row[None]) for ban, row in zip(bans, tensor, strict=True)]
-    assert torch.equal(sampling.ban(tensor, masks), torch.cat(theirs))
-    assert torch.equal(sampling.ban(tensor, masks[0]), SuppressTokensLogitsProcessor(list(bans[0]))(ids, tensor))
 
 
 @settings(max_examples=50)

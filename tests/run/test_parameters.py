@@ -120,7 +120,7 @@ def test_a_preset_is_found_by_name_or_by_path(house, tmp_path):
         plan(["vocab"], preset=str(elsewhere))
 
 
-@pytest.mark.parametrize("command", ["verify -p size 3", "verify --prune", "refresh --corpus c.txt", "refresh --run r"])
+@pytest.mark.parametrize("command", ["verify -p size 3", "verify --draws 3", "refresh --run r"])
 def test_each_subcommand_has_its_own_options(house, command):
     with pytest.raises(SystemExit, match="2"):
         main(command.split())
