@@ -19,10 +19,6 @@ def test_a_difference_within_the_spread_is_no_difference():
     assert tournament.verdict(bits(a=(2, 0), b=(3, 0))) == "a = b", "one seed has no spread, and decides nothing"
 
 
-def test_the_spread_is_from_the_smallest_to_the_largest():
-    assert machine.mean_and_spread([1.0, 2.0, 4.5]) == {"mean": 2.5, "spread": 3.5}
-
-
 @pytest.mark.parametrize("units", [True, False, None])
 def test_a_machine_has_a_name_and_says_whether_it_has_bf16_units(monkeypatch, units):
     monkeypatch.setattr(machine, "has_bf16_units", lambda: units)

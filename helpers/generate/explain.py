@@ -70,9 +70,6 @@ class Score:
         """Bits per character; infinite for an empty text."""
         return self.bits / self.characters if self.characters else math.inf
 
-    def __add__(self, other: "Score") -> "Score":
-        return Score(self.bits + other.bits, self.tokens + other.tokens, self.characters + other.characters)
-
 
 @torch.inference_mode()
 def score_texts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> Iterator[Score]:

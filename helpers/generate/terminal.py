@@ -191,6 +191,6 @@ def _show_scores(options: argparse.Namespace) -> int:
     print("bits per character\tcharacters\tbeginning")
     for text, each in zip(texts, scores, strict=True):
         print(f"{each.per_character:.3f}\t{each.characters}\t{' '.join(text[:SHOWN].split())}")
-    whole = sum(scores[1:], scores[0])
-    print(f"{whole.per_character:.3f}\t{whole.characters}\tall {len(texts)} documents")
+    bits, characters = sum(each.bits for each in scores), sum(each.characters for each in scores)
+    print(f"{bits / characters:.3f}\t{characters}\tall {len(texts)} documents")
     return 0

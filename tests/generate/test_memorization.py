@@ -72,12 +72,6 @@ def test_a_stretch_never_crosses_into_the_next_document():
     assert (index.documents, index.characters, index.whole) == (3, 5, True)
 
 
-def test_an_index_of_nothing_and_a_text_of_nothing():
-    pairs = (([], "春"), (["", ""], "春"), (["春"], ""))
-    assert [Index(texts).copied(text).longest for texts, text in pairs] == [0, 0, 0]
-    assert Index(["春"]).copied("").share == 0
-
-
 @pytest.mark.parametrize(("limit", "held"), [(0, 1), (6, 1), (17, 1), (18, 2)])
 def test_texts_are_held_whole_up_to_the_limit(limit, held):
     """They have 5 and 11 bytes, and a border each."""

@@ -247,7 +247,7 @@ def test_a_score_for_each_document_and_one_for_all(tmp_path, capsys, small, tok)
     assert rows == [
         [f"{one.per_character:.3f}", "7", "绿萝怎么浇水？"],
         [f"{other.per_character:.3f}", "6", "冬天少浇水。"],
-        [f"{(one + other).per_character:.3f}", "13", "all 2 documents"],
+        [f"{(one.bits + other.bits) / 13:.3f}", "13", "all 2 documents"],
     ]
 
 
