@@ -3,7 +3,7 @@
 The ground floor knows no room:
 
     paths       where everything lies: the repository, a run, the folder of each room
-    wording     phrases that many messages share: which notebook to run again, "did you mean", durations
+    wording     phrases that many messages share: what to install or run again, "did you mean", durations
     files       atomic writes of files and folders, SHA-256 fingerprints
     manifest    what a room was made from and what it holds; whether it still fits the room before it
     progress    how far a long piece of work is: a bar in a notebook, a note for the runner
@@ -17,7 +17,7 @@ The rooms; a room imports the ground floor and the rooms before it, and each pac
     vocab       02  documents become a tokenizer: word segmentation, word list, Unigram, BPE, characters, bytes
     tokens      03  documents become memory-mapped token shards, windows and labels; n-gram baselines
     train       04  windows become a model: the model, its loss, the training loop, checkpoints
-    generate    05  a model becomes a writer: sampling, KV cache, beam search, constraints, explanations
+    generate    05  a model becomes a writer: sampling, KV cache, constraints, explanations
     serve       06  a writer becomes an HTTP service: continuous batching, authentication, streaming, metrics
 
 Side doors that make models of their own, from rooms of the six:

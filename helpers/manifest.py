@@ -28,7 +28,7 @@ MANIFEST = "manifest.json"
 ENDINGS = {
     "finished": True,  # to its last update, or to the end of its time; all rooms that train nothing
     "no better": True,  # `patience` validations without a better one
-    "stopped": False,  # by a file STOP: touched by hand, by the Stop button, or for a trial that is behind
+    "stopped": False,  # by a file STOP: touched by hand or by the Stop button
 }
 # stage -> the file of `helpers` and its dataclass that hold what can be set besides the notebook's parameters cell
 SETTINGS = {

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from helpers.progress import Bar
+from helpers.wording import install
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -87,7 +88,7 @@ def _connect(address: str) -> Executor:
     try:
         from distributed import Client
     except ImportError as error:
-        raise ClusterError('a cluster needs Dask: pip install -e ".[cluster]"') from error
+        raise ClusterError(f"a cluster needs Dask: {install('cluster')}") from error
     try:
         client = Client(address, timeout=CLUSTER_SECONDS, set_as_default=False)
     except (OSError, ValueError) as error:  # a timeout is an OSError

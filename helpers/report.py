@@ -71,8 +71,10 @@ _PAGE = """<!DOCTYPE html>
 {{ highlighting | safe }}
 </style></head>
 <body><h1>Run “{{ run }}”</h1>
+{% if verdict %}<p><b>{{ verdict }}</b></p>{% endif %}
 {% if losses %}<h2>Left out of the corpus</h2>
 <ul>{% for sentence in losses %}<li>{{ sentence }}</li>{% endfor %}</ul>{% endif %}
+{% if curve %}<img alt="{{ curve['text/plain'] }}" src="data:image/png;base64,{{ curve['image/png'] }}">{% endif %}
 <table><tr><th>stage</th><th>time</th><th>result</th></tr>
 {% for part in parts %}<tr><td><a href="#{{ part.name }}">{{ part.name }}</a></td>
 <td class="when">{{ "{:,.0f}".format(part.seconds) }} s</td><td>{{ part.figures }}</td></tr>
@@ -99,6 +101,21 @@ def one_line(run: str, stage: str) -> str:
     figures = FIGURES.get(stage) or [(name, name.replace("_", " "), ",.4g") for name in numbers]
     known = [(result[name], label, form) for name, label, form in figures if result.get(name) is not None]
     return " · ".join(f"{label} {format(value, form)}" for value, label, form in known)
+
+
+def verdict(run: str) -> str:
+    """Return in sentences how good a run's model is and what to do next; none before it is trained."""
+    found, counted = result_of(run, "train"), result_of(run, "tokenize")
+    bits, floor = (found.get(f"{name}_bits_per_char") for name in ("val", "floor"))
+    counting = min(counted.get(f"{name}_bits_per_char", 0) for name in ("unigram", "bigram", "trigram"))
+    if not (bits and counting):
+        return ""
+    words = f"The model needs {bits:.2f} bits per character of text that it has not seen"
+    words += f" (no model can need fewer than {floor:.2f}); " if floor else "; "
+    words += f"one that only counts which tokens follow which needs {counting:.2f}. "
+    if bits < counting:
+        return f"{words}So it has learned more than counting can: try it with make serve RUN={run}"
+    return f"{words}So it has learned too little: give it more text, or more time, as with -p epochs 10 or -p lr 5e-3"
 
 
 def first_samples(run: str) -> list[tuple[str, str]]:
@@ -131,17 +148,22 @@ def notebook_body(notebook: nbformat.NotebookNode, stage: str, folder: Path) -> 
 def write_report(run: str) -> Path:
     """Write runs/<run>/report.html from what the run has so far; return its path."""
     parts: list[dict[str, Any]] = []
+    curve = None  # of the loss: the picture that notebook 04 shows when its training has ended
     for stage in paths.NOTEBOOKS:
         try:
             notebook = nbformat.read(paths.executed_copy(run, stage), as_version=4)
         except (OSError, ValueError):  # it did not run, or was killed while its copy was written
             continue
+        if stage == "train":
+            shown = [output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", [])]
+            curve = next((data for data in shown if data.get("text/plain", "").startswith("bits per char")), None)
         seconds = notebook.metadata.get("papermill", {}).get("duration") or 0
         figures = " · ".join(filter(None, (unfinished(run, stage), one_line(run, stage))))
         part = {"name": paths.notebook(stage).stem, "seconds": seconds, "figures": figures}
         parts.append(part | {"body": notebook_body(notebook, stage, paths.run_dir(run))})
     page = Template(_PAGE, autoescape=True).render(
-        run=run, losses=result_of(run, "corpus").get("losses"), parts=parts, samples=first_samples(run), style=STYLE,
+        run=run, verdict=verdict(run), losses=result_of(run, "corpus").get("losses"), curve=curve, parts=parts,
+        samples=first_samples(run), style=STYLE,
         highlighting=HtmlFormatter(style="friendly").get_style_defs(".highlight"),
     )  # fmt: skip
     path = paths.run_dir(run) / "report.html"

@@ -1,4 +1,4 @@
-"""Phrases that many messages share: a duration, "did you mean", which notebook to run again; and consoles for them."""
+"""Phrases that many messages share: a duration, "did you mean", what to install or run again; and consoles for them."""
 
 import difflib
 import sys
@@ -55,6 +55,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def called_here(name: str, known: Iterable[str]) -> str:
     """Return what to say of a parameter that no notebook has: what it is called here, or the nearest known one."""
     return f": here it is {FOREIGN[name]}" if name in FOREIGN else did_you_mean(name, sorted(set(known) - {"run"}))
+
+
+def install(extra: str) -> str:
+    """Return the command that installs one of pyproject.toml's groups of packages, at the versions that were tested."""
+    return f'python -m pip install -e ".[{extra}]" -c constraints.txt'
 
 
 def run_again(stage: str, run: str = "") -> str:

@@ -1,4 +1,4 @@
-"""The exercises of a notebook: taken apart, held to their form, solved as they publish, and answered wrongly."""
+"""The exercises of a notebook: taken apart, solved as they publish, and answered wrongly."""
 
 import ast
 import re
@@ -8,7 +8,6 @@ import nbformat
 from nbformat.v4 import new_code_cell
 
 CHECK = "# ---- check ----"
-HEADING = re.compile(r"^### Exercise (\d+) · \S.* \((★☆☆|★★☆|★★★), (\d+) minutes?\)$")
 FOLDED = re.compile(r"<details><summary>(\w+)</summary>\n\s*\n(.*?)</details>", re.DOTALL)
 PYTHON = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 UNSOLVED, SOLVED = "Not yet: ", "Right: "
@@ -143,65 +142,3 @@ def compiles(source: str) -> bool:
 def code_lines(source: str) -> int:
     """Return how many lines hold code."""
     return sum(bool(line.strip()) and not line.strip().startswith("#") for line in source.splitlines())
-
-
-def problems(exercise: Exercise, number: int) -> list[str]:
-    """Return what is wrong with the form of the exercise that should have this number; nothing if it is right."""
-    found = []
-    heading = HEADING.match(exercise.heading)
-    if not heading or int(heading[1]) != number:
-        wanted = f"'### Exercise {number} · Title (★☆☆, 5 minutes)'"
-        found.append(f"the markdown cell above must begin with {wanted}, and begins with '{exercise.heading}'")
-    elif len(exercise.task.strip().splitlines()) < 2:
-        found.append("the markdown cell above has a heading and no task")
-    if [summary for summary, _ in exercise.folded] != ["Hint", "Solution"]:
-        found.append("the markdown cell below must hold a folded Hint, then a folded Solution, each with an empty "
-                     "line below <summary>")  # fmt: skip
-    elif exercise.answer.count("```") != 2 or not exercise.solution:
-        found.append("the markdown cell below must hold exactly one fenced block, of Python, in the Solution")
-    elif not compiles(exercise.solved):
-        found.append("with the solution in it, the cell is no Python")
-    elif PYTHON.sub("", dict(exercise.folded)["Solution"]).strip() == "":
-        found.append("the solution is code without a word that explains it")
-    if exercise.cell.source.splitlines().count(CHECK) != 1 or not exercise.cell.source.partition(CHECK)[2].strip():
-        found.append(f"the cell must hold the line '{CHECK}' once, the reader's part above, the check below")
-    elif not code_lines(exercise.cell.source.partition(CHECK)[0]):
-        found.append("the reader's part has no line to start from")
-    if exercise.solution and "build" in exercise.cell.metadata.tags and not 5 <= code_lines(exercise.solution) <= 25:
-        found.append(f"what is to be built has {code_lines(exercise.solution)} lines: 5 to 25 are wanted")
-    return found + verdict_problems(exercise, UNSOLVED)
-
-
-def missing(book: nbformat.NotebookNode, path: str) -> list[str]:
-    """Return what is wrong with all exercises and predictions of a chapter."""
-    every = exercises(book)
-    found = []
-    if len(every) < 4:
-        found.append(f"{path}: {len(every)} cells are tagged `exercise`, 4 are wanted")
-    if not [i for i in tagged(book, "build") if i in tagged(book, "exercise")]:
-        found.append(f"{path}: no exercise is tagged `build`")
-    if len(tagged(book, "predict")) < 3:
-        found.append(f"{path}: {len(tagged(book, 'predict'))} cells are tagged `predict`, 3 are wanted")
-    try_it = [i for i, cell in enumerate(book.cells) if re.search(r"^## Try it$", cell.source, re.MULTILINE)]
-    if len(try_it) != 1 or any(i < try_it[0] for i in tagged(book, "exercise")):
-        found.append(f"{path}: one heading '## Try it' must stand above the exercises")
-    return found
-
-
-def form_problems(book: nbformat.NotebookNode, path: str) -> list[str]:
-    """Return what is wrong with the form of each exercise and each prediction, by the cells' ids."""
-    found = []
-    for number, exercise in enumerate(exercises(book), 1):
-        found += [f"{path} [{exercise.cell.id}]: {words}" for words in problems(exercise, number)]
-    for i in tagged(book, "predict"):
-        cell, before = book.cells[i], book.cells[i - 1]
-        where = f"{path} [{cell.id}]:"
-        if not re.search(r"^(my_)?guess\w* = None\b", cell.source, re.MULTILINE):
-            found.append(f"{where} no line `my_guess = None`: the reader's guess is the reader's")
-        if "show.predict(" not in cell.source:
-            found.append(f"{where} no `show.predict(my_guess, answer, words)` compares the guess")
-        if before.cell_type != "markdown" or "?" not in before.source:
-            found.append(f"{where} the cell above asks no question")
-        if not [line for line in printed(cell) if line.startswith("No guess yet. Answer: ")]:
-            found.append(f"{where} its output is not that of a reader without a guess")
-    return found

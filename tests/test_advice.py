@@ -105,7 +105,10 @@ def test_an_option_that_is_named_exists():
 
 def test_what_make_and_pip_are_told_exists():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    extras = {extra for _, text in TEXTS for extra in re.findall(r"pip install -e [\"']?\.\[(\w+)\]", text)}
+    assert [text for _, text in TEXTS if "pip install -e" in text] == [
+        'python -m pip install -e ".[…]" -c constraints.txt'
+    ]
+    extras = {extra for file in HELPERS for extra in re.findall(r"\binstall\(['\"](\w+)", file.read_text("utf-8"))}
     assert "text" in extras <= set(project["optional-dependencies"])
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     assert {name for _, text in TEXTS for name in re.findall(r"`make ([a-z-]+)", text)} <= targets

@@ -3,17 +3,23 @@
 `test_notebooks` gives the answers, the wrong ones and the published ones.
 """
 
+import re
+
 import nbformat
 import pytest
 from exercises import (
     CHECK,
+    PYTHON,
+    UNSOLVED,
+    code_lines,
     compiles,
     edited,
     exercises,
-    form_problems,
     let_through,
-    missing,
+    printed,
     solved,
+    tagged,
+    verdict_problems,
     with_wrong_answers,
 )
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
@@ -31,14 +37,35 @@ def read(stage):
 
 @STAGES
 def test_there_is_enough_to_do(stage):
-    found = missing(read(stage), paths.notebook(stage).name)
-    assert not found, "\n".join(found)
+    book = read(stage)
+    every, to_build = tagged(book, "exercise"), tagged(book, "build")
+    assert len(every) >= 4 and set(to_build) & set(every) and len(tagged(book, "predict")) >= 3
+    [try_it] = [i for i, cell in enumerate(book.cells) if re.search(r"^## Try it$", cell.source, re.MULTILINE)]
+    assert try_it < every[0]
 
 
 @ALL
 def test_each_exercise_starts_unsolved_and_brings_hint_and_solution(stage):
-    found = form_problems(read(stage), paths.notebook(stage).name)
-    assert not found, "\n".join(found)
+    for number, exercise in enumerate(exercises(read(stage)), 1):
+        assert re.fullmatch(rf"### Exercise {number} · \S.* \((★☆☆|★★☆|★★★), \d+ minutes?\)", exercise.heading)
+        assert exercise.heading != exercise.task.strip(), "a heading, and no task"
+        assert [summary for summary, _ in exercise.folded] == ["Hint", "Solution"], exercise.heading
+        assert exercise.answer.count("```") == 2 and compiles(exercise.solved), exercise.heading
+        assert PYTHON.sub("", exercise.folded[1][1]).strip(), "the solution has no word that explains it"
+        start, *checks = exercise.cell.source.split(f"{CHECK}\n")
+        assert code_lines(start) and len(checks) == 1 and code_lines(checks[0]), exercise.heading
+        assert "build" not in exercise.cell.metadata.tags or 5 <= code_lines(exercise.solution) <= 25, exercise.heading
+        assert not verdict_problems(exercise, UNSOLVED), exercise.heading
+
+
+@ALL
+def test_each_prediction_asks_for_a_guess_and_has_none(stage):
+    book = read(stage)
+    for i in tagged(book, "predict"):
+        cell, before = book.cells[i], book.cells[i - 1]
+        assert re.search(r"^(my_)?guess\w* = None\b", cell.source, re.MULTILINE) and "show.predict(" in cell.source
+        assert before.cell_type == "markdown" and "?" in before.source, f"[{cell.id}]: the cell above asks no question"
+        assert any(line.startswith("No guess yet. Answer: ") for line in printed(cell)), cell.id
 
 
 @ALL
@@ -79,15 +106,6 @@ def chapter():
     return new_notebook(cells=cells)
 
 
-def test_the_solution_replaces_what_is_above_the_check():
-    book = solved(chapter())
-    for exercise in exercises(book):
-        assert exercise.cell.source.count("def after") == 1 and "..." not in exercise.cell.source
-        said = []
-        exec(exercise.cell.source, {"print": said.append})
-        assert said == ["Right: 3 follows 2"]
-
-
 WRONG = {number: "# it stays\nn += 1 ⇒ n += 0\n" for number in (1, 2)}
 TOO_GOOD = "# two follows zero, but three follows two\ndef after(n):\n    return n + 1 if n else 2\n"
 
@@ -101,13 +119,6 @@ def executed(answers):
             exec(cell.source, {"print": said.append})
             cell.outputs = [new_output("stream", name="stdout", text="\n".join(said))]
     return book
-
-
-def test_a_wrong_answer_is_tried_just_before_the_solution():
-    book = executed(WRONG)
-    assert not let_through(book, WRONG)
-    tried = [cell.source.partition("\n")[0] for cell in book.cells if CHECK in cell.source]
-    assert tried == ["# wrong: it stays", "def after(n):"] * 2
 
 
 def test_an_edit_must_stand_once_in_the_solution():

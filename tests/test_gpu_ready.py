@@ -68,15 +68,6 @@ def test_without_a_gpu_the_benchmark_has_no_figures_and_says_so(monkeypatch, cap
     assert found["aims"] == found["figures"] == {} and "no GPU" in printed.err
 
 
-@pytest.mark.parametrize(
-    ("name", "rate"),
-    [("NVIDIA H100 80GB HBM3", 989), ("NVIDIA H100 PCIe", 756), ("NVIDIA L4", 121), ("NVIDIA L40S", 362), ("X1", None)],
-)
-def test_a_card_has_the_rate_of_its_data_sheet(monkeypatch, name, rate):
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
-    assert gpu.data_sheet(torch.device("cuda:0")) == rate
-
-
 # ---- on a GPU ----
 
 

@@ -5,11 +5,6 @@ import pytest
 from helpers import paths
 
 
-def test_the_house_has_its_notebooks_and_helpers_side_by_side():
-    assert (paths.repo_root() / "helpers" / "paths.py").is_file()
-    assert [paths.notebook(stage).name for stage in ("corpus", "serve")] == ["01_corpus.ipynb", "06_serve.ipynb"]
-
-
 def test_runs_stay_in_the_repository_unless_told_otherwise(monkeypatch, tmp_path):
     monkeypatch.delenv("RUNS_DIR", raising=False)
     assert paths.room("a", "tokenize") == paths.repo_root() / "runs" / "a" / "tokens"

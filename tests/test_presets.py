@@ -16,10 +16,6 @@ from helpers.train.settings import TrainSettings
 PRESETS = sorted(file.stem for file in (paths.repo_root() / "presets").glob("*.yaml"))
 
 
-def test_all_the_source_systems_are_there():
-    assert {"book", "cpm", "minimind", "minimind-moe", "poems", "gpu", "micro"} <= set(PRESETS)
-
-
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_parameter_is_one_of_its_notebook_and_valid(preset):
     assert plan_parameters(list(paths.STAGES), "r", None, [preset], [])  # names and types
@@ -51,18 +47,6 @@ def test_every_parameter_is_one_of_its_notebook_and_valid(preset):
 def test_values_are_those_of_the_sources(preset, wanted):
     given = {name: value for section in read_preset(preset).values() for name, value in section.items()}
     assert {name: given.get(name) for name in wanted} == wanted
-
-
-def test_the_two_minimind_presets_differ_in_the_experts_alone():
-    dense, mixture = read_preset("minimind"), read_preset("minimind-moe")
-    changed = {name for name, value in mixture["train"].items() if dense["train"].get(name) != value}
-    assert changed == {"architecture", "n_experts", "experts_per_token", "aux_loss_coef"}
-    assert dense | {"train": 0} == mixture | {"train": 0}
-
-
-def test_the_poems_take_tokenizer_and_weights_from_one_model():
-    poems = read_preset("poems")
-    assert poems["vocab"]["pretrained_model"] == poems["train"]["pretrained_model"] != ""
 
 
 # ---- what the source systems are tried on, see test_source_systems ----

@@ -1,4 +1,4 @@
-"""What prose says holds: its figures come from a cell, a parameter or a report, its links and drawings exist.
+"""What prose says holds: its figures come from a cell, a parameter or a report, its links lead somewhere.
 
 `figures` says what a figure is and when it is true to a number.
 """
@@ -128,26 +128,7 @@ def to_be_founded(path):
     return text
 
 
-def figures_by_file():
-    """Return {file: the figures of its prose, as they are written}."""
-    found = {}
-    for stage in paths.NOTEBOOKS:
-        cells = [cell.source for cell in read(stage).cells if cell.cell_type == "markdown"]
-        found[paths.notebook(stage).name] = {figure.text for cell in cells for figure in figures(cell)}
-    for path in DOCS:
-        found[path.relative_to(ROOT).as_posix()] = {figure.text for figure in figures(to_be_founded(path))}
-    return found | {"everywhere": set().union(*found.values())}
-
-
-def test_each_constant_stands_in_the_prose_and_has_a_source():
-    said = figures_by_file()
-    for name, sourced in CONSTANTS.items():
-        assert sourced.keys() <= said[name], f"{name} doesn't say {sourced.keys() - said[name]}"
-        assert all(len(source) > 15 for source in sourced.values())
-    assert sum(map(len, CONSTANTS.values())) <= 60, "a short list: let a cell print what it can"
-
-
-# ---- links and drawings ----
+# ---- links and quotations ----
 
 
 def markdown_of(path):
@@ -180,20 +161,6 @@ def test_each_term_that_is_linked_stands_in_the_list_of_terms(path):
         assert linked <= terms, f"{where} links to {linked - terms}, which TERMS.md lacks"
 
 
-def test_each_term_has_an_anchor_of_its_own():
-    anchors = re.findall(r'<a id="([^"]+)"></a>', (ROOT / "TERMS.md").read_text("utf-8"))
-    assert anchors and len(anchors) == len(set(anchors))
-    assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", anchor) for anchor in anchors)
-
-
-@pytest.mark.parametrize("stage", paths.NOTEBOOKS)
-def test_each_drawing_that_is_shown_is_there(stage):
-    for cell in read(stage).cells:
-        names = re.findall(r"show\.drawing\(([^)]*)\)", cell.source if cell.cell_type == "code" else "")
-        for name in map(ast.literal_eval, names):
-            assert (ROOT / "notebooks" / "images" / f"{name}.svg").is_file(), f"[{cell.id}]: no drawing {name}"
-
-
 # ---- what isn't compared is asserted ----
 
 
@@ -202,10 +169,14 @@ def ignored(book):
 
 
 def asserts(cell):
-    """Return whether a code cell asserts something that isn't a constant."""
+    """Return whether a code cell asserts something that isn't a constant, see also `show.expecting`."""
     flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    nodes = ast.walk(compile(cell.source, "cell", "exec", flags=flags))
-    return any(isinstance(node, ast.Assert) and not isinstance(node.test, ast.Constant) for node in nodes)
+    for node in ast.walk(compile(cell.source, "cell", "exec", flags=flags)):
+        match node:
+            case ast.Assert(test=claim) | ast.Call(func=ast.Name("expect"), args=[claim, _]):
+                if not isinstance(claim, ast.Constant):
+                    return True
+    return False
 
 
 def only_shows(cell):

@@ -53,6 +53,34 @@ def test_what_is_left_out_stands_first_in_the_report_and_last_in_the_terminal(ho
     assert page.count("<li>") == 9 and page.index("<li>0.txt &lt;is not read&gt;") < page.index("<table>")
 
 
+COUNTED = {"unigram_bits_per_char": 6.0, "bigram_bits_per_char": 2.4, "trigram_bits_per_char": 1.21}
+
+
+@pytest.mark.parametrize(
+    ("trained", "words"),
+    [
+        ({"val_bits_per_char": 0.653, "floor_bits_per_char": 0.62},
+         "needs 0.65 .*no model can need fewer than 0.62.* counts .*needs 1.21. .*learned more.*make serve RUN=r$"),
+        ({"val_bits_per_char": 2.0}, "needs 2.00 bits per character of text that it has not seen; one .*too little"),
+        ({}, "^$"),
+    ],
+)  # fmt: skip
+def test_the_first_sentence_is_a_verdict_that_says_what_to_do_next(monkeypatch, trained, words):
+    monkeypatch.setattr(report, "result_of", lambda run, stage: {"train": trained, "tokenize": COUNTED}[stage])
+    assert re.search(words, report.verdict("r"))
+
+
+def test_the_loss_of_the_training_stands_above_the_table(house):
+    picture = {"image/png": "QUJD", "text/plain": "bits per character: training 0.65"}
+    book = new_notebook(cells=[new_code_cell("1", outputs=[new_output("display_data", data=picture)])])
+    paths.executed_copy("r", "train").parent.mkdir(parents=True)
+    nbformat.write(book, paths.executed_copy("r", "train"))
+    page = report.write_report("r").read_text("utf-8")
+    assert page.index('<img alt="bits per character: training 0.65" src="data:image/png;base64,QUJD">') < page.index(
+        "<table>"
+    )
+
+
 @pytest.mark.parametrize("stage", paths.NOTEBOOKS)
 def test_each_link_of_a_page_leads_to_a_file(stage, tmp_path):
     """The page lies elsewhere than the notebook, so a link that is meant from there needs another way."""

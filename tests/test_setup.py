@@ -23,7 +23,7 @@ ROOT = paths.repo_root()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 
-# who imports whom, from the ground up: each imports exactly what is listed, and that stands above it; `corpus.shards`
+# who imports whom, from the ground up: each imports exactly what is listed, and that stands above it; `corpus.find`
 # permits this one module
 IMPORTS = {
     "paths": set(),
@@ -31,13 +31,13 @@ IMPORTS = {
     "files": set(),
     "manifest": {"paths", "wording", "files"},
     "progress": set(),
-    "parallel": {"progress"},
+    "parallel": {"wording", "progress"},
     "device": {"parallel"},
     "corpus": {"paths", "wording", "files", "manifest", "progress", "parallel"},
-    "vocab": {"paths", "files", "manifest", "parallel", "corpus.conversations", "corpus.encodings"},
+    "vocab": {"paths", "wording", "files", "manifest", "parallel", "corpus.conversations", "corpus.encodings"},
     "tokens": {"paths", "wording", "files", "manifest", "parallel", "vocab"},
     "train": {"paths", "wording", "files", "manifest", "progress", "parallel", "device", "vocab", "tokens"},
-    "generate": {"paths", "wording", "device", "manifest", "vocab", "corpus.shards"},
+    "generate": {"paths", "wording", "device", "manifest", "vocab", "corpus.plain_text"},
     "serve": {"paths", "wording", "manifest", "vocab.chat", "generate"},
     "chat": {"paths", "files", "manifest", "device", "corpus", "vocab", "tokens", "train"},
     "reward": {"paths", "device", "manifest", "corpus", "vocab", "train", "generate", "chat"},

@@ -12,16 +12,12 @@ WRONG_ANSWERS["corpus"] = {
     1: """
 # UTF-16 takes one byte for a letter
 guess = {"utf-8": 9, "gb18030": 7, "utf-16-le": 7}
-# the space is forgotten
-guess = {"utf-8": 8, "gb18030": 6, "utf-16-le": 8}
 # two of the three are left out
 guess = {"utf-8": 9}
 """,
     2: """
 # nats
 bits_per_document, bits_per_char, bits_per_char_of_the_rarer = math.log(8), math.log(8) / 4, 1.0
-# the costs are multiplied
-bits_per_document, bits_per_char, bits_per_char_of_the_rarer = 2.0, 0.5, 1.0
 # the more frequent document
 bits_per_document, bits_per_char, bits_per_char_of_the_rarer = 3.0, 0.75, (2 + math.log2(4 / 3)) / 4
 """,
@@ -108,8 +104,6 @@ WRONG_ANSWERS["tokenize"] = {
     1: """
 # without <bos> and <eos>
 max()) ⇒ max()) - 2
-# the offset of the last one
-longest = int(stream.documents.max())
 # the mean
 longest = round(len(stream) / len(stream.documents))
 """,
@@ -118,8 +112,6 @@ longest = round(len(stream) / len(stream.documents))
 16 - 1 ⇒ 16
 # half of the ids: one bit for a sign
 16 - 1 ⇒ 15 - 1
-# one byte
-16 - 1 ⇒ 8 - 1
 """,
     3: """
 # the ids are counted, not the answers
@@ -182,8 +174,6 @@ def batch_loss(sums, labels):
     5: """
 # below the floor is overfitting
 diagnosis = {"A": "no learning", "B": "overfitting", "C": "healthy", "D": "overfitting"}
-# validation as low as training is a leak
-diagnosis = {"A": "no learning", "B": "overfitting", "C": "leak", "D": "leak"}
 # B is left out
 diagnosis = {"A": "no learning", "C": "healthy", "D": "leak"}
 """,
@@ -195,8 +185,6 @@ WRONG_ANSWERS["generate"] = {
 my_temperature = 1 / 0.22
 # the share itself
 my_temperature = 0.9
-# greedy
-my_temperature = 0
 """,
     2: """
 # the token that reaches p goes as well

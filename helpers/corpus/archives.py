@@ -22,6 +22,7 @@ from typing import IO, BinaryIO
 
 from helpers.corpus import encodings
 from helpers.corpus.encodings import BadFile, Encoding
+from helpers.wording import install
 
 FILE_KINDS = (".txt", ".json", ".jsonl", ".csv", ".tsv", ".parquet")
 ALSO = {".ndjson": ".jsonl", ".jsonlines": ".jsonl"}  # other names of these kinds
@@ -211,7 +212,7 @@ def _zst_blocks(packed: IO[bytes]) -> Iterator[bytes]:
     try:
         import zstandard
     except ImportError:
-        raise BadFile('reading .zst needs a library: pip install -e ".[text]"') from None
+        raise BadFile(f"reading .zst needs a library: {install('text')}") from None
     frame, data = None, b""
     while data or (data := packed.read(1024)):
         # the largest window there is, which `zstd --long=31` writes; memory is taken as it fills

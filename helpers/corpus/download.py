@@ -21,6 +21,7 @@ from filelock import FileLock
 from helpers.corpus.archives import EXTENSIONS
 from helpers.files import atomic_write, sha256, write_text
 from helpers.progress import Bar
+from helpers.wording import install
 
 FETCHED = "fetched.json"
 MAX_BYTES = 20 * 2**30  # of one file
@@ -203,7 +204,7 @@ def _fetch_hub(source: str, folder: Path) -> Path:
     try:
         import datasets
     except ImportError:
-        raise FetchError(f'{source} needs a library: pip install -e ".[text]"') from None
+        raise FetchError(f"{source} needs a library: {install('text')}") from None
     count, size = 0, 0
     try:
         rows = datasets.load_dataset(name, config, split=split, streaming=True)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from helpers.corpus.encodings import BadFile
 from helpers.corpus.plain_text import MARK, lines_of
 from helpers.corpus.records import Problems, ReadOptions, distinct, parse_template, require
+from helpers.wording import install
 
 LONGEST_FIELD = 2**24  # characters of a field of a .csv: a quotation mark that is never closed takes all that follows
 PARQUET_ROWS = 256  # read at a time of a .parquet
@@ -176,7 +177,7 @@ def parquet_rows(path: Path, options: ReadOptions, problems: Problems) -> Iterat
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise BadFile('reading .parquet needs a library: pip install -e ".[text]"') from None
+        raise BadFile(f"reading .parquet needs a library: {install('text')}") from None
     wanted, number = parse_template(options.text_key)[0], 0
     try:
         with parquet.ParquetFile(path) as file:

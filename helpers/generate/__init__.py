@@ -7,7 +7,6 @@ inference       the forward pass with a KV cache, a step as a CUDA graph; contex
 detokenize      ids to text while it is being written; stop strings
 batch           rows decoded together, each with its own settings; the sliding window
 generate        load a model; write one text, many, or a stream
-beam            beam search
 dialogue        a conversation becomes ids that leave room for an answer; answers to many at once
 terminal        `python -m helpers.generate`: continue a text in a terminal, converse, or score a file
 explain         bits per character, each token's probability, what each filter removed, attention

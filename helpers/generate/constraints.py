@@ -2,9 +2,9 @@
 
 A constraint is a finite automaton that reads the text character by character. Its state has two parts: the place in the
 form (line and column), and the rhyme chosen so far. For every state, the length of the shortest ending is known, in
-characters. A token is allowed if an ending exists after its characters and
-fits into the tokens that are left, at one token per character: so a text that has begun can always be finished. (Masks
-from automata: Willard and Louf 2023, "Efficient Guided Generation for LLMs".)
+characters. A token is allowed if an ending exists after its characters and fits into the tokens that are left, at one
+token per character: so a text that has begun can always be finished. (Masks from automata: Willard and Louf 2023,
+"Efficient Guided Generation for LLMs".)
 
 Knows no model. Sees only the continuation, not the prompt.
 """
@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from helpers.wording import install
+
 # 中华新韵: what rhymes, by pinyin finals. The final i of zhi, chi, shi, ri, zi, ci and si is a group of its own, 十三支
 RHYMES = {
     "一麻": "a ia ua", "二波": "o io e uo", "三皆": "ie ve", "四开": "ai uai", "五微": "ei uei", "六豪": "ao iao",
@@ -26,7 +28,7 @@ RHYMES = {
 }  # fmt: skip
 _BY_FINAL = {final: number for number, finals in enumerate(RHYMES.values(), start=1) for final in finals.split()}
 _LONGEST = 16  # characters; longer tokens (runs of spaces or signs in pretrained vocabularies) are never allowed
-_MOST_STATES = 20_000_000  # states × classes of characters: a second of work, 100 MB
+_MOST_STATES = 20_000_000  # places in the form × characters: a second of work, 80 MB
 _FAR = 2**30  # the length of an ending that does not exist
 
 
@@ -38,8 +40,7 @@ class Constraint:
     # letters and digits in each line, its end not counted: one number for all lines, or one per line, in turn; nothing
     # else may occur within the line. 0: any number of characters from 1
     characters: int | tuple[int, ...] = 0
-    # how many lines; 0: as many as heads; without heads as many as the model likes, up to the last of `ends`
-    lines: int = 0
+    lines: int = 0  # how many lines; 0: as many as heads
     ends: tuple[str, ...] = ("，", "。")  # what follows each line, in turn
     rhymes: tuple[int, ...] = ()  # the lines, counted from 1, whose last characters rhyme (`rhyme`)
 
@@ -53,12 +54,11 @@ class Constraint:
         for is_wrong, what in (
             (not are_numbers, f"characters is {self.characters!r}: give 0 or more, or a tuple of numbers"),
             (len(set(map(bool, counts))) > 1, "characters has 0 for some lines: give a number for all, or for none"),
-            (self.lines < 0, f"lines is {self.lines}: give 0 (not fixed) or more"),
             (is_double, f"lines is {self.lines}, but there are {len(self.heads)} heads: leave lines out"),
             (not self.ends or not all(self.ends), "ends: each line needs an end of one character or more"),
-            (self.rhymes and not (self._lines and any(counts)), "rhymes needs characters, and heads or lines"),
+            (self.rhymes and not any(counts), "rhymes needs characters"),
             (not set(self.rhymes) <= set(range(1, self._lines + 1)), f"rhymes: choose lines from 1 to {self._lines}"),
-            (not self._lines and not any(counts), "there is no form: give heads, characters or lines"),
+            (self._lines < 1, f"there is no form: give heads, or lines from 1 on; lines is {self.lines}"),
         ):
             if is_wrong:
                 raise ValueError(what)
@@ -108,21 +108,18 @@ class ConstraintState:
         if not self.done:
             after = self._automaton.after(self._at)  # (length of the tokenizer,)
             mask[: len(after)] = after < self._left  # an ending must fit into what is left then
-        mask[self._eos] = self._automaton.needs[self._at] == 0
+        mask[self._eos] = self.done
         return torch.from_numpy(mask)
 
     def advance(self, token: int) -> None:
         """Take in a token that was written; raise ValueError for one that was not allowed."""
-        if token == self._eos:
-            at, is_right = self._at, self._automaton.needs[self._at] == 0
-        else:
-            at = self._automaton.read(self._at, token)
-            is_right = not self.done and self._automaton.needs[at] < self._left
-        if not is_right:
+        if self.done and token == self._eos:
+            return
+        at = self._automaton.read(self._at, token)
+        if self.done or self._automaton.needs[at] >= self._left:
             raise ValueError(f"token {token} is not allowed here: choose among allowed()")
-        self._left -= token != self._eos
-        self._at = at
-        self.done = token == self._eos or at[0] == self._automaton.end
+        self._at, self._left = at, self._left - 1
+        self.done = at[0] == self._automaton.end
 
 
 def rhyme(character: str) -> str:
@@ -135,7 +132,7 @@ def _rhyme_numbers(characters: list[str]) -> list[int]:
     try:
         from pypinyin import Style, lazy_pinyin  # optional
     except ModuleNotFoundError:
-        raise ModuleNotFoundError('rhymes need pypinyin: pip install -e ".[text]"') from None
+        raise ModuleNotFoundError(f"rhymes need pypinyin: {install('text')}") from None
     finals = lazy_pinyin(characters, style=Style.FINALS, errors=lambda _: [""])  # type: ignore[arg-type,return-value]
     initials = lazy_pinyin(characters, style=Style.INITIALS, errors=lambda _: [""])  # type: ignore[arg-type,return-value]
     sharp = ("zh", "ch", "sh", "r", "z", "c", "s")
@@ -164,26 +161,35 @@ def _vocabulary(tokenizer: PreTrainedTokenizerFast) -> dict[int, str]:
 class _Automaton:
     """A constraint over one vocabulary: its tables, and for every state the characters to the nearest ending.
 
-    Characters that no rule tells apart form one class: 6,000 characters have a few dozen classes. A state is a place in
-    the form and a rhyme (0: none yet); each has a table of what follows by class. -1 is wrong in both; as an index it
-    is the last row, and after what is wrong all is wrong.
+    A state is a place in the form and a rhyme (0: none yet); each has a table of what follows by character. -1 is wrong
+    in both; as an index it is the last row, and after what is wrong all is wrong.
     """
 
     def __init__(self, constraint: Constraint, tokenizer: PreTrainedTokenizerFast) -> None:
         vocabulary = _vocabulary(tokenizer)
         _check_spelling(constraint, vocabulary)
-        self._classify(constraint, vocabulary, len(tokenizer))
-        self._build_form(constraint)
-        # rhyme after a character, by [is the place a rhyming one, rhyme before, class]
-        groups = 1 + max(self._group)
-        self._rhyme = np.tile(np.append(np.arange(groups), -1)[:, None], (2, 1, len(self._group)))
+        characters = sorted({*"".join([*vocabulary.values(), constraint.heads, *constraint.ends]), "\n"})
+        numbers = {character: i for i, character in enumerate(characters)}
+        # tokens as rows of characters, -1 beyond the end, and all along where a token is never allowed
+        self._tokens = np.full((max(map(len, vocabulary.values())), len(tokenizer)), -1)  # (L, V)
+        for token, text in vocabulary.items():
+            self._tokens[: len(text), token] = [numbers[character] for character in text]
+        self._build_form(constraint, numbers)
+        # rhyme after a character, by [is the place a rhyming one, rhyme before, character]
+        group = np.array(_rhyme_numbers(characters) if constraint.rhymes else [0] * len(characters))  # (A,)
+        self._rhyme = np.tile(np.append(np.arange(1 + max(group)), -1)[:, None], (2, 1, len(group)))
         self._rhyme[1] = -1
-        rhyming = np.flatnonzero(self._group)
-        self._rhyme[1, 0, rhyming] = self._rhyme[1, self._group[rhyming], rhyming] = self._group[rhyming]
-        shape = (len(self._form), groups + 1)
-        if np.prod(shape) * len(self._group) > _MOST_STATES:
-            raise ValueError(f"this constraint has too many states ({shape[0]} × {shape[1]}): ask for fewer lines")
-        self._reach(shape)
+        rhyming = np.flatnonzero(group)
+        self._rhyme[1, 0, rhyming] = self._rhyme[1, group[rhyming], rhyming] = group[rhyming]
+        # the fewest characters to an ending, (F + 2, G + 1), from the end backwards
+        written = np.array([numbers[text] for text in vocabulary.values() if len(text) == 1])
+        self.needs = np.full((len(self._form), self._rhyme.shape[1]), _FAR, dtype=np.int64)
+        self.needs[self.end, :-1] = 0
+        for place in reversed(range(self.end)):
+            onward = written[self._form[place, written] == place + 1]
+            if len(onward):
+                rhymes = self._rhyme[self._rhyming[place], :-1][:, onward]
+                self.needs[place, :-1] = 1 + self.needs[place + 1, rhymes].min(1)
         self.shortest = int(self.needs[0, 0])
         if self.shortest >= _FAR:
             raise ValueError(
@@ -191,95 +197,53 @@ class _Automaton:
                 "other"
             )
 
-    def _classify(self, constraint: Constraint, vocabulary: dict[int, str], vocab_size: int) -> None:
-        """Give every character a class, and the tokens the rows of classes that they are, each row once."""
-        # 1. characters that the rules name have a class of their own; the others share one by rhyme and kind
-        rules = "".join([constraint.heads, *constraint.ends, "\n"])
-        characters = list(dict.fromkeys([*rules, *"".join(vocabulary.values())]))
-        groups = _rhyme_numbers(characters) if constraint.rhymes else [0] * len(characters)
-        kinds: dict[tuple, int] = {}
-        self._class_of = {
-            character: kinds.setdefault((character in rules and character, group, character.isalnum()), len(kinds))
-            for character, group in zip(characters, groups, strict=True)
-        }
-        own, group, letter = zip(*kinds, strict=True)
-        self._group, self._letters = np.array(group), np.flatnonzero(letter)  # (C,), classes
-        marks = "\n".join([*constraint.ends, ""])
-        self._inner = [i for i, character in enumerate(own) if not character or character not in marks]
-        self._written = np.unique([self._class_of[text] for text in vocabulary.values() if len(text) == 1])
-        # 2. tokens as rows of classes, -1 beyond the end; tokens with the same row are treated as one
-        rows: dict[tuple[int, ...], int] = {}
-        self._row_of = np.full(vocab_size, -1)  # where there is none, the token is never allowed
-        for token, text in vocabulary.items():
-            row = tuple(self._class_of[character] for character in text)
-            self._row_of[token] = rows.setdefault(row, len(rows))
-        self._rows = np.full((max(map(len, rows)), len(rows)), -1)  # (L, R): first characters, second ones, …
-        for i, row in enumerate(rows):
-            self._rows[: len(row), i] = row
-
-    def _build_form(self, constraint: Constraint) -> None:
-        """Make the table (F + 1, C) of places in the form: one per character of each line and of its end."""
-        form: list[dict[int, int]] = []  # of each place: class -> next place
-        rhyming, accepting = [], []  # places; where a text may end
-        counts, ends, lines = constraint._counts, constraint.ends, constraint._lines
-        # without a number of lines the form is a ring
-        for line in range(lines or int(np.lcm(len(counts), len(ends)))):
-            count, end = counts[line % len(counts)], ends[line % len(ends)]
-            if not lines and line and line % len(ends) == 0:
-                accepting.append(len(form))
-            head = [self._class_of[constraint.heads[line]]] if constraint.heads else None
+    def _build_form(self, constraint: Constraint, numbers: dict[str, int]) -> None:
+        """Make the table (F + 2, A) of places in the form: one per character of each line and of its end."""
+        letters = [number for character, number in numbers.items() if character.isalnum()]
+        marks = {"\n", *"".join(constraint.ends)}
+        inner = [number for character, number in numbers.items() if character not in marks]
+        form: list[tuple[list[int], list[int]]] = []  # of each place: characters that lead on, and that stay
+        rhyming = []  # places
+        counts, ends = constraint._counts, constraint.ends
+        for line in range(constraint._lines):
+            count = counts[line % len(counts)]
+            end = [numbers[character] for character in ends[line % len(ends)]]
             for column in range(count or 1):
                 if column == count - 1 and line + 1 in constraint.rhymes:
                     rhyming.append(len(form))
-                allowed = self._letters if count else self._inner
-                form.append(dict.fromkeys(head if head and not column else allowed, len(form) + 1))
-            if not count:  # any number of characters: this place leads to itself, until the end begins
-                form.append(dict.fromkeys(self._inner, len(form)) | {self._class_of[end[0]]: len(form) + 1})
-            for character in end[0 if count else 1 :]:
-                form.append({self._class_of[character]: len(form) + 1})
-        accepting.append(len(form))
-        self.end = len(form) if lines else None  # reaching this place completes the text
-        form.append({} if lines else form[0])
-        self._form = np.full((len(form) + 1, len(self._group)), -1)
-        for number, targets in enumerate(form):
-            self._form[number, list(targets)] = list(targets.values())
-        self._rhyming = np.isin(np.arange(len(form) + 1), rhyming).astype(np.int64)  # (F + 1,)
-        self._accepting = np.isin(np.arange(len(form)), accepting)  # (F,)
+                allowed = letters if count else inner
+                form.append(([numbers[constraint.heads[line]]] if constraint.heads and not column else allowed, []))
+            if not count:  # any number of characters, until the end begins
+                form.append((end[:1], inner))
+            form += [([character], []) for character in end[0 if count else 1 :]]
+        if len(form) * len(numbers) > _MOST_STATES:
+            raise ValueError(f"this constraint has too many characters ({len(form):,} and more): ask for fewer lines")
+        self.end = len(form)  # reaching this place completes the text
+        self._form = np.full((len(form) + 2, len(numbers)), -1, dtype=np.int32)
+        for place, (onward, staying) in enumerate(form):
+            self._form[place, onward] = place + 1
+            self._form[place, staying] = place
+        self._rhyming = np.isin(np.arange(len(form) + 2), rhyming).astype(np.int64)
 
-    def _reach(self, shape: tuple[int, int]) -> None:
-        """Fill `needs` (F + 1, G + 1): the fewest characters to an ending; backwards, until nothing changes."""
-        self.needs = np.full(shape, _FAR, dtype=np.int64)
-        self.needs[:-1, :-1] = np.where(self._accepting[:, None], 0, _FAR)
-        before: np.ndarray = np.zeros(0)
-        while not np.array_equal(before, self.needs):
-            before = self.needs.copy()
-            for place in reversed(range(shape[0] - 1)):
-                classes = self._written[self._form[place, self._written] >= 0]  # (A,)
-                if len(classes):
-                    targets = self._form[place, classes][:, None]
-                    rhymes = self._rhyme[self._rhyming[place]][:-1, classes].T  # (A, G)
-                    nearest = self.needs[place, :-1]  # (G,)
-                    np.minimum(nearest, 1 + self.needs[targets, rhymes].min(0), out=nearest)
-
-    def _follow(self, at: tuple[int, int], rows: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return the state (R,) after each row of classes; rows (L, R)."""
-        place, rhyme = (np.full(rows.shape[1], part) for part in at)
-        for classes in rows:
-            long = np.flatnonzero(classes >= 0)  # the tokens that have a character here
-            kinds = classes[long]
-            rhyme[long] = self._rhyme[self._rhyming[place[long]], rhyme[long], kinds]
-            place[long] = self._form[place[long], kinds]
+    def _follow(self, at: tuple[int, int], tokens: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return the state (V,) after each token; tokens (L, V), as rows of characters."""
+        place, rhyme = (np.full(tokens.shape[1], part) for part in at)
+        for characters in tokens:
+            long = np.flatnonzero(characters >= 0)  # the tokens that have a character here
+            here = characters[long]
+            rhyme[long] = self._rhyme[self._rhyming[place[long]], rhyme[long], here]
+            place[long] = self._form[place[long], here]
         return place, rhyme
 
     def after(self, at: tuple[int, int]) -> np.ndarray:
         """Return (V,): the fewest characters to an ending after each token; 2**30 if there is none."""
-        return np.append(self.needs[self._follow(at, self._rows)], _FAR)[self._row_of]
+        return np.where(self._tokens[0] < 0, _FAR, self.needs[self._follow(at, self._tokens)])
 
     def read(self, at: tuple[int, int], token: int) -> tuple[int, int]:
         """Return the state after one token; after one that is never allowed, what is wrong."""
-        if (row := self._row_of[token]) < 0:
+        if self._tokens[0, token] < 0:
             return -1, -1
-        place, rhyme = self._follow(at, self._rows[:, [row]])
+        place, rhyme = self._follow(at, self._tokens[:, [token]])
         return int(place[0]), int(rhyme[0])
 
 
@@ -296,8 +260,7 @@ def _check_spelling(constraint: Constraint, vocabulary: dict[int, str]) -> None:
             "this vocabulary has no characters, its tokens are bytes: constraints need a run whose vocabulary (notebook"
             " 02) is words, characters or bpe"
         )
-    ends = constraint.ends[: constraint._lines or None]
-    for name, texts in (("head", constraint.heads), ("end", ends)):
+    for name, texts in (("head", constraint.heads), ("end", constraint.ends[: constraint._lines])):
         for text in texts:
             if missing := "".join(character for character in text if character not in alphabet):
                 raise ValueError(

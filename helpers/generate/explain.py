@@ -70,9 +70,6 @@ class Score:
         """Bits per character; infinite for an empty text."""
         return self.bits / self.characters if self.characters else math.inf
 
-    def __add__(self, other: "Score") -> "Score":
-        return Score(self.bits + other.bits, self.tokens + other.tokens, self.characters + other.characters)
-
 
 @torch.inference_mode()
 def score_texts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> Iterator[Score]:
@@ -98,7 +95,8 @@ def explain_text(
     """Return a Step for each of the tokens that were written after a prompt with these settings.
 
     `tokens` as in `Sample`; the document's end may follow them. Each figure is the one that the generator had, beyond
-    the context too. Raises ValueError for a token that is never written, and for a model in training mode.
+    the context too; but a constraint is no filter here. Raises ValueError for a token that is never written, and for a
+    model in training mode.
     """
     never = banned(model, tokenizer)  # (V,)
     for token in tokens:
@@ -108,7 +106,7 @@ def explain_text(
     ids = [*begun, *tokens]
     whole = Detokenizer(tokenizer, before=begun).extend(tokens)
     texts = [whole.text[start:end] for start, end in pairwise([*whole.starts, len(whole.text)])]  # as it was streamed
-    n_ctx, allowed = inference.context_length(model.config), _allowed(model, tokenizer, tokens, settings)
+    n_ctx = inference.context_length(model.config)
     filters = active_filters([settings], model.device)
     # of all greedy settings `active_filters` makes temperature 0
     shown = {"temperature": "top_p"} if settings.top_p == 0 and settings.temperature != 0 else {}
@@ -116,10 +114,9 @@ def explain_text(
     for places, logits in read_logits(model, ids, len(begun)):
         logits = logits.float().masked_fill(never, -torch.inf)  # (N, V)
         new = slice(places[0] - len(begun), places[-1] + 1 - len(begun))
-        mask = torch.stack(allowed[new]).to(logits.device) if allowed else None  # (N, V)
         counts = [place - len(begun) for place in places], [place - window_start(place, n_ctx) for place in places]
         read = look_back([ids[:place] for place in places], *counts, logits.device)
-        stages = sampling.steps(logits, *read, allowed=mask, **filters)
+        stages = sampling.steps(logits, *read, **filters)
         named = ((shown.get(name, name), after) for name, after in stages)
         work = _explain_filters(tokenizer, logits, named, tokens[new], alternatives)
         log_p = logits.log_softmax(-1)
@@ -186,21 +183,6 @@ def _likeliest(tokenizer: PreTrainedTokenizerFast, probabilities: Tensor, n: int
     best = probabilities.topk(min(n, probabilities.shape[1]))
     rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return [tuple((token_name(tokenizer, i), p) for i, p in zip(*row, strict=True) if p > 0) for row in rows]
-
-
-def _allowed(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, tokens: Sequence[int], settings: Settings
-) -> list[Tensor]:
-    """Return what the constraint allowed at each token, (V,) each; nothing without a constraint."""
-    if settings.constraint is None:
-        return []
-    state = settings.constraint.begin(tokenizer, tokenizer.eos_token_id, settings.max_new_tokens)
-    masks = []
-    for token in tokens:
-        masks.append(state.allowed(model.config.vocab_size))
-        if token != tokenizer.eos_token_id:
-            state.advance(token)
-    return masks
 
 
 @torch.inference_mode()

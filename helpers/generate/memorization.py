@@ -15,7 +15,6 @@ import numpy as np
 from pydivsufsort import divsufsort
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from helpers.corpus.shards import read_texts
 from helpers.generate.generate import generate
 from helpers.generate.settings import DEFAULT_SETTINGS, Settings
 
@@ -74,11 +73,6 @@ class Index:
         self._starts = np.array(starts, dtype=np.int64)  # (D,), where each document begins
         self._order = _suffix_array(data)  # (C,), where each character or border begins, sorted by what follows
         self._data = bytes(data)
-
-    @classmethod
-    def of_run(cls, run: str, limit: int = LIMIT) -> "Index":
-        """Index the first `limit` bytes of a run's training text."""
-        return cls(read_texts(run, "train"), limit)
 
     @property
     def documents(self) -> int:

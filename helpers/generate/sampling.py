@@ -152,11 +152,6 @@ def no_repeat_ngram(logits: Tensor, ids: Tensor, no_repeat_ngram: Setting) -> Te
     return logits
 
 
-def ban(logits: Tensor, mask: Tensor) -> Tensor:
-    """Remove the tokens where a mask is true: (V,) for all rows, or (B, V)."""
-    return logits.masked_fill(mask, -torch.inf)
-
-
 def choose(logits: Tensor, noise: Tensor) -> Tensor:
     """Return one token per row (B,), drawn with its probability: the winner of a race.
 
@@ -244,7 +239,7 @@ def steps(
         raise TypeError(f"no filter has the name {', '.join(sorted(unknown))}: see sampling.FILTERS")
     # 1. what the constraint and the text so far rule out
     if allowed is not None:
-        yield "constraint", (logits := ban(logits, ~allowed))
+        yield "constraint", (logits := logits.masked_fill(~allowed, -torch.inf))
     if "repetition_penalty" in settings:
         near = ids if seen is None else seen
         yield "repetition_penalty", (logits := repetition_penalty(logits, near, settings["repetition_penalty"]))

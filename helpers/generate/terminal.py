@@ -11,9 +11,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 
+from helpers.corpus.plain_text import split_documents
 from helpers.generate import generate
 from helpers.generate.dialogue import Dialogue
 from helpers.generate.explain import score_texts
@@ -174,15 +174,12 @@ def _converse(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def documents_of_file(file: Path, kind: str) -> list[str]:
-    """Return the documents of a UTF-8 file: blocks between blank lines, lines, or the whole; ValueError without any."""
+    """Return the documents of a UTF-8 file, cut as notebook 01 cuts them; ValueError if there are none."""
     try:
         text = file.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not UTF-8 (byte {error.start:,}): notebook 01 reads other encodings") from None
-    lines = text.split("\n")
-    blocks = ["\n".join(block) for is_text, block in groupby(lines, lambda line: bool(line.strip())) if is_text]
-    parts = {"file": [text], "line": lines, "block": blocks}[kind]
-    if not (found := [part.strip("\n") for part in parts if part.strip()]):
+    if not (found := list(split_documents([text], kind))):
         raise ValueError(f"{file} holds no text to score")
     return found
 
@@ -194,6 +191,6 @@ def _show_scores(options: argparse.Namespace) -> int:
     print("bits per character\tcharacters\tbeginning")
     for text, each in zip(texts, scores, strict=True):
         print(f"{each.per_character:.3f}\t{each.characters}\t{' '.join(text[:SHOWN].split())}")
-    whole = sum(scores[1:], scores[0])
-    print(f"{whole.per_character:.3f}\t{whole.characters}\tall {len(texts)} documents")
+    bits, characters = sum(each.bits for each in scores), sum(each.characters for each in scores)
+    print(f"{bits / characters:.3f}\t{characters}\tall {len(texts)} documents")
     return 0

@@ -85,7 +85,6 @@ def read_command_line(arguments: list[str]) -> argparse.Namespace:
     fresh = add("refresh", _refresh, "write fresh outputs into notebooks/ itself")
     sweep.add_argument("file", type=Path, help="YAML, `lr: [1.0e-3, 1.0e-2]`: parameters with their values")
     sweep.add_argument("--draws", type=int, default=0, metavar="N", help="only N combinations, drawn at random")
-    sweep.add_argument("--prune", action="store_true", help="end a run early that is behind at a quarter or half")
     for command in (run, listing, fresh):
         command.add_argument("stages", nargs="*", help=f"{' '.join(paths.STAGES)}; all six if none is named. Optional "
                              f"notebooks, on the rooms of a run that exists: {' '.join(paths.SIDE_DOORS)}")  # fmt: skip

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -177,7 +177,9 @@ def watching(file: Path, name: str, one_line: bool) -> Iterator[None]:
     one_line: the same line of the terminal is written over and over; else each note has its own.
     """
 
-    def look(end: threading.Event) -> None:
+    end = threading.Event()
+
+    def look() -> None:
         before = None
         while not end.wait(TERMINAL_SECONDS if one_line else LOG_SECONDS):
             note = progress.read_note(file)
@@ -193,26 +195,16 @@ def watching(file: Path, name: str, one_line: bool) -> Iterator[None]:
     file.unlink(missing_ok=True)
     if one_line:
         print(name, end="", flush=True)
-    try:
-        with looking(look):
-            yield
-    finally:
-        file.unlink(missing_ok=True)
-        if one_line:
-            print(CLEAR, end="", flush=True)
-
-
-@contextlib.contextmanager
-def looking(look: Callable[[threading.Event], None]) -> Iterator[None]:
-    """Call `look(end)` in a thread beside the block; `end` is set when the block is over."""
-    end = threading.Event()
-    thread = threading.Thread(target=look, args=(end,), daemon=True)
+    thread = threading.Thread(target=look, daemon=True)
     thread.start()
     try:
         yield
     finally:
         end.set()
         thread.join()
+        file.unlink(missing_ok=True)
+        if one_line:
+            print(CLEAR, end="", flush=True)
 
 
 def meter(note: Note, columns: int) -> str:

@@ -1,8 +1,7 @@
 """A sweep (grid search, or draws from the grid): a run for each combination of values, trials of an Optuna study.
 
 Several processes may work at one study, on any machines that share the folder, and the same command goes on after one
-was killed. Pruning is successive halving (Li et al. 2020, ASHA) at a quarter and half of the updates. Knows no model:
-a trial is our notebooks, judged by what notebook 04 logs.
+was killed. Knows no model: a trial is our notebooks, judged by what notebook 04 finds.
 """
 
 import argparse
@@ -13,7 +12,6 @@ import math
 import os
 import random
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,14 +19,14 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from helpers import paths
-from helpers.files import fingerprint, log_rows, write_text
+from helpers.files import fingerprint, write_text
 from helpers.manifest import MANIFEST, notebook_parameters, read_manifest, unfinished
-from helpers.run.execute import StageFailed, looking, run_stages
+from helpers.run.execute import StageFailed, run_stages
 from helpers.run.parameters import Refused, Values, load_yaml, plan_parameters
+from helpers.wording import install
 
 _STAGES = ["corpus", "vocab", "tokenize", "train"]  # of each run
 MOST_COMBINATIONS = 10_000
-LOOK_SECONDS = 1.0  # between two looks at a training's validations
 
 
 def run_sweep(asked: argparse.Namespace) -> int:
@@ -47,7 +45,7 @@ def run_sweep(asked: argparse.Namespace) -> int:
     swept = next(i for i, stage in enumerate(_STAGES) if notebook_parameters(stage).keys() & grid.keys())
     shared, own = _STAGES[:swept], _STAGES[swept:]
     with FileLock(_lock_file(name)):  # the first process makes the shared rooms, others find them made
-        study = open_study(name, asked.prune)
+        study = open_study(name)
         if shared:
             run_stages(name, {stage: base[stage] for stage in shared}, force=False, lessons=False)
         rooms = [read_manifest(name, stage)["outputs"] for stage in shared]
@@ -60,9 +58,8 @@ def run_sweep(asked: argparse.Namespace) -> int:
             for stage in shared:
                 share_room(name, run, stage)
             planned = plan(run, trial.params)
-            with reported(trial, run) as pruned:
-                run_stages(run, {stage: planned[stage] for stage in own}, force=False, lessons=False)
-            tell_result(study, trial, run, pruned.is_set())
+            run_stages(run, {stage: planned[stage] for stage in own}, force=False, lessons=False)
+            tell_result(study, trial, run)
         except StageFailed as error:
             print(error, flush=True)
             _tell(study, trial, "FAIL")
@@ -108,20 +105,18 @@ def _link(source: str, target: str) -> None:
 # ---- the study ----
 
 
-def open_study(name: str, prune: bool) -> Any:
+def open_study(name: str) -> Any:
     """Return the study in runs/NAME/sweep.journal, a new one if there is none; raises Refused without Optuna."""
     try:
         import optuna
         from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
     except ImportError:
-        raise Refused('a sweep needs Optuna: python -m pip install -e ".[sweep]" -c constraints.txt') from None
+        raise Refused(f"a sweep needs Optuna: {install('sweep')}") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     file = paths.run_dir(name) / "sweep.journal"
     file.parent.mkdir(parents=True, exist_ok=True)
     storage = optuna.storages.JournalStorage(JournalFileBackend(str(file), JournalFileOpenLock(str(file))))
-    halving = optuna.pruners.SuccessiveHalvingPruner(min_resource=25, reduction_factor=2)  # per cent of the updates
-    pruner = halving if prune else optuna.pruners.NopPruner()
-    return optuna.create_study(study_name=name, storage=storage, pruner=pruner, load_if_exists=True)
+    return optuna.create_study(study_name=name, storage=storage, load_if_exists=True)
 
 
 def line_up(study: Any, grid: dict[str, list], draws: int, question: str) -> None:
@@ -164,12 +159,12 @@ def take_trials(study: Any, grid: dict[str, list]) -> Iterator[Any]:
             lock.release()
 
 
-def tell_result(study: Any, trial: Any, run: str, pruned: bool) -> None:
-    """Tell the study what a run has found; one that the user's own file STOP has ended is taken again another time."""
+def tell_result(study: Any, trial: Any, run: str) -> None:
+    """Tell the study what a run has found; one that a file STOP has ended is taken again another time."""
     result = read_manifest(run, "train")["result"]
     trial.set_user_attr("chosen", result.get("chosen", {}))  # by rules
     if unfinished(run, "train"):
-        _tell(study, trial, "PRUNED" if pruned else "FAIL")
+        _tell(study, trial, "FAIL")
     else:
         study.tell(trial, result["val_bits_per_char"])
 
@@ -179,10 +174,9 @@ def print_result(study: Any) -> None:
     from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 
     judged = [trial for trial in study.get_trials() if trial.value is not None]
-    for trial in sorted(judged, key=lambda trial: (trial.state.name, trial.value)):  # COMPLETE, then PRUNED
-        bits = f"{trial.value:.4f} bits per character   {_in_words(trial.params)}"
-        print(f"{trial.user_attrs['run']:14}{bits}{'   pruned' if trial.state.name == 'PRUNED' else ''}")
-    if len({trial.value for trial in judged if trial.state.name == "COMPLETE"}) > 2:
+    for trial in sorted(judged, key=lambda trial: trial.value):
+        print(f"{trial.user_attrs['run']:14}{trial.value:.4f} bits per character   {_in_words(trial.params)}")
+    if len({trial.value for trial in judged}) > 2:
         evaluator = PedAnovaImportanceEvaluator(target_quantile=0.5)  # what parts the better half from all
         for name, share in get_param_importances(study, evaluator=evaluator).items():
             print(f"{name:14}importance {share:.0%}")
@@ -203,44 +197,3 @@ def _lock_file(run: str) -> Path:
 
 def _in_words(combination: dict[str, Any]) -> str:
     return " · ".join(f"{name} {value}" for name, value in combination.items())
-
-
-# ---- while a trial trains ----
-
-
-@contextlib.contextmanager
-def reported(trial: Any, run: str) -> Iterator[threading.Event]:
-    """Tell the study of a run's validations while the block trains it; a file STOP ends it if it is to be `pruned`."""
-    stop, before, pruned = paths.room(run, "train") / "STOP", _log(run), threading.Event()
-
-    def look(end: threading.Event) -> None:
-        seen, over = -1, False
-        while not over:
-            over = end.wait(LOOK_SECONDS)
-            rows = _log(run)
-            if rows[: len(before)] == before:  # what an earlier training there has logged is none of ours
-                rows = rows[len(before) :]
-            total = next((row["total_steps"] for row in reversed(rows) if row.get("total_steps")), 0)
-            for row in rows if total else []:
-                if row["event"] == "validation" and (percent := 100 * row["step"] // total) > seen:
-                    trial.report(row["bits_per_char"], percent)
-                    seen = percent
-                    if trial.should_prune():
-                        pruned.set()
-            if pruned.is_set() and not over:  # more than once: a training that only begins removes the file
-                with contextlib.suppress(FileNotFoundError):  # its room is just put aside
-                    stop.touch()
-
-    try:
-        with looking(look):
-            yield pruned
-    finally:
-        stop.unlink(missing_ok=True)
-
-
-def _log(run: str) -> list[dict[str, Any]]:
-    """Return the rows of a training's log; none before it has begun."""
-    try:
-        return list(log_rows((paths.room(run, "train") / "metrics.jsonl").read_bytes().splitlines()))
-    except FileNotFoundError:
-        return []

@@ -266,17 +266,24 @@ def names_in_figure(names: Sequence[str]) -> list[str]:
     return list(names) if drawable else [f"run {i}" for i in range(1, len(names) + 1)]
 
 
-def compare_figure(
-    runs: Mapping[str, Sequence[Mapping]],
-    floor: float | None = None,
-    baselines: Mapping[str, float] | None = None,
-    x: str = "step",
-) -> Figure:
-    """Return several runs' loss in one figure: validation bold, training thin; `x` is step or train_seconds."""
+HEADER = ["run", "steps", "time", "training bits/char", "validation bits/char", "tokens/s", "gradient norm"]
+
+
+def compare_runs(runs: Mapping[str, RunRows], baselines: Mapping[str, float] | None = None, x: str = "step") -> None:
+    """Show several runs in one figure and a table: `compare({"a": "runs/a/model/metrics.jsonl", …})`.
+
+    `x` is step or train_seconds (time in updates, without validation and saving). `baselines` are in bits per
+    character. Speed and gradient norm are medians over the run. A run whose rows lack what `x` needs is only in the
+    table. A column whose figure is known of no run is left out.
+    """
+    if x not in log.AXES:
+        raise ValueError(f"x is '{x}': choose one of {', '.join(log.AXES)}")
+    every = {name: log.rows_of(metrics) for name, metrics in runs.items()}
+    short_names = names_in_figure(list(every))
+    # 1. the figure: validation bold, training thin
     fig, ax = canvas(4.0, xlabel=log.AXES[x])
     ends: list[tuple[float, str, str]] = []
-    names = names_in_figure(list(runs))
-    for name, rows, colour, marker in zip(names, runs.values(), cycle(RUN_HUES), cycle(MARKERS), strict=False):
+    for name, rows, colour, marker in zip(short_names, every.values(), cycle(RUN_HUES), cycle(MARKERS), strict=False):
         axis = log.axis_positions(rows, x)
         if axis is None:
             continue
@@ -287,38 +294,15 @@ def compare_figure(
             line.set(**look)
         if end := log.last_value(rows, "validation", "bits_per_char") or log.last_value(rows, "step", "bits_per_char"):
             ends.append((end, f"{name} {end:.2f}", colour))
-    ends += draw_levels(ax, floor, baselines or {})
+    ends += draw_levels(ax, None, baselines or {})
     ax.set_xlim(left=0)
     ax.xaxis.set_major_formatter(THOUSANDS if x == "step" else _SHORT)
     finish_bits(ax, ends)
-    return fig
-
-
-HEADER = ["run", "steps", "time", "training bits/char", "validation bits/char", "tokens/s", "gradient norm"]
-
-
-def compare_runs(
-    runs: Mapping[str, RunRows],
-    floor: float | None = None,
-    baselines: Mapping[str, float] | None = None,
-    x: str = "step",
-) -> None:
-    """Show several runs in one figure and a table: `compare({"a": "runs/a/model/metrics.jsonl", …})`.
-
-    `x` is step or train_seconds (time in updates, without validation and saving). `floor` and `baselines` are in bits
-    per character. Speed and gradient norm are medians over the run. A run whose rows lack what `x` needs is only in the
-    table. A column whose figure is known of no run is left out.
-    """
-    if x not in log.AXES:
-        raise ValueError(f"x is '{x}': choose one of {', '.join(log.AXES)}")
-    rows = {name: log.rows_of(metrics) for name, metrics in runs.items()}
-    # 1. the table
-    drawn = names_in_figure(list(rows))
-    names = [name if name == short else f"{short}: {name}" for name, short in zip(rows, drawn, strict=True)]
-    lines = [[name, *_facts(each)] for name, each in zip(names, rows.values(), strict=True)]
-    # 2. the figure above it
+    # 2. the table under it
+    names = [name if name == short else f"{short}: {name}" for name, short in zip(every, short_names, strict=True)]
+    lines = [[name, *_facts(rows)] for name, rows in zip(names, every.values(), strict=True)]
     words = ", ".join(f"{line[0]} {line[4]}" for line in lines) or "no run"
-    show_figure(compare_figure(rows, floor, baselines, x), f"validation bits per character: {words}")
+    show_figure(fig, f"validation bits per character: {words}")
     shown = [i for i in range(len(HEADER)) if i == 0 or not lines or any(line[i] != log.UNKNOWN for line in lines)]
     show_table([[line[i] for i in shown] for line in lines], [HEADER[i] for i in shown])
 
@@ -341,8 +325,12 @@ def describe_curves(series: Mapping[str, Sequence[tuple[float, float]]]) -> str:
     return "; ".join(words)
 
 
-def curves_figure(series: Mapping[str, Sequence[tuple[float, float]]], y: str) -> Figure:
-    """Return the figure of `curves`."""
+def curves(series: Mapping[str, Sequence[tuple[float, float]]], y: str = "bits per character") -> None:
+    """Show curves by name, {"training": [(updates, bits), …], …}; `y` names the axis.
+
+    Each curve has its own colour and dash, and its last value stands at its right end. A NaN is a gap. Raises
+    ValueError for a name with other than English letters.
+    """
     for name in (*series, y):
         if not (name.isascii() and name.isprintable()):
             raise ValueError(f"'{name}' cannot be written into a figure, whose font has only English letters")
@@ -358,26 +346,7 @@ def curves_figure(series: Mapping[str, Sequence[tuple[float, float]]], y: str) -
     ax.xaxis.set_major_formatter(_SHORT)
     ax.yaxis.set_major_formatter(PLAIN)
     name_ends(ax, ends)
-    return fig
-
-
-def curves(series: Mapping[str, Sequence[tuple[float, float]]], y: str = "bits per character") -> None:
-    """Show curves by name, {"training": [(updates, bits), …], …}; `y` names the axis.
-
-    Each curve has its own colour and dash, and its last value stands at its right end. A NaN is a gap. Raises
-    ValueError for a name with other than English letters.
-    """
-    show_figure(curves_figure(series, y), describe_curves(series))
-
-
-def panels_figure(rows: Sequence[Mapping], fields: Mapping[str, str]) -> Figure:
-    """Return the figure of `panels`."""
-    steps = [{"event": "step", "total_steps": len(rows), **row} for row in rows]
-    names = "".join(chr(ord("A") + i) for i in range(len(fields)))
-    fig, axes = mosaic(1.5, names)
-    for name, (title, field) in zip(names, fields.items(), strict=True):
-        draw_panel(axes[name], steps, title, field, 1.0, log_axis=False, points=FEW)
-    return fig
+    show_figure(fig, describe_curves(series))
 
 
 def panels(rows: Sequence[Mapping], fields: Mapping[str, str]) -> None:
@@ -386,8 +355,12 @@ def panels(rows: Sequence[Mapping], fields: Mapping[str, str]) -> None:
     A row may lack a field; titles are in English letters. Updates are averaged in parts, and the shade goes from the
     lowest of a part to its highest.
     """
+    steps = [{"event": "step", "total_steps": len(rows), **row} for row in rows]
+    names = "".join(chr(ord("A") + i) for i in range(len(fields)))
+    fig, axes = mosaic(1.5, names)
     words = []
-    for title, field in fields.items():
+    for name, (title, field) in zip(names, fields.items(), strict=True):
+        draw_panel(axes[name], steps, title, field, 1.0, log_axis=False, points=FEW)
         values = [row[field] for row in rows if field in row]
         words.append(f"{title}: {short(values[0])} to {short(values[-1])}" if values else f"{title}: nothing measured")
-    show_figure(panels_figure(rows, fields), "; ".join(words))
+    show_figure(fig, "; ".join(words))

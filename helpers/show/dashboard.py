@@ -18,7 +18,7 @@ from helpers.show import metrics_file as log
 from helpers.show.curves import describe_loss, run_figure
 from helpers.show.figures import new_display, show_figure, thinned
 from helpers.show.metrics_file import RunRows
-from helpers.show.text import element, render_noted, render_table, show_all, show_html
+from helpers.show.text import element, render_noted, render_table, show_all
 from helpers.wording import duration
 
 if TYPE_CHECKING:  # it loads torch
@@ -68,8 +68,7 @@ def spikes(metrics: RunRows, limit: int = 5) -> None:
             rendered.append(render_noted(str(window.get("text", "")), note, CHARACTERS))
     if rendered:
         rendered.append((element("div", "font-size:.85em;opacity:.8", escape(SPIKE)), SPIKE))
-    html, plain = ("\n".join(parts) for parts in zip(*rendered, strict=True)) if rendered else ("", "")
-    show_html(html or "<div>no spike</div>", plain or "no spike")
+    show_all(rendered, "no spike")
 
 
 def render_sample(sample: Mapping) -> dict[str, str]:

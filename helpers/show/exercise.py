@@ -1,11 +1,27 @@
-"""Predict, then run: one printed line that compares a reader's guess with what the cell has computed."""
+"""Predict, then run: a reader's guess compared with what the cell has computed; and what not every text shows."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any
 
 from helpers.show.text import cell_text
+
+
+def expecting(known: object) -> Callable[[object, str], None]:
+    """Return `expect(claim, otherwise)`, for what the course's own text shows and another one may not.
+
+    `known`: the text and the model are those of the course, so that a false claim raises AssertionError. Elsewhere the
+    cell goes on, and a line says what is true `otherwise`.
+    """
+
+    def expect(claim: object, otherwise: str) -> None:
+        if not claim and known:
+            raise AssertionError(otherwise)
+        if not claim:
+            print(f"Not so here: {otherwise}")
+
+    return expect
 
 
 def predict(guess: Any, answer: Any, words: str = "", close: float = 0.0) -> None:

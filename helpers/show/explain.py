@@ -15,18 +15,15 @@ from helpers.show.svg import BLUE, GREY, INK, Picture, between, shortened, width
 from helpers.show.text import (
     CONTINUES,
     HUES,
-    UNDER_HEADER,
     card,
     cell_text,
     element,
     percent,
-    plain_table,
     render_continuation,
     render_table,
     show_all,
     show_html,
     show_table,
-    table_row,
     unstyled,
     with_marks,
 )
@@ -174,28 +171,17 @@ MEASURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 
 def show_grid(cells: Sequence["Cell"]) -> None:
     """Show the cells of `memorization.write_grid`: one table per measure, temperature down, top-p across."""
-    html, plain = [], []
     top_ps = list(dict.fromkeys(cell.top_p for cell in cells))
     at = {(cell.temperature, cell.top_p): cell for cell in cells}
-    head = f'style="text-align:right;padding:.2em .7em;{UNDER_HEADER};font-weight:normal"'
+    rendered = []
     for field, title, in_words in MEASURES:
-        values = [getattr(cell, field) for cell in cells]
-        low, high = min(values), max(values)
-        flat = [["t \\ p", *map(cell_text, top_ps)]]
-        lines = [table_row("".join(f"<th {head}>{name}</th>" for name in flat[0]))]
-        for t in dict.fromkeys(cell.temperature for cell in cells):
-            row = [getattr(at[t, p], field) for p in top_ps]
-            flat.append([cell_text(t), *map(in_words, row)])
-            boxes = f"<th {head}>{flat[-1][0]}</th>"
-            for value in row:
-                alpha = 0.55 * (value - low) / max(high - low, 0.05)
-                style = f"text-align:right;padding:.2em .7em;background:rgba({HUES[0]},{alpha:.2f})"
-                boxes += element("td", style, in_words(value))
-            lines.append(table_row(boxes))
-        drawn = element("div", "font-size:.85em", title) + element("table", "border-collapse:collapse", "".join(lines))
-        html.append(element("div", "display:inline-block;margin:.4em 2em .4em 0", drawn))
-        plain.append("\n".join([title, *plain_table(flat, [True] * len(flat[0]))]))
-    show_html("\n".join(html), "\n\n".join(plain))
+        rows = [
+            [cell_text(t), *(in_words(getattr(at[t, p], field)) for p in top_ps)]
+            for t in dict.fromkeys(cell.temperature for cell in cells)
+        ]
+        html, plain = render_table(rows, ["t \\ p", *map(cell_text, top_ps)])
+        rendered.append((element("div", "font-size:.85em;margin-top:.6em", title) + html, f"{title}\n{plain}"))
+    show_all(rendered)
 
 
 def attention(names: Sequence[str], weights: Iterable[Iterable[SupportsFloat]], title: str = "") -> None:

@@ -1,6 +1,5 @@
 """Pictures computed from data, as SVG: a text's lattice of pieces, merges of BPE, a path through the grammar."""
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
@@ -15,23 +14,6 @@ _NOTHING = "(nothing)"  # stands for an empty text
 # ---- the lattice of a Unigram model ----
 
 
-def best_cut(text: str, scores: Mapping[str, float]) -> list[str]:
-    """Return the pieces with the highest sum of scores that make up the text (Viterbi 1967).
-
-    Raises ValueError if no pieces do.
-    """
-    best: list[tuple[float, list[str]]] = [(0.0, [])]  # the best score and cut of the text up to each position
-    for end in range(1, len(text) + 1):
-        pieces = ((start, text[start:end]) for start in range(end))
-        ways = [
-            (best[start][0] + scores[piece], [*best[start][1], piece]) for start, piece in pieces if piece in scores
-        ]
-        best.append(max(ways, key=lambda way: way[0], default=(-math.inf, [])))
-    if best[-1][0] == -math.inf:
-        raise ValueError(f"no pieces of these make up '{text}': each of its characters needs a score of its own")
-    return best[-1][1]
-
-
 def stacked(spans: Sequence[tuple[int, int]]) -> list[int]:
     """Return a level for each span (start, end), short ones lowest, such that spans of one level do not touch."""
     levels: dict[tuple[int, int], int] = {}
@@ -41,15 +23,14 @@ def stacked(spans: Sequence[tuple[int, int]]) -> list[int]:
     return [levels[span] for span in spans]
 
 
-def lattice(text: str, scores: Mapping[str, float]) -> None:
-    """Show all ways to cut a text into pieces: positions as nodes, pieces as arcs with scores, the best path bold.
+def lattice(text: str, scores: Mapping[str, float], cut: Sequence[str]) -> None:
+    """Show all ways to cut a text into pieces: positions as nodes, pieces as arcs with scores, one cut of it bold.
 
-    scores: {piece: logarithm of its probability}; what is not part of the text is left out. Raises ValueError for a
-    text of more than `LONGEST_TEXT` characters.
+    scores: {piece: logarithm of its probability}; what is not part of the text is left out. cut: the pieces that the
+    tokenizer makes of it. Raises ValueError for a text of more than `LONGEST_TEXT` characters.
     """
     if not 1 <= len(text) <= LONGEST_TEXT:
         raise ValueError(f"the text has {len(text)} characters: a lattice can be read with 1 to {LONGEST_TEXT}")
-    cut = best_cut(text, scores)
     # every piece at every position where it fits
     spans = [(i, j) for i in range(len(text)) for j in range(i + 1, len(text) + 1) if text[i:j] in scores]
     path = set(pairwise(accumulate(map(len, cut), initial=0)))

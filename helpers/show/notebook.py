@@ -13,7 +13,7 @@ logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
 from helpers.show.curves import compare_runs as compare
 from helpers.show.curves import curves, expert_load, panels
 from helpers.show.dashboard import samples_over_time, spikes, watch
-from helpers.show.exercise import predict
+from helpers.show.exercise import expecting, predict
 from helpers.show.explain import attention, copied, explained, filters
 from helpers.show.explain import show_grid as grid
 from helpers.show.figures import length_histogram, schedule, window_diagram, zipf

@@ -28,6 +28,7 @@ from thulac.manage.Preprocesser import Preprocesser
 from helpers import parallel, paths
 from helpers.files import write_text
 from helpers.vocab.segment_cache import SegmentCache, cut_line, pack_lengths
+from helpers.wording import install
 
 Segmenter = Callable[[str], list[str]]
 Cache = SegmentCache | None
@@ -142,7 +143,7 @@ def get_segmenter(name: str) -> tuple[Segmenter, SegmentCache]:
     if name not in SEGMENTERS:
         raise ValueError(f"segmenter is '{name}': choose {' or '.join(SEGMENTERS)}")
     if importlib.util.find_spec(name) is None:
-        raise ModuleNotFoundError(f"segmenter is '{name}', which is not installed: pip install -e \".[text]\"")
+        raise ModuleNotFoundError(f"segmenter is '{name}', which is not installed: {install('text')}")
     version = metadata.version(name) + (_MENDED if name == "thulac" else "")
     return SEGMENTERS[name], SegmentCache(paths.runs_dir() / ".cuts" / f"{name}-{version}.sqlite")
 

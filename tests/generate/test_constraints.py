@@ -62,11 +62,6 @@ def holds(constraint: Constraint, text: str) -> bool:
         body = rf"[^\W_]{{{count}}}" if count else rf"[^{marks}]+"
         return f"({body}){re.escape(constraint.ends[i % len(constraint.ends)])}"
 
-    if not lines:
-        return any(
-            re.fullmatch("".join(map(line, range(n))), text)
-            for n in range(len(constraint.ends), len(text) + 1, len(constraint.ends))
-        )
     match = re.fullmatch("".join(map(line, range(lines))), text)
     if not match:
         return False
@@ -80,11 +75,9 @@ def any_constraint(draw) -> Constraint:
     """Draw heads, lengths, ends and rhymes, each there or not."""
     heads = draw(st.text(LETTERS, max_size=4))
     characters = draw(st.one_of(st.integers(0, 7), st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)))
-    lines = 0 if heads else draw(st.integers(0 if characters else 1, 4))
-    verse = bool(heads or lines) and characters != 0
-    numbers = st.integers(1, len(heads) or lines or 1)
+    lines = 0 if heads else draw(st.integers(1, 4))
     ends = draw(st.sampled_from([("，", "。"), ("。\n",), ("\n", "！")]))
-    rhymes = tuple(draw(st.lists(numbers, max_size=3))) if verse else ()
+    rhymes = tuple(draw(st.lists(st.integers(1, len(heads) or lines), max_size=3))) if characters else ()
     return Constraint(heads, characters, lines, ends, rhymes)
 
 
@@ -117,11 +110,11 @@ SMALL_TEXTS = {i: tokenizer.decode(SMALL, [i]) for i in range(len(SMALL))}
 # three tokens, of two characters at most; x stands for all other letters
 SMALL_WHOLE = ["".join(t) for n in range(7) for t in itertools.product("天长，x", repeat=n)]
 SMALL_FORMS = (
-    dict(characters=1),
+    dict(characters=1, lines=2),
     dict(lines=1),
     dict(heads="天"),
     dict(heads="长", characters=2),
-    dict(characters=(2, 1)),
+    dict(characters=(2, 1), lines=2),
 )
 
 
@@ -246,6 +239,7 @@ def test_what_cannot_be_met_is_refused_in_words(fields, words):
         (dict(rhymes=(1,), lines=4), "rhymes needs characters"),
         (dict(ends="，"), "give a tuple"),
         (dict(), "no form"),
+        (dict(characters=7, lines=-1), "no form"),
     ],
 )
 def test_fields_that_contradict_each_other_are_refused(fields, words):

@@ -9,7 +9,6 @@ from models import N_CTX, PLANTS, plants_model
 
 from helpers.generate import explain, generate, sampling
 from helpers.generate.batch import banned, prompt_ids, window_start
-from helpers.generate.constraints import Constraint
 from helpers.generate.explain import score_texts
 from helpers.generate.settings import Settings
 from helpers.vocab import tokenizer
@@ -65,24 +64,6 @@ def test_it_sees_what_the_plainest_loop_sees(net, tok):
         ids.append(token)
         written.append(token)
     assert sum(filter.removed > 0 for step in steps for filter in step.filters) > len(steps)
-
-
-def test_a_constraint_is_the_first_filter(small, tok):
-    """And it is followed to its end: each written token was allowed where it stands."""
-    wish = Constraint(heads="水土", characters=3, ends=("，", "。"))
-    settings = Settings(max_new_tokens=20, temperature=0.7, seed=2, constraint=wish)
-    sample = generate.generate(small, tok, "绿萝", settings)[0]
-    assert sample.reason == "stop"
-    steps = explain.explain_text(small, tok, "绿萝", sample.tokens, settings)
-    state = wish.begin(tok, tok.eos_token_id, 20)
-    possible = (~banned(small, tok))[: len(tok)]
-    for step in steps:
-        mask, temperature = step.filters
-        assert (mask.name, temperature.name) == ("constraint", "temperature")
-        assert mask.removed == int((possible & ~state.allowed(len(tok))).sum()) > 0
-        assert mask.chosen >= step.probability > 0
-        state.advance(step.token)
-    assert state.done and steps[0].text.startswith("水")
 
 
 def test_without_filters_and_at_the_end_of_the_document(small, tok):

@@ -1,6 +1,5 @@
 """Every stretch that stands in the training text, against a search with `in`; diversity over a grid of settings."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -10,11 +9,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from models import PLANTS
 
-from helpers import paths
 from helpers.generate import generate
 from helpers.generate.memorization import Index, Stretch, write_grid
 from helpers.generate.settings import Settings
-from helpers.manifest import RoomError
 
 # few characters, so that much repeats; of one to four bytes, some of which share their first bytes
 LETTERS = st.sampled_from("aé一丁七𠮷𠮸\n\x00\ud800")
@@ -75,12 +72,6 @@ def test_a_stretch_never_crosses_into_the_next_document():
     assert (index.documents, index.characters, index.whole) == (3, 5, True)
 
 
-def test_an_index_of_nothing_and_a_text_of_nothing():
-    pairs = (([], "春"), (["", ""], "春"), (["春"], ""))
-    assert [Index(texts).copied(text).longest for texts, text in pairs] == [0, 0, 0]
-    assert Index(["春"]).copied("").share == 0
-
-
 @pytest.mark.parametrize(("limit", "held"), [(0, 1), (6, 1), (17, 1), (18, 2)])
 def test_texts_are_held_whole_up_to_the_limit(limit, held):
     """They have 5 and 11 bytes, and a border each."""
@@ -98,21 +89,6 @@ def test_memory_is_bounded_by_the_limit_and_that_is_said():
 
     index = Index(endless(), limit=100)
     assert (index.documents, index.characters, index.whole) == (6, 30, False)
-
-
-def test_the_index_of_a_run_reads_its_training_documents_and_no_others(tmp_path, monkeypatch):
-    monkeypatch.setenv("RUNS_DIR", str(tmp_path))
-    with pytest.raises(RoomError, match="01_corpus"):
-        Index.of_run("t")
-    room = paths.room("t", "corpus")
-    room.mkdir(parents=True)
-    for name, texts in (("train-00000", ["一二三", "四五"]), ("train-00001", ["六\n七"]), ("val-00000", ["八九十"])):
-        lines = (json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
-        (room / f"{name}.jsonl").write_text("".join(lines), "utf-8")
-    index = Index.of_run("t")
-    assert index.documents == 3
-    assert index.copied("六\n七").longest == 3 and index.copied("六\n七", n=2).stretches[0].document == 2
-    assert index.copied("八九十").longest == 0
 
 
 # ---- diversity ----

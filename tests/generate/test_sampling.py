@@ -11,7 +11,6 @@ from transformers import (
     MinPLogitsWarper,
     NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
-    SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -74,17 +73,6 @@ def test_a_filter_gives_the_bits_of_transformers(filter, theirs, values, most_id
     assert torch.equal(filter(tensor, *given, torch.tensor(settings, dtype=torch.float64)), torch.cat(rows))
     assert torch.equal(filter(tensor, *given, settings[0]), theirs(settings[0])(ids, tensor.clone()))
     assert torch.equal(tensor, before)
-
-
-@thousand
-@given(st.data(), logits())
-def test_bans_are_those_of_transformers(data, tensor):
-    size, ids = tensor.shape[1], torch.zeros(1, 3, dtype=torch.long)
-    bans = a_row_each(data, st.sets(st.integers(0, size - 1), min_size=1))
-    masks = torch.tensor([[token in ban for token in range(size)] for ban in bans])
-    theirs = [SuppressTokensLogitsProcessor(list(ban))(ids, row[None]) for ban, row in zip(bans, tensor, strict=True)]
-    assert torch.equal(sampling.ban(tensor, masks), torch.cat(theirs))
-    assert torch.equal(sampling.ban(tensor, masks[0]), SuppressTokensLogitsProcessor(list(bans[0]))(ids, tensor))
 
 
 @settings(max_examples=50)
@@ -163,25 +151,8 @@ EVERY = dict(
     repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.25, no_repeat_ngram=2,
     temperature=0.7, top_k=30, top_p=0.95, min_p=0.02, typical_p=0.9,
 )  # fmt: skip
+# as in transformers
 IN_ORDER = "repetition_penalty presence_penalty no_repeat_ngram temperature top_k top_p min_p typical_p".split()
-
-
-def test_filters_come_in_the_order_of_transformers():
-    torch.manual_seed(0)
-    tensor, ids = torch.randn(2, 50) * 4, torch.randint(0, 50, (2, 7))
-    allowed = torch.rand(2, 50) < 0.9
-    expected = [tensor.masked_fill(~allowed, -torch.inf)]
-    for processor in (
-        RepetitionPenaltyLogitsProcessor(1.3), NoRepeatNGramLogitsProcessor(2), TemperatureLogitsWarper(0.7),
-        TopKLogitsWarper(30), TopPLogitsWarper(0.95), MinPLogitsWarper(0.02), TypicalLogitsWarper(0.9),
-    ):  # fmt: skip
-        expected.append(processor(ids, expected[-1]))
-    active = {name: value for name, value in EVERY.items() if name not in ("presence_penalty", "frequency_penalty")}
-    steps = list(sampling.steps(tensor, ids, allowed=allowed, **active))
-    assert [name for name, _ in steps] == ["constraint", *(name for name in IN_ORDER if name != "presence_penalty")]
-    for (_, after), wanted in zip(steps, expected, strict=True):
-        assert torch.equal(after, wanted)
-    assert torch.equal(sampling.apply_filters(tensor, ids, allowed=allowed, **active), expected[-1])
 
 
 @pytest.mark.parametrize(

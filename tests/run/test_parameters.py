@@ -120,12 +120,6 @@ def test_a_preset_is_found_by_name_or_by_path(house, tmp_path):
         plan(["vocab"], preset=str(elsewhere))
 
 
-@pytest.mark.parametrize("command", ["verify -p size 3", "verify --prune", "refresh --corpus c.txt", "refresh --run r"])
-def test_each_subcommand_has_its_own_options(house, command):
-    with pytest.raises(SystemExit, match="2"):
-        main(command.split())
-
-
 def test_stages_and_options_come_in_any_order(house):
     command = ["--run", "r", "corpus", "-p", "size", "9", "vocab"]
     assert read_command_line(command).stages == read_command_line(["run", *command]).stages == ["corpus", "vocab"]

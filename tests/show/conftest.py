@@ -5,7 +5,7 @@ from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from helpers.show import dashboard
+from helpers.show import curves, dashboard
 
 
 @pytest.fixture
@@ -18,6 +18,14 @@ def shown(monkeypatch, tmp_path):
     monkeypatch.setattr(shell, "display_pub", publisher)
     yield publisher.outputs
     InteractiveShell.clear_instance()
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that `curves` draws, in place of the page."""
+    figures = []
+    monkeypatch.setattr(curves, "show_figure", lambda fig, words: figures.append(fig))
+    return figures
 
 
 @pytest.fixture

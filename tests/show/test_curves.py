@@ -47,7 +47,7 @@ def test_experts_load_is_told_in_fair_shares(shown):
 def test_runs_are_compared_in_a_figure_and_a_table(shown, tmp_path):
     file = tmp_path / "metrics.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in full_rows(200)))
-    show.compare({"slow": file, "quick": full_rows(300)}, floor=1.0, x="train_seconds")
+    show.compare({"slow": file, "quick": full_rows(300)}, {"bigram": 3.0}, x="train_seconds")
     picture, table = (output["data"] for output in shown)
     assert picture["text/plain"] == "validation bits per character: slow 1.301, quick 1.280"
     assert [line.replace("␣", " ").split() for line in table["text/plain"].splitlines()[1:]] == [
@@ -89,30 +89,38 @@ def test_any_curves_are_drawn_and_told_in_words(shown):
     assert shown[1]["data"]["text/plain"] == "nothing: nothing measured; gap: nothing measured"
 
 
-def test_curves_differ_in_more_than_their_colour_and_are_named_at_their_ends():
-    (ax,) = curves.curves_figure(TWO, "nats").axes
-    drawn = [line for line in ax.lines if line.get_marker() not in ("", "None")]
-    assert len({(line.get_linestyle(), line.get_marker()) for line in drawn}) == 2
+def test_curves_differ_in_more_than_their_colour_and_are_named_at_their_ends(drawn):
+    show.curves(TWO, "nats")
+    (ax,) = drawn[0].axes
+    lines = [line for line in ax.lines if line.get_marker() not in ("", "None")]
+    assert len({(line.get_linestyle(), line.get_marker()) for line in lines}) == 2
     assert {note.get_text() for note in ax.texts} == {"training 0.50", "validation 3.50"}
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("updates", "nats")
     with pytest.raises(ValueError, match="训练"):
-        curves.curves_figure({"训练": []}, "nats")
+        show.curves({"训练": []}, "nats")
 
 
 @pytest.mark.parametrize(
     ("values", "wanted"),
     [((-1.0, -0.5), (-1.15, 0)), ((-1.0, 2.0), (-1.15, 2.3)), ((0.5, 1.0), (0, 1.15)), ((0.0, 0.0), (0, 1))],
 )
-def test_a_panel_stands_upright_with_zero_in_it(values, wanted):
-    (ax,) = curves.panels_figure([{"step": i, "x": x} for i, x in enumerate(values)], {"x": "x"}).axes
+def test_a_panel_stands_upright_with_zero_in_it(drawn, values, wanted):
+    show.panels([{"step": i, "x": x} for i, x in enumerate(values)], {"x": "x"})
+    (ax,) = drawn[0].axes
     assert ax.get_ylim() == pytest.approx(wanted)
 
 
-def test_a_panel_for_each_field(shown):
-    rows = [{"step": i, "reward": i / 10, **({"kl": 0.5} if i > 4 else {})} for i in range(1, 9)]
-    show.panels(rows, {"reward": "reward", "KL": "kl", "nothing": "missing"})
+PANELS = [{"step": i, "reward": i / 10, **({"kl": 0.5} if i > 4 else {})} for i in range(1, 9)]
+
+
+def test_a_panel_for_each_field_is_told_in_words(shown):
+    show.panels(PANELS, {"reward": "reward", "KL": "kl", "nothing": "missing"})
     assert png_of(shown[0])
     assert shown[0]["data"]["text/plain"] == "reward: 0.1 to 0.8; KL: 0.5 to 0.5; nothing: nothing measured"
-    axes = curves.panels_figure(rows, {"reward": "reward", "KL": "kl"}).axes
+
+
+def test_a_panel_has_the_steps_that_its_field_has(drawn):
+    show.panels(PANELS, {"reward": "reward", "KL": "kl"})
+    axes = drawn[0].axes
     assert [ax.get_title(loc="left") for ax in axes] == ["reward  0.8", "KL  0.5"]
     assert axes[0].lines[0].get_xdata().tolist() == list(range(1, 9)) and axes[1].lines[0].get_xdata()[0] == 5

@@ -36,6 +36,15 @@ def test_one_line_says_the_guess_and_the_answer(arguments, line, capsys):
     assert capsys.readouterr().out == line + "\n"
 
 
+def test_what_the_courses_own_text_shows_is_asserted_and_what_another_lacks_is_said(capsys):
+    for known in (True, 0.6, False, None):
+        show.expecting(known)(1 < 2, "the order is another")
+    show.expecting(None)(2 < 1, "the order is another")
+    assert capsys.readouterr().out == "Not so here: the order is another\n"
+    with pytest.raises(AssertionError, match="^the order is another$"):
+        show.expecting(True)(2 < 1, "the order is another")
+
+
 VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers() | st.text())
 
 

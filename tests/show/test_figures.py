@@ -19,7 +19,7 @@ def draw_all() -> None:
     show.schedule([0.1 * step for step in range(10)])
     show.window_diagram(10**6, 256, 256)
     figures.show_figure(curves.run_figure(full_rows(500), 0.95, {"unigram": 7.8, "bigram": 4.2}), "a run")
-    figures.show_figure(curves.compare_figure({f"run {i}": full_rows(101 + i) for i in range(9)}), "nine runs")
+    show.compare({f"run {i}": full_rows(101 + i) for i in range(9)})
     show.expert_load(full_rows(500))
 
 
@@ -30,7 +30,7 @@ def test_figures_are_small_and_the_same_twice(shown):
     shown.clear()
     draw_all()
     assert [output["data"] for output in shown] == first
-    for output in shown:
+    for output in (output for output in shown if "image/png" in output["data"]):
         assert len(png_of(output)) < 60_000
         assert output["data"]["text/plain"] and "object at 0x" not in output["data"]["text/plain"]
 

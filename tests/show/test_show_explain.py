@@ -111,9 +111,6 @@ def test_the_grid_has_a_table_a_measure(shown):
     cells = [Cell(t, p, 0.1 + t, 0.01, 5.0 + p, 0.5) for t in (0.5, 1.0) for p in (0.9, 1.0)]
     show.grid(cells)
     plain = shown[0]["data"]["text/plain"]
-    assert plain.split("\n\n")[0].splitlines() == [
-        "diversity: n-grams that differ", "t \\ p   0.9     1", "  0.5  0.60  0.60", "    1  1.10  1.10",
-    ]  # fmt: skip
     assert plain.count("t \\ p") == 4
     lines = stripped(shown[0]).splitlines()
     assert lines[:4] == ["diversity: n-grams that differ", "t \\ p\t0.9\t1", "0.5\t0.60\t0.60", "1\t1.10\t1.10"]

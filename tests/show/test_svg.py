@@ -89,13 +89,6 @@ def test_a_drawing_reads_on_a_light_and_on_a_dark_page(file):
         assert (luminance(ground.get("fill")) + 0.05) / (luminance(words.get("fill")) + 0.05) > 4.5, words.text
 
 
-def test_all_drawings_are_used():
-    notebooks = "".join(path.read_text("utf-8") for path in (ROOT / "notebooks").rglob("*.ipynb"))
-    page = (ROOT / "README.md").read_text("utf-8")
-    unused = {file.name for file in FILES if f'show.drawing(\\"{file.stem}\\")' not in notebooks}
-    assert not {name for name in unused if f"notebooks/images/{name}" not in page}
-
-
 def test_a_cell_carries_the_drawing(shown):
     show.drawing(FILES[0].stem)
     data = shown[0]["data"]
