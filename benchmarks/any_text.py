@@ -33,12 +33,14 @@ from helpers import parallel
 from helpers.corpus.shards import read_texts
 from helpers.device import pick_device, pick_precision
 from helpers.manifest import open_room
+from helpers.model.config import make_config
+from helpers.model.gpt import GPT
 from helpers.tokens import ngrams
 from helpers.tokens.windows import Stream, Windows, choose_n_ctx, encode_texts
 from helpers.train import rules
+from helpers.train.initial import config_from_settings
 from helpers.train.loss import Loss
 from helpers.train.milestones import evaluate
-from helpers.train.model import build_model, config_from_settings, make_config, model_sizes
 from helpers.train.settings import TrainSettings
 from helpers.train.trainer import Trainer
 from helpers.vocab.choice import choose_kind, choose_sizes
@@ -119,7 +121,7 @@ def ours(text: Text, given: dict[str, Any], seconds: float, seed: int, device: t
     # 2. the run
     with tempfile.TemporaryDirectory() as folder:
         settings = replace(settings, eval_step=0, sample_step=0, log_step=10**6)
-        model = build_model(config_from_settings(settings, text.tokenizer, n_ctx), seed)
+        model = GPT(config_from_settings(settings, text.tokenizer, n_ctx)).init_weights(seed)
         ratio = {"train": 1.0, "val": text.val_characters / val.answers}
         trainer = Trainer(model, train, val, settings, Path(folder), text.tokenizer, chars_per_token=ratio)
         figures = trainer.run()
@@ -127,7 +129,7 @@ def ours(text: Text, given: dict[str, Any], seconds: float, seed: int, device: t
         "bits": figures["val_bits_per_char"], "seconds": round(time.perf_counter() - begin, 1),
         "kind": text.kind, "updates": figures["steps"], "epochs": round(trainer.progress.tokens / train.answers, 2),
         "tokens": len(text.tokenizer), "n_ctx": n_ctx, "n_embd": settings.n_embd, "n_layer": settings.n_layer,
-        "parameters": model_sizes(model.config)["parameters"],
+        "parameters": model.config.sizes()["parameters"],
         "windows_per_update": settings.batch_size * settings.gradient_accumulation,
     }  # fmt: skip
 
@@ -136,8 +138,8 @@ def nanogpt(text: Text, seconds: float, seed: int, device: torch.device) -> dict
     """Train nanoGPT's small model by its own loop for so many seconds, in `text`'s characters; return the score."""
     # 1. its model and its optimizer
     n_ctx, batch = 64, 12
-    config = make_config("gpt2", text.tokenizer, n_ctx=n_ctx, n_embd=128, n_layer=4, n_head=4)
-    model = build_model(config, seed).to(device)
+    config = make_config("gpt2", len(text.tokenizer), n_ctx=n_ctx, n_embd=128, n_layer=4, n_head=4)
+    model = GPT(config).init_weights(seed).to(device)
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     vectors = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
@@ -160,7 +162,7 @@ def nanogpt(text: Text, seconds: float, seed: int, device: torch.device) -> dict
         for group in optimizer.param_groups:
             cosine = 1e-4 + 0.5 * (1 + math.cos(math.pi * passed / seconds)) * (1e-3 - 1e-4)
             group["lr"] = min(1e-3 * (updates + 1) / 100, cosine)
-        logits = model(input_ids=inputs).logits  # (B, T, V)
+        logits = model(inputs)  # (B, T, V)
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -176,7 +178,7 @@ def nanogpt(text: Text, seconds: float, seed: int, device: torch.device) -> dict
     return {
         "bits": min(scores), "bits_at_end": scores[-1], "seconds": round(took, 1), "updates": updates,
         "epochs": round(updates * batch * n_ctx / len(ids), 2), "tokens": len(text.tokenizer),
-        "parameters": model_sizes(config)["parameters"],
+        "parameters": config.sizes()["parameters"],
     }  # fmt: skip
 
 

@@ -1,33 +1,36 @@
-"""What do the fused functions of `helpers/train/fused.py` gain, and how much of the machine does the default model use?
+"""What do the kernels of `helpers/model/kernels.py` gain, and how much of the machine does the default model use?
 
     python -m benchmarks.block_speed [--turns 7] [--precision fp32] [--quick]
 
-One process makes whole updates of the built-in corpus's model in turn: with the library's block and its fused attention
-("library"), with that block and attention written out ("written out"), and as the course trains it ("ours"). Two kinds
-of text: short documents with a small vocabulary, as the built-in corpus has them, and whole windows with a larger
-vocabulary, as a novel has them. The tokens are random: speed does not know. A ratio is that of two neighbours in one
-turn; the share is that of the rate of a matrix product measured in the same turn.
+One process makes whole updates of the built-in corpus's model in turn: by the plain lines of `helpers/model/gpt.py`
+("plain"), and as the course trains it ("ours"). Two kinds of text: short documents with a small vocabulary, as the
+built-in corpus has them, and whole windows with a larger vocabulary, as a novel has them. The tokens are random: speed
+does not know. A ratio is that of two neighbours in one turn; the share is that of the rate of a matrix product measured
+in the same turn.
 """
 
+import contextlib
 import statistics
 import time
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from benchmarks.machine import command_line, describe_machine, median_ratio, met, report, take_turns
 from helpers.device import DTYPES, autocast, matmul_rate, pick_precision
+from helpers.model import kernels
+from helpers.model.gpt import GPT
 from helpers.train import optim
-from helpers.train.fused import speed_up
+from helpers.train.initial import config_from_settings
 from helpers.train.loss import Loss
-from helpers.train.model import build_model, config_from_settings, model_sizes
 from helpers.train.rules import FIXED
 from helpers.train.settings import TrainSettings
 from helpers.vocab.tokenizer import build_words
 
 N_CTX = 128
 TEXTS = {"built-in": (48, 2680), "novel": (128, 4955)}  # tokens of a window, words in the vocabulary
-WAYS = ("library", "written out", "ours")
+WAYS = ("plain", "ours")  # the plain lines of the model, and with its kernels
 AIM = 0.45  # share of the product rate
 
 
@@ -37,12 +40,9 @@ class Updates:
     def __init__(self, way: str, length: int, words: int, precision: str) -> None:
         # 1. the default model; the words of its vocabulary do not matter
         settings = TrainSettings(**FIXED)
-        config = config_from_settings(settings, build_words({}, "字"), N_CTX)
-        config.vocab_size = words
-        self.model, self.precision, self.device = build_model(config, seed=0), precision, torch.device("cpu")
-        self.model.set_attn_implementation("eager" if way == "written out" else "sdpa")
-        if way == "ours":
-            speed_up(self.model, settings, N_CTX, precision, self.device)
+        config = replace(config_from_settings(settings, build_words({}, "字"), N_CTX), vocab_size=words)
+        self.kernels = kernels.plain_lines if way == "plain" else contextlib.nullcontext
+        self.model, self.precision, self.device = GPT(config).init_weights(0), precision, torch.device("cpu")
         # 2. what an update needs
         self.loss_of = Loss(self.model).train()
         self.scaler = torch.amp.GradScaler("cpu", enabled=False)
@@ -50,7 +50,7 @@ class Updates:
         # 3. its windows
         shape = (settings.gradient_accumulation, settings.batch_size, length + 1)
         self.ids = torch.randint(words, shape, generator=torch.Generator().manual_seed(0))
-        self.flops = model_sizes(config, length)["flops_per_token"] * shape[0] * shape[1] * length
+        self.flops = config.sizes(length)["flops_per_token"] * shape[0] * shape[1] * length
 
     def seconds(self, count: int) -> float:
         """Make `count` updates and return the seconds of one."""
@@ -58,7 +58,7 @@ class Updates:
         for _ in range(count):
             self.model.zero_grad()
             for batch in self.ids:  # (B, T + 1)
-                with autocast(self.precision, self.device):
+                with autocast(self.precision, self.device), self.kernels():
                     scores = self.loss_of(batch[:, :-1], batch[:, 1:])
                 scores.objective.div(self.ids.numel()).backward()
             optim.clip_gradient(self.optimizers, list(self.model.parameters()), 1.0, self.scaler)

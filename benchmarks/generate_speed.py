@@ -15,9 +15,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
 from benchmarks.machine import command_line, describe_machine, median_ratio, met, report, take_turns
 from helpers import paths
@@ -26,8 +27,9 @@ from helpers.generate import generate
 from helpers.generate.batch import DecodeBatch, Row, prompt_ids
 from helpers.generate.settings import Settings
 from helpers.manifest import open_room
+from helpers.model.config import make_config
+from helpers.model.gpt import GPT
 from helpers.train import checkpoint
-from helpers.train.model import build_model, make_config, model_sizes
 from helpers.vocab.tokenizer import build_words
 
 SEQUENCES = (1, 8)
@@ -48,7 +50,7 @@ def random_model(shape: dict, folder: Path) -> None:
     """Write a GPT-2 of this shape, with random weights and a made-up vocabulary, as notebook 04 would."""
     shape = dict(shape)
     tokenizer = made_up_tokenizer(shape.pop("vocab"))
-    checkpoint.export_model(folder, build_model(make_config("gpt2", tokenizer, **shape), seed=0), tokenizer)
+    checkpoint.export_model(folder, GPT(make_config("gpt2", len(tokenizer), **shape)).init_weights(0), tokenizer)
 
 
 def read_rate(numbers: int = 2**27) -> float:
@@ -64,7 +66,7 @@ def read_rate(numbers: int = 2**27) -> float:
 
 
 def our_writer(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, ids: list[int], sequences: int, tokens: int, **settings
+    model: GPT, tokenizer: PreTrainedTokenizerFast, ids: list[int], sequences: int, tokens: int, **settings
 ) -> Writer:
     """Return a function that writes with `DecodeBatch`, as rooms 05 and 06 do; no text ends early."""
 
@@ -82,7 +84,7 @@ def our_writer(
 
 
 def library_writer(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, ids: list[int], sequences: int, tokens: int
+    model: Any, tokenizer: PreTrainedTokenizerFast, ids: list[int], sequences: int, tokens: int
 ) -> Writer:
     """Return a function that writes with the library's `generate`."""
     inputs = torch.tensor([ids], device=model.device)
@@ -113,9 +115,10 @@ def measure(folder: Path, prompt: str, tokens: int, laps: int, half: bool) -> di
     """
     model, tokenizer = generate.load(folder)
     ids = prompt_ids(tokenizer, prompt)[: 1 + PROMPT]
-    tokens = min(tokens, model.config.max_position_embeddings - len(ids))
+    tokens = min(tokens, model.config.n_ctx - len(ids))
     rest = (tokenizer, ids)
-    models = {"transformers": (library_writer, model), "ours": (our_writer, model)}
+    library = AutoModelForCausalLM.from_pretrained(folder).to(model.device).eval()
+    models: dict[str, Any] = {"transformers": (library_writer, library), "ours": (our_writer, model)}
     if half:
         models["ours bf16"] = (our_writer, copy.deepcopy(model).bfloat16())
     writers = {f"{name}_{n}": make(each, *rest, n, tokens) for n in SEQUENCES for name, (make, each) in models.items()}
@@ -124,7 +127,7 @@ def measure(folder: Path, prompt: str, tokens: int, laps: int, half: bool) -> di
     figures = {name: round(statistics.median(each), 1) for name, each in speeds.items()}
     for name, each in speeds.items():
         figures[f"{name}_times"] = median_ratio(each, speeds[f"transformers_{name.split('_')[1]}"])
-    return figures | {"parameters": model_sizes(model.config)["parameters"]}
+    return figures | {"parameters": model.config.sizes()["parameters"]}
 
 
 def limits(figures: dict[str, float]) -> dict[str, float]:

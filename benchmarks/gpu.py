@@ -54,9 +54,9 @@ from helpers.serve.engine import Engine
 from helpers.serve.limits import Limits
 from helpers.tokens.windows import Stream, Windows
 from helpers.train import checkpoint, distributed
+from helpers.train.initial import model_from_settings
 from helpers.train.job import prepare_room, run_training
-from helpers.train.loss import Loss
-from helpers.train.model import model_from_settings, training_memory, transformer_blocks
+from helpers.train.loss import Loss, training_memory
 from helpers.train.rules import decide
 from helpers.train.settings import TrainSettings
 from helpers.train.trainer import Trainer
@@ -303,7 +303,7 @@ def wrap_alone(way: str, loss: Loss, parallel: str, device: torch.device) -> tor
         return DistributedDataParallel(loss, device_ids=[device.index])
     if way == "fsdp":
         mesh = init_device_mesh(device.type, (1,))
-        for part in [*transformer_blocks(loss.model), loss]:
+        for part in [*loss.model.layers, loss]:
             fully_shard(part, mesh=mesh)
     return loss
 

@@ -22,11 +22,12 @@ from benchmarks.machine import command_line, describe_machine, describe_text, me
 from helpers import paths
 from helpers.device import pick_device, pick_precision
 from helpers.manifest import open_room
+from helpers.model.config import make_config
+from helpers.model.gpt import GPT
 from helpers.tokens.windows import TokenStream, Windows
 from helpers.train.log import read_log_rows
 from helpers.train.loss import Loss
 from helpers.train.milestones import evaluate
-from helpers.train.model import build_model, make_config, model_sizes
 from helpers.train.settings import TrainSettings
 from helpers.train.trainer import Trainer
 from helpers.vocab.tokenizer import load_tokenizer
@@ -88,11 +89,11 @@ class Bench:
     def config(self, architecture: str, dropout: float):
         """Return the config of a model; the last step changes its form, not its size."""
         shape = {name: getattr(self.options, name) for name in ("n_ctx", "n_embd", "n_layer", "n_head")}
-        return make_config(architecture, self.tokenizer, dropout=dropout, **shape)
+        return make_config(architecture, len(self.tokenizer), dropout=dropout, **shape)
 
     def fit(self, recipe: dict, seconds: float, seed: int) -> tuple[torch.nn.Module, list[dict]]:
         """Train a fresh model by a recipe for so long; return it and the rows of its log."""
-        model = build_model(self.config(recipe["architecture"], recipe["dropout"]), seed)
+        model = GPT(self.config(recipe["architecture"], recipe["dropout"])).init_weights(seed)
         apart = ("architecture", "dropout", "fits", "precision")
         shared = {name: value for name, value in recipe.items() if name not in apart}
         began = []
@@ -168,7 +169,7 @@ def main() -> None:
         parser.error(f"no recipe is called {sorted(unknown)}; there is: {', '.join(known)}")
     if bench.fast == "fp32":
         print("no units for half precision: '+ precision' changes nothing here")
-    sizes = model_sizes(bench.config("gpt2", 0.0))
+    sizes = bench.config("gpt2", 0.0).sizes()
     print(
         f"run {options.run}: {len(bench.train):,} windows of at most {options.n_ctx} tokens, {sizes['parameters']:,} "
         f"parameters, {bench.fast} on {bench.device}, {options.seconds:.0f} s each\n"

@@ -25,9 +25,10 @@ from benchmarks.machine import command_line, describe_machine, describe_text, me
 from helpers import parallel
 from helpers.corpus.shards import read_texts
 from helpers.device import pick_device
+from helpers.model.config import make_config
+from helpers.model.gpt import GPT
 from helpers.tokens.windows import Windows, encode_texts
 from helpers.train.milestones import evaluate
-from helpers.train.model import build_model, make_config, model_sizes
 from helpers.train.settings import TrainSettings
 from helpers.train.trainer import Trainer
 from helpers.vocab.tokenizer import build_bpe, build_bytes, build_characters, build_words
@@ -99,7 +100,7 @@ def enter(tokenizer, texts: dict[str, list[str]], options: argparse.Namespace, s
         **RECIPE, epochs=10**6, batch_size=options.batch_size, gradient_accumulation=1, final_lr_fraction=0.0,
         precision=options.precision, device=options.device, seed=seed, sample_step=0, log_step=10**6,
     )  # fmt: skip
-    model = build_model(make_config("llama", tokenizer, **SHAPE), seed=seed)
+    model = GPT(make_config("llama", len(tokenizer), **SHAPE)).init_weights(seed)
     trainer = Trainer(model, train, val, settings, folder, tokenizer, chars_per_token=ratio)
     return Entrant(trainer, val, due_seconds=[options.seconds * part for part in PARTS])
 
@@ -172,7 +173,7 @@ def main() -> None:
         ratio = 1 / math.log(2) / first.bits_per_char["val"]  # characters per token of validation text
         figures[name] = {
             "tokens": len(tokenizer),
-            "parameters": model_sizes(first.model.config)["parameters"],
+            "parameters": first.model.config.sizes()["parameters"],
             "characters_per_token": round(ratio, 3),
             "updates": round(statistics.mean(steps)),
             "characters_read": round(statistics.mean(steps) * per_update * ratio),

@@ -12,7 +12,6 @@ know. Needs the package accelerate, which Trainer is built on (`pip install acce
 """
 
 import argparse
-import copy
 import statistics
 import subprocess
 import sys
@@ -23,14 +22,16 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import AutoModelForCausalLM, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from benchmarks.generate_speed import made_up_tokenizer
 from benchmarks.machine import MIB, command_line, describe_machine, median_ratio, met, report
 from helpers.device import autocast, matmul_rate, memory_peak, pick_device, wait
+from helpers.model.config import make_config
+from helpers.model.gpt import GPT
+from helpers.model.huggingface import save_model
 from helpers.tokens.windows import Stream, Windows
 from helpers.train.loss import Loss
-from helpers.train.model import build_model, make_config, model_sizes
 from helpers.train.settings import TrainSettings
 from helpers.train.trainer import Trainer as OurTrainer
 
@@ -43,7 +44,7 @@ OPTIMIZER = dict(lr=1e-4, weight_decay=0.1, beta2=0.95)
 def build(options: argparse.Namespace):
     """Return the model, as notebook 04 would build it, without dropout."""
     shape = {name: getattr(options, name) for name in ("n_ctx", "n_embd", "n_layer", "n_head")}
-    return build_model(make_config("gpt2", made_up_tokenizer(options.vocab), **shape), seed=0)
+    return GPT(make_config("gpt2", made_up_tokenizer(options.vocab), **shape)).init_weights(0)
 
 
 def windows(options: argparse.Namespace, count: int) -> torch.Tensor:
@@ -103,10 +104,12 @@ class Turns(TrainerCallback):
 
 def train(options: argparse.Namespace, precision: str, device: torch.device) -> list[dict]:
     """Return a row of each turn: rate (FLOP/s) and the seconds of one update each, ours and Trainer's."""
-    model = build(options)
+    ours = build(options)
     data = [{"input_ids": row[:-1], "labels": row[:-1]} for row in windows(options, 64)]  # Trainer moves labels on
     with tempfile.TemporaryDirectory() as folder:
-        turns = Turns(Ours(copy.deepcopy(model), options, precision, device, folder))
+        save_model(Path(folder), ours)
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        turns = Turns(Ours(ours, options, precision, device, folder))
         arguments = TrainingArguments(
             folder, max_steps=options.laps + 1, per_device_train_batch_size=options.batch,
             gradient_accumulation_steps=options.accumulation, bf16=precision == "bf16", fp16=precision == "fp16",
@@ -130,7 +133,7 @@ def memory(options: argparse.Namespace, precision: str, device: torch.device) ->
         if options.memory == "chunks":
             objective = Loss(model)(inputs, labels).objective
         else:
-            objective = F.cross_entropy(model(input_ids=inputs).logits.float().flatten(0, 1), labels.flatten())
+            objective = F.cross_entropy(model(inputs).float().flatten(0, 1), labels.flatten())
     objective.backward()
     print(memory_peak(device))
 
@@ -168,7 +171,7 @@ def main() -> None:
     peaks = {how: measure_memory(how) for how in ("whole", "chunks")}  # first: a child starts from its parent's peak
     rows = train(options, options.precision, device)
 
-    sizes = model_sizes(build(options).config)
+    sizes = build(options).config.sizes()
     tokens = options.batch * options.accumulation * options.n_ctx
     shares = {
         who: [sizes["flops_per_token"] * tokens / row[who] / row["rate"] for row in rows] for who in ("ours", "trainer")

@@ -16,8 +16,9 @@ The rooms; a room imports the ground floor and the rooms before it, and each pac
     corpus      01  raw text becomes clean documents: formats, charsets, cleaning rules, deduplication, split
     vocab       02  documents become a tokenizer: word segmentation, word list, Unigram, BPE, characters, bytes
     tokens      03  documents become memory-mapped token shards, windows and labels; n-gram baselines
-    train       04  windows become a model: the model, its loss, the training loop, checkpoints
-    generate    05  a model becomes a writer: sampling, KV cache, constraints, explanations
+    model           the GPT of notebook 04: the one that trains, writes and answers; folders of the library
+    train       04  windows become a model: its loss, the training loop, checkpoints
+    generate    05  a model becomes a writer: sampling, constraints, explanations
     serve       06  a writer becomes an HTTP service: continuous batching, authentication, streaming, metrics
 
 Side doors that make models of their own, from rooms of the six:

@@ -8,9 +8,10 @@ from helpers import paths
 from helpers.chat.data import exchange_messages
 from helpers.corpus import built_in
 from helpers.manifest import write_manifest
+from helpers.model.config import make_config
+from helpers.model.gpt import GPT
 from helpers.tokens.shards import write_shards
 from helpers.train import checkpoint
-from helpers.train.model import build_model, make_config
 from helpers.vocab import tokenizer
 
 N_CTX = 128
@@ -26,7 +27,7 @@ def characters_tokenizer():
 
 
 def tiny_model(tok, architecture: str = "llama", seed: int = 0):
-    return build_model(make_config(architecture, tok, n_ctx=N_CTX, n_embd=32, n_layer=2, n_head=2), seed)
+    return GPT(make_config(architecture, len(tok), n_ctx=N_CTX, n_embd=32, n_layer=2, n_head=2)).init_weights(seed)
 
 
 def make_chat_run(run: str = "t", conversations: bool = True) -> str:

@@ -9,10 +9,11 @@ from transformers import AutoModelForCausalLM
 from helpers import paths
 from helpers.generate.batch import banned, window_start
 from helpers.manifest import write_manifest
+from helpers.model.config import make_config
+from helpers.model.gpt import GPT
 from helpers.tokens.shards import write_shards
 from helpers.tokens.windows import Windows, count_windows
 from helpers.train.log import read_log_rows
-from helpers.train.model import build_model, make_config
 from helpers.train.settings import TrainSettings
 from helpers.train.trainer import Trainer
 from helpers.vocab import tokenizer
@@ -40,7 +41,7 @@ class Numbers:
 
 def tiny(seed: int = 0, dtype=torch.float32, architecture: str = "gpt2", **changes):
     shape = dict(n_ctx=8, n_embd=16, n_layer=2, n_head=2) | changes
-    return build_model(make_config(architecture, TOK, **shape), seed).to(dtype)
+    return GPT(make_config(architecture, len(TOK), **shape)).init_weights(seed).to(dtype)
 
 
 DEFAULTS = dict(
@@ -119,9 +120,9 @@ def plants_chat_tokenizer():
 
 def plants_model(architecture: str, tok, n_ctx: int = N_CTX):
     """Return a random model whose distributions are far from uniform, so that a wrong mask or position shows."""
-    cfg = make_config(architecture, tok, n_ctx=n_ctx, n_embd=32, n_layer=2, n_head=4, n_kv_head=2)
-    cfg.vocab_size += 8  # as in models whose table is rounded up: ids without a token
-    net = build_model(cfg, seed=0).eval()
+    size = len(tok) + 8  # as in models whose table is rounded up: ids without a token
+    cfg = make_config(architecture, size, n_ctx=n_ctx, n_embd=32, n_layer=2, n_head=4, n_kv_head=2)
+    net = GPT(cfg).init_weights(0).eval()
     with torch.no_grad():
         for weight in net.parameters():
             weight.mul_(4 if weight.dim() > 1 else 1)
@@ -131,5 +132,5 @@ def plants_model(architecture: str, tok, n_ctx: int = N_CTX):
 @torch.inference_mode()
 def naive_logits(net, tok, ids: list[int]) -> torch.Tensor:
     """Return the logits (1, V) after the ids that the model sees: no cache, no batch, no padding."""
-    window = torch.tensor([ids[window_start(len(ids), net.config.max_position_embeddings) :]])
-    return net(input_ids=window, use_cache=False).logits[:, -1].masked_fill(banned(net, tok), -torch.inf)
+    window = torch.tensor([ids[window_start(len(ids), net.config.n_ctx) :]])
+    return net(window)[:, -1].masked_fill(banned(net, tok), -torch.inf)

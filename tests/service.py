@@ -21,11 +21,13 @@ from helpers import paths
 from helpers.generate import generate
 from helpers.generate.settings import Chunk, Sample, Settings, TokenLogprob
 from helpers.manifest import write_manifest
+from helpers.model.config import make_config
+from helpers.model.gpt import GPT
+from helpers.model.huggingface import save_model
 from helpers.serve import server
 from helpers.serve.app import make_app
 from helpers.serve.engine import Engine, QueueFull
 from helpers.serve.limits import Limits
-from helpers.train.model import build_model, make_config
 from helpers.vocab import tokenizer
 from helpers.vocab.chat import add_template, encode_messages
 
@@ -49,11 +51,11 @@ def tiny_tokenizer():
 @cache
 def tiny_model():
     """Return a random model of two layers that never ends a document: a text is as long as it was asked for."""
-    shape = make_config("gpt2", tiny_tokenizer(), n_ctx=64, n_embd=32, n_layer=2, n_head=2)
-    net = build_model(shape, seed=0)
+    shape = make_config("gpt2", len(tiny_tokenizer()), n_ctx=64, n_embd=32, n_layer=2, n_head=2)
+    net = GPT(shape).init_weights(0)
     with torch.no_grad():  # every last state x has a sum of 32, so the end's logit is about -320
-        net.transformer.ln_f.bias.fill_(1)
-        net.transformer.wte.weight[tiny_tokenizer().all_special_ids] = -10
+        net.norm.bias.fill_(1)
+        net.embed_tokens.weight[tiny_tokenizer().all_special_ids] = -10
     return net.eval().requires_grad_(False)
 
 
@@ -86,7 +88,7 @@ def tiny_engine(tokenizer=None, **limits):
 def make_run(stage: str = "train", began: str = "train", **parameters) -> str:
     """Make a run in RUNS_DIR that has this model, as room 04 or a side door leaves it; return its name."""
     folder = paths.room("tiny", stage) / "final_model"
-    tiny_model().save_pretrained(folder)
+    save_model(folder, tiny_model())
     (tiny_tokenizer() if stage == "train" else chat_tokenizer()).save_pretrained(folder)
     inputs = [] if stage == "train" else (paths.room("tiny", began) / "final_model").iterdir()
     write_manifest("tiny", stage, parameters=parameters, inputs=inputs, outputs=folder.iterdir(), result={})

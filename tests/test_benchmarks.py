@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from transformers.models.llama.modeling_llama import LlamaMLP
 
 from benchmarks import block_speed, machine, tournament
 
@@ -52,13 +51,10 @@ def test_a_first_turn_does_not_count_and_ratios_are_of_one_turn():
     assert machine.median_ratio(turns["theirs"], turns["ours"]) == 2
 
 
-def test_the_fused_block_is_measured_beside_the_librarys(monkeypatch, capsys):
+def test_the_kernels_are_measured_beside_the_plain_lines(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["block_speed", "--quick"])
     monkeypatch.setattr(block_speed, "TEXTS", {"short": (8, 50)})
     block_speed.main()
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     ways = result["figures"]["short"]
     assert result["aims"] == {} and ways["ours"]["times_ours"] == 1 and set(ways) == set(block_speed.WAYS)
-    for way in block_speed.WAYS:
-        kinds = {type(module) for module in block_speed.Updates(way, 8, 50, "bf16").model.modules()}
-        assert (LlamaMLP in kinds) == (way != "ours")

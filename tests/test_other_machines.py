@@ -21,7 +21,7 @@ UNIX_ONLY = ("resource", "fcntl", "pwd", "grp", "termios", "tty", "pty", "readli
 ALL_LOADED = """
 import importlib, sys
 import aiohttp.web, asyncio, ipywidgets, jupyter_client, multiprocessing.forkserver, nbclient, nbconvert, papermill
-import peft, psutil, thulac, torch.utils.tensorboard, torch.distributed.run, transformers  # they know their machine
+import psutil, thulac, torch.utils.tensorboard, torch.distributed.run, transformers  # they know their machine
 sys.modules.update(dict.fromkeys({unix}))  # to import one of these is an ImportError now
 for name in {names}:
     importlib.import_module(name)

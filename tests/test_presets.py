@@ -39,6 +39,8 @@ def test_every_parameter_is_one_of_its_notebook_and_valid(preset):
         ("minimind", dict(architecture="llama", lr=5e-4, gradient_accumulation=8, epochs=1, batch_size=32, n_ctx=512,
                           n_embd=512, n_layer=8, schedule="cosine", final_lr_fraction=0.1, warmup_steps=0,
                           precision="bf16", text_key="text")),
+        ("minimind3", dict(architecture="qwen3", n_embd=768, n_layer=8, n_head=8, n_kv_head=4, n_ctx=340, epochs=2,
+                           lr=5e-4, gradient_accumulation=8, batch_size=32, schedule="cosine", max_grad_norm=1.0)),
         ("minimind-moe", dict(architecture="moe", n_experts=4, experts_per_token=1, aux_loss_coef=5e-4, lr=5e-4)),
         ("poems", dict(lr=2e-5, schedule="cosine", final_lr_fraction=0.0, epochs=1, batch_size=16, n_ctx=512,
                        document="line", packing="documents")),

@@ -44,9 +44,10 @@ CONSTANTS: dict[str, dict[str, str]] = {
     "README.md": {
         "3.14": "the newest Python that hosted CI runs",
         "130 MB": "thulac's resident memory after its model is loaded: the docstring of helpers.vocab.words.segment",
-        "127 million": "presets/book.yaml, counted by helpers.train.model.model_sizes",
+        "127 million": "presets/book.yaml, counted by helpers.model.config.GPTConfig.sizes",
         "111 million": "presets/cpm.yaml, counted by the same",
         "27 million": "presets/minimind.yaml, and what is active in minimind-moe.yaml, counted by the same",
+        "60 million": "presets/minimind3.yaml, counted by the same",
         "76 million": "presets/minimind-moe.yaml, counted by the same",
     },
     "docs/other-machines.md": {"3.14": "the newest Python that hosted CI runs"},

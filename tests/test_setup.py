@@ -36,15 +36,16 @@ IMPORTS = {
     "corpus": {"paths", "wording", "files", "manifest", "progress", "parallel"},
     "vocab": {"paths", "wording", "files", "manifest", "parallel", "corpus.conversations", "corpus.encodings"},
     "tokens": {"paths", "wording", "files", "manifest", "parallel", "vocab"},
-    "train": {"paths", "wording", "files", "manifest", "progress", "parallel", "device", "vocab", "tokens"},
-    "generate": {"paths", "wording", "device", "manifest", "vocab", "corpus.plain_text"},
-    "serve": {"paths", "wording", "manifest", "vocab.chat", "generate"},
-    "chat": {"paths", "files", "manifest", "device", "corpus", "vocab", "tokens", "train"},
-    "reward": {"paths", "device", "manifest", "corpus", "vocab", "train", "generate", "chat"},
+    "model": {"wording", "device"},
+    "train": {"paths", "wording", "files", "manifest", "progress", "parallel", "device", "vocab", "tokens", "model"},
+    "generate": {"paths", "wording", "device", "manifest", "vocab", "corpus.plain_text", "model"},
+    "serve": {"paths", "wording", "manifest", "vocab.chat", "model", "generate"},
+    "chat": {"paths", "files", "manifest", "device", "corpus", "vocab", "tokens", "model", "train"},
+    "reward": {"paths", "device", "manifest", "corpus", "vocab", "model", "train", "generate", "chat"},
     "report": {"paths", "files", "manifest"},
     "run": {"paths", "wording", "files", "manifest", "progress", "report", "corpus.find"},
 }
-WITH_TORCH = {"device", "tokens.windows", "train", "generate", "serve", "chat", "reward", "show"}
+WITH_TORCH = {"device", "tokens.windows", "model", "train", "generate", "serve", "chat", "reward", "show"}
 MODULES = sorted((ROOT / "helpers").rglob("*.py"))
 SIX = sorted((ROOT / "notebooks").glob("*.ipynb"))
 DEEPER = sorted((ROOT / "notebooks" / "deeper").glob("*.ipynb"))
@@ -226,7 +227,7 @@ def test_each_module_says_its_job_hides_no_error_and_runs_nothing_that_it_reads(
 SHARED = {  # public functions and classes whose name stands in two modules -> why; ten at most
     "main": "the command of a package, behind `python -m`",
 }
-PRIVATE = {"generate.inference", "train.fused"}  # modules that may reach into a library, for speed
+PRIVATE = {"model.decoder", "model.kernels"}  # modules that may reach into a library, for speed
 
 
 def lines_of(files) -> int:
@@ -235,7 +236,7 @@ def lines_of(files) -> int:
 
 @pytest.mark.parametrize(
     ("place", "most"),
-    [("helpers/**/*.py", 19_830), ("tests/**/*.py", 22_475), ("benchmarks/*.py", 2400), ("README.md", 200)],
+    [("helpers/**/*.py", 19_830), ("tests/**/*.py", 21_620), ("benchmarks/*.py", 2400), ("README.md", 200)],
 )
 def test_the_house_stays_within_its_budget(place, most):
     """Who adds takes away. Where it is too large still, the number only falls: 16,500 and 19,500 are the aims."""
@@ -247,7 +248,7 @@ def test_there_are_at_most_a_hundred_modules_and_no_room_is_too_large():
     lines = {
         file.parent.name: lines_of(file.parent.rglob("*.py")) for file in PACKAGES if file.parent.name != "helpers"
     }
-    too_large_still = {"corpus": 4305, "train": 3450}  # numbers that only fall
+    too_large_still = {"corpus": 4305}  # numbers that only fall
     assert not {room: n for room, n in lines.items() if n > too_large_still.get(room, 3200)}
 
 

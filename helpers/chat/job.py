@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from helpers import paths
 from helpers.chat import lora
@@ -21,6 +21,7 @@ from helpers.chat.start import end_at_line_break, load_start
 from helpers.device import pick_precision
 from helpers.files import fingerprint, write_text
 from helpers.manifest import open_room
+from helpers.model.gpt import GPT
 from helpers.train.job import Training, claim, digests, keep_for_training
 from helpers.train.loss import Loss
 from helpers.train.milestones import evaluate
@@ -113,7 +114,7 @@ def prepare_tuning(settings: ChatSettings, lessons: Lessons | None = None, folde
     count = round(settings.replay * len(lessons.train))
     replayed = plain_documents(settings.run, tokenizer, count, n_ctx, settings.seed)
     left_out: list[Sequence[Message]] = []
-    longer = n_ctx < model.config.max_position_embeddings
+    longer = n_ctx < model.config.n_ctx
     fit, judged = (
         _at_least_one(fitting(tokenizer, part, n_ctx, left_out), n_ctx, longer) for part in (lessons.train, lessons.val)
     )
@@ -155,7 +156,7 @@ def answer_characters(tokenizer: PreTrainedTokenizerFast, windows: Conversations
     return sum(len(decode(tokenizer, ids[is_answer].tolist())) for ids, is_answer in conversations)
 
 
-def plain_bits(run: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> float:
+def plain_bits(run: str, model: GPT, tokenizer: PreTrainedTokenizerFast) -> float:
     """Return bits per character of a run's validation text; nan for a model with another vocabulary than the run's."""
     tokens = open_room(run, "tokenize")["result"]
     own = load_tokenizer(paths.room(run, "vocab")).get_vocab()

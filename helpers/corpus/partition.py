@@ -260,7 +260,7 @@ def _fitting(raw: str, text: str, file: FileReport, settings: CorpusSettings) ->
     elif len(text) > settings.max_length:
         pieces = [piece.strip() for piece in cleaning.cut(text, settings.max_length)]
         file.counts.update(long=1, pieces=len(pieces))
-    kept, filters = [], settings.filters()
+    kept, filters = [], (settings.min_chinese, settings.max_symbols, settings.max_repetition)
     for piece in pieces:
         if len(piece) < settings.min_length or not piece:
             file.drop("too short" if piece else "empty", len(piece))

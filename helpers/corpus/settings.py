@@ -48,7 +48,3 @@ class CorpusSettings:
     def chosen_rules(self) -> frozenset[str]:
         """Return the names of the cleaning rules that are on."""
         return choose_rules(self.rules)
-
-    def filters(self) -> tuple[float, float, float]:
-        """Return the limits of `cleaning.unfit`."""
-        return self.min_chinese, self.max_symbols, self.max_repetition

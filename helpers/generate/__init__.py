@@ -3,7 +3,6 @@
 settings        the sampling settings and their ranges; samples, chunks, token log-probabilities
 sampling        filters from logits to the next token: temperature, top-k, top-p, repetition penalty
 constraints     constrained decoding: acrostics, line lengths, rhymes
-inference       the forward pass with a KV cache, a step as a CUDA graph; context length
 detokenize      ids to text while it is being written; stop strings
 batch           rows decoded together, each with its own settings; the sliding window
 generate        load a model; write one text, many, or a stream

@@ -13,13 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from helpers.device import widest_float
-from helpers.generate import inference, sampling
+from helpers.generate import sampling
 from helpers.generate.constraints import ConstraintState
 from helpers.generate.detokenize import Detokenizer
 from helpers.generate.settings import RANGES, Chunk, Sample, Settings, TokenLogprob
+from helpers.model.cache import Cache
+from helpers.model.decoder import decoder_of
+from helpers.model.gpt import GPT
 from helpers.vocab.chat import turn_borders
 from helpers.vocab.tokenizer import decode, encode
 
@@ -139,19 +142,25 @@ def window_start(length: int, n_ctx: int) -> int:
     return max(0, math.ceil((length - n_ctx) / hop)) * hop
 
 
-def end_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> set[int]:
+def end_ids(model: GPT, tokenizer: PreTrainedTokenizerFast) -> set[int]:
     """Return the special tokens that end a text: eos, what the model's own settings name, what ends a turn."""
-    named = model.generation_config.eos_token_id
+    named = model.generation.get("eos_token_id")
     ends = {*(named if isinstance(named, list) else [named]), *turn_borders(tokenizer)}
     return {tokenizer.eos_token_id, *ends.intersection(tokenizer.all_special_ids)}
 
 
-def banned(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> Tensor:
+def banned(model: GPT, tokenizer: PreTrainedTokenizerFast) -> Tensor:
     """Return (V,), true for ids that are never sampled: of no token, special ones that end nothing, the model's own."""
     mask = torch.arange(model.config.vocab_size) >= len(tokenizer)
-    never = {*tokenizer.all_special_ids, *(model.generation_config.suppress_tokens or [])}
+    never = {*tokenizer.all_special_ids, *(model.generation.get("suppress_tokens") or [])}
     mask[[i for i in never - end_ids(model, tokenizer) if i < len(mask)]] = True
     return mask.to(model.device)
+
+
+def check_eval(model: GPT) -> None:
+    """Raise ValueError for a model in training mode."""
+    if model.training:
+        raise ValueError("the model is in training mode, dropout would blur its text: call model.eval() first")
 
 
 class DecodeBatch:
@@ -161,15 +170,14 @@ class DecodeBatch:
     a model in training mode.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-        inference.check_eval(model)
+    def __init__(self, model: GPT, tokenizer: PreTrainedTokenizerFast) -> None:
+        check_eval(model)
         self.rows: list[Row] = []
         self.logits: Tensor  # (B, V), for the token that each row writes next
         self.model, self.tokenizer = model, tokenizer
         self._ends = end_ids(model, tokenizer)
-        self._decoder = inference.of(model)
-        self._cache = self._decoder.cache()
-        self.n_ctx = self._decoder.n_ctx
+        self._decoder, self._cache = decoder_of(model), Cache(model.config, model.embed_tokens.weight)
+        self.n_ctx = model.config.window
         self._banned = banned(model, tokenizer).nonzero()[:, 0]  # ids
 
     @property
@@ -208,8 +216,9 @@ class DecodeBatch:
             starts = [self._start(row) for row in self.rows]
             slid = [i for i, row in enumerate(self.rows) if starts[i] > window_start(len(row.ids) - 1, self.n_ctx)]
             # a row that has slid takes part in the step, but its logits are replaced below
-            known = [0 if i in slid else len(row.ids) - 1 - starts[i] for i, row in enumerate(self.rows)]
-            self.logits = self._decoder.step(chosen, known, self._cache).index_fill_(1, self._banned, -torch.inf)
+            for i in slid:
+                self._cache.lengths[i] = 0
+            self.logits = self._decoder.advance(chosen, self._cache).index_fill_(1, self._banned, -torch.inf)
             if slid:
                 self.logits[slid] = self._read(slid)
         return ended
@@ -295,7 +304,7 @@ class DecodeBatch:
         free = [place for place in range(len(stay)) if place not in stay]
         order = list(range(len(stay)))
         for target, source in zip(free, reversed(stay), strict=False):
-            self._cache.move(source, target, min(len(self.rows[source].ids), self.n_ctx))
+            self._cache.move(source, target)
             order[target] = source
         self.rows = [self.rows[place] for place in order]
         self._settle()

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
-from helpers.generate import generate, inference
+from helpers.generate import generate
 from helpers.generate.settings import DEFAULT_SETTINGS, Sample, Settings
+from helpers.model.gpt import GPT
 from helpers.vocab import chat
 from helpers.vocab.chat import ASSISTANT, SYSTEM, USER, ChatError, Message
 
@@ -60,7 +61,7 @@ def as_messages(question: str) -> list[Message]:
 
 
 def answer_batch(
-    model: PreTrainedModel,
+    model: GPT,
     tokenizer: PreTrainedTokenizerFast,
     conversations: Sequence[Sequence[Message]],
     settings: Settings = DEFAULT_SETTINGS,
@@ -78,7 +79,7 @@ def answer_batch(
 class Dialogue:
     """A conversation with a model in this process. Raises ChatError if the model cannot hold one."""
 
-    model: PreTrainedModel
+    model: GPT
     tokenizer: PreTrainedTokenizerFast
     system: str = ""  # what the assistant is told before the first question
     messages: list[Message] = field(default_factory=list)  # without the system line
@@ -86,7 +87,7 @@ class Dialogue:
 
     def __post_init__(self) -> None:
         check_tokenizer(self.tokenizer)
-        self.n_ctx = inference.context_length(self.model.config)
+        self.n_ctx = self.model.config.window
 
     def ask(
         self, question: str, settings: Settings = DEFAULT_SETTINGS, stop: threading.Event | None = None

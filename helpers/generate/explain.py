@@ -5,22 +5,23 @@ Bits per character are measured as in notebook 04's validation: every token coun
 window of context or more before it. Knows no files and no pictures.
 """
 
-import copy
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby, pairwise
+from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from helpers.device import widest_float
-from helpers.generate import inference, sampling
-from helpers.generate.batch import active_filters, banned, look_back, prompt_ids, window_start
+from helpers.generate import sampling
+from helpers.generate.batch import active_filters, banned, check_eval, look_back, prompt_ids, window_start
 from helpers.generate.detokenize import Detokenizer
 from helpers.generate.settings import DEFAULT_SETTINGS, Settings
+from helpers.model.gpt import GPT
 from helpers.vocab.tokenizer import decode
 
 _PLACES = 64  # whose filters are computed at once: a handful of tensors (_PLACES, V) are in memory
@@ -72,7 +73,7 @@ class Score:
 
 
 @torch.inference_mode()
-def score_texts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> Iterator[Score]:
+def score_texts(model: GPT, tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> Iterator[Score]:
     """Yield the Score of each text, a document of its own. Raises ValueError for a model in training mode."""
     for text in texts:
         ids = [*prompt_ids(tokenizer, text), tokenizer.eos_token_id]
@@ -85,7 +86,7 @@ def score_texts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text
 
 @torch.inference_mode()
 def explain_text(
-    model: PreTrainedModel,
+    model: GPT,
     tokenizer: PreTrainedTokenizerFast,
     prompt: str,
     tokens: Sequence[int],
@@ -106,7 +107,7 @@ def explain_text(
     ids = [*begun, *tokens]
     whole = Detokenizer(tokenizer, before=begun).extend(tokens)
     texts = [whole.text[start:end] for start, end in pairwise([*whole.starts, len(whole.text)])]  # as it was streamed
-    n_ctx = inference.context_length(model.config)
+    n_ctx = model.config.window
     filters = active_filters([settings], model.device)
     # of all greedy settings `active_filters` makes temperature 0
     shown = {"temperature": "top_p"} if settings.top_p == 0 and settings.temperature != 0 else {}
@@ -142,17 +143,17 @@ def token_name(tokenizer: PreTrainedTokenizerFast, token: int) -> str:
     return text if text and "\ufffd" not in text else tokenizer.convert_ids_to_tokens([token])[0]
 
 
-def read_logits(model: PreTrainedModel, ids: list[int], begun: int) -> Iterator[tuple[list[int], Tensor]]:
+def read_logits(model: GPT, ids: list[int], begun: int) -> Iterator[tuple[list[int], Tensor]]:
     """Yield places of ids from `begun` on, _PLACES at most, and the logits (N, V) that the model had before each.
 
     Places that share a window share a forward pass. Raises ValueError for a model in training mode.
     """
-    inference.check_eval(model)
-    n_ctx = inference.context_length(model.config)
+    check_eval(model)
+    n_ctx = model.config.window
     for start, group in groupby(range(begun, len(ids)), key=lambda place: window_start(place, n_ctx)):
         places = list(group)
         window = torch.tensor([ids[start : places[-1]]], device=model.device)  # (1, T)
-        logits = model(input_ids=window, use_cache=False, logits_to_keep=len(places)).logits[0]  # (N, V)
+        logits = model.lm_head(model.hidden(window)[0, -len(places) :])  # (N, V)
         for i in range(0, len(places), _PLACES):
             yield places[i : i + _PLACES], logits[i : i + _PLACES]
 
@@ -186,18 +187,21 @@ def _likeliest(tokenizer: PreTrainedTokenizerFast, probabilities: Tensor, n: int
 
 
 @torch.inference_mode()
-def attentions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, text: str) -> tuple[list[str], Tensor]:
+def attentions(model: GPT, tokenizer: PreTrainedTokenizerFast, text: str) -> tuple[list[str], Tensor]:
     """Return the tokens (T) that the model sees of a text, and the attention weights (layers, heads, T, T).
 
     Row i of a head: how much it takes from each token when it reads token i; it sums to 1, and is 0 to the right of i.
     The first token is the document's start. Memory grows with T². Raises ValueError for a model in training mode.
     """
-    inference.check_eval(model)
+    check_eval(model)
     ids = prompt_ids(tokenizer, text)
-    ids = ids[window_start(len(ids), inference.context_length(model.config)) :]
-    # the fast kernels never hold the weights; this copy, which shares all tensors, takes the slow ones
-    plain = copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
-    plain.set_attn_implementation("eager")
-    window = torch.tensor([ids], device=model.device)  # (1, T)
-    weights = plain(input_ids=window, use_cache=False, output_attentions=True).attentions  # L × (1, H, T, T)
+    ids = ids[window_start(len(ids), model.config.window) :]
+    window, weights = torch.tensor([ids], device=model.device), []  # (1, T)
+    future = torch.ones(len(ids), len(ids), dtype=torch.bool, device=model.device).triu(1)
+    x, view = model.begin(window)
+    for block in cast(Iterable[Any], model.layers):  # the fast kernels never hold the weights
+        q, k, _ = block.self_attn.heads(block.input_layernorm(x), view)  # (1, H, T, D) each
+        scores = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(future, -torch.inf)  # (1, H, T, T)
+        weights.append(scores.softmax(-1))
+        x = block(x, view)
     return [token_name(tokenizer, i) for i in ids], torch.cat(weights).float().cpu()

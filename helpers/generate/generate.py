@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
-from transformers.utils import logging as transformers_logging
+from transformers import PreTrainedTokenizerFast
 
 from helpers import paths
 from helpers.device import pick_device
@@ -15,11 +14,12 @@ from helpers.generate import sampling
 from helpers.generate.batch import DecodeBatch, Row, active_filters, prompt_ids
 from helpers.generate.settings import DEFAULT_SETTINGS, Chunk, Sample, Settings
 from helpers.manifest import MANIFEST, RoomError, open_room
+from helpers.model.gpt import GPT
+from helpers.model.huggingface import load_model
 from helpers.vocab.tokenizer import load_tokenizer
 from helpers.wording import did_you_mean
 
 _MAX_ROWS = 64  # rows that are decoded at once
-transformers_logging.disable_progress_bar()  # a bar for each loaded file would fill the notebook
 
 
 def latest_model(run: str) -> str:
@@ -33,7 +33,7 @@ def model_folder(run: str, model: str = "base") -> Path:
     return paths.room(run, paths.MODELS[model]) / "final_model"
 
 
-def load(run: str | Path, model: str = "base") -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+def load(run: str | Path, model: str = "base") -> tuple[GPT, PreTrainedTokenizerFast]:
     """Return (model in eval mode, tokenizer) of a run given by name, or of a folder given as a Path.
 
     `model` is one of `paths.MODELS`. On the GPU where there is one. The files of a run are checked first; raises
@@ -50,14 +50,10 @@ def load(run: str | Path, model: str = "base") -> tuple[PreTrainedModel, PreTrai
             raise ValueError(f"a run has no model '{model}'{did_you_mean(model, paths.MODELS)}")
         open_room(run, paths.MODELS[model])
         folder = model_folder(run, model)
-    loaded = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
-    loaded.to(pick_device("auto"))  # type: ignore[arg-type]  # its signature is hidden
-    return loaded.eval().requires_grad_(False), load_tokenizer(folder)
+    return load_model(folder).to(pick_device("auto")).requires_grad_(False), load_tokenizer(folder)
 
 
-def write_rows(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, rows: list[Row], max_rows: int = _MAX_ROWS
-) -> None:
+def write_rows(model: GPT, tokenizer: PreTrainedTokenizerFast, rows: list[Row], max_rows: int = _MAX_ROWS) -> None:
     """Write all rows to their end, at most max_rows at a time; others join once half of the places are free."""
     batch = DecodeBatch(model, tokenizer)
     waiting = [row for row in reversed(rows) if not row.done]
@@ -69,7 +65,7 @@ def write_rows(
 
 
 def generate(
-    model: PreTrainedModel,
+    model: GPT,
     tokenizer: PreTrainedTokenizerFast,
     prompt: str,
     settings: Settings = DEFAULT_SETTINGS,
@@ -85,7 +81,7 @@ def generate(
 
 
 def generate_batch(
-    model: PreTrainedModel,
+    model: GPT,
     tokenizer: PreTrainedTokenizerFast,
     prompts: Sequence[str | list[int]],
     settings: Settings = DEFAULT_SETTINGS,
@@ -108,7 +104,7 @@ def generate_batch(
 
 
 def stream_chunks(
-    model: PreTrainedModel,
+    model: GPT,
     tokenizer: PreTrainedTokenizerFast,
     prompt: str | Sequence[int],
     settings: Settings = DEFAULT_SETTINGS,
@@ -131,7 +127,7 @@ def stream_chunks(
 
 
 def stream_text(
-    model: PreTrainedModel,
+    model: GPT,
     tokenizer: PreTrainedTokenizerFast,
     prompt: str | Sequence[int],
     settings: Settings = DEFAULT_SETTINGS,
@@ -143,7 +139,7 @@ def stream_text(
     yield from (chunk.text for chunk in chunks if chunk.text)
 
 
-def next_logits(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompt: str) -> tuple[Tensor, Tensor]:
+def next_logits(model: GPT, tokenizer: PreTrainedTokenizerFast, prompt: str) -> tuple[Tensor, Tensor]:
     """Return what the model sees of a prompt, ids (1, T), and the logits (1, V) of the token that comes next."""
     batch = DecodeBatch(model, tokenizer)
     batch.add([Row(prompt_ids(tokenizer, prompt), DEFAULT_SETTINGS)])

@@ -13,10 +13,11 @@ from statistics import fmean
 
 import numpy as np
 from pydivsufsort import divsufsort
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from helpers.generate.generate import generate
 from helpers.generate.settings import DEFAULT_SETTINGS, Settings
+from helpers.model.gpt import GPT
 
 LIMIT = 100_000_000  # bytes of training text that an index holds
 _BORDER = b"\xff"  # after each document; UTF-8 never has this byte
@@ -166,7 +167,7 @@ class Cell:
 
 
 def write_grid(
-    model: PreTrainedModel,
+    model: GPT,
     tokenizer: PreTrainedTokenizerFast,
     prompts: Sequence[str],
     temperatures: Sequence[float],

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from helpers.corpus.built_in import Question
 from helpers.generate.dialogue import answer_batch, as_messages
 from helpers.generate.settings import Settings
+from helpers.model.gpt import GPT
 from helpers.reward import judge
 
 GREEDY = Settings(max_new_tokens=80, temperature=0.0)
@@ -20,7 +21,7 @@ Interval = tuple[float, float]
 
 
 def marks(
-    model: PreTrainedModel,
+    model: GPT,
     tokenizer: PreTrainedTokenizerFast,
     questions: Sequence[Question],
     settings: Settings = GREEDY,

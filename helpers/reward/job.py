@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from helpers import paths
 from helpers.chat.start import load_start
@@ -24,12 +24,12 @@ from helpers.corpus.find import BUILT_IN
 from helpers.device import pick_device, pick_precision, widest_float
 from helpers.generate import generate
 from helpers.manifest import MANIFEST, RoomError, open_room
+from helpers.model.gpt import GPT
 from helpers.reward import losses, policy
 from helpers.reward.judge import Asker
 from helpers.reward.policy import Branch, EndingScores
 from helpers.reward.rollout import AnswerOpening, Group, write_endings, write_openings
 from helpers.train import optim
-from helpers.train.model import transformer_blocks
 
 METHODS = ("grpo", "dpo")
 _SURVEY = 4  # updates' worth of questions whose rewards the asker begins with
@@ -70,7 +70,7 @@ class RewardSettings:
             raise ValueError(f"begin is '{self.begin}': choose auto, base or chat")
 
 
-def load_beginning(settings: RewardSettings) -> tuple[PreTrainedModel, PreTrainedTokenizerFast, str]:
+def load_beginning(settings: RewardSettings) -> tuple[GPT, PreTrainedTokenizerFast, str]:
     """Return (model in eval mode, tokenizer with a chat template, which of the run's models it is).
 
     Raises RoomError where the run's corpus is not the built-in one, because nothing could judge the answers.
@@ -83,20 +83,18 @@ def load_beginning(settings: RewardSettings) -> tuple[PreTrainedModel, PreTraine
     has_chat = (paths.room(settings.run, "chat") / MANIFEST).is_file()
     begin = settings.begin if settings.begin != "auto" else "chat" if has_chat else "base"
     model, tokenizer = generate.load(settings.run, begin) if begin == "chat" else load_start(settings.run)[:2]
-    return model.to(pick_device(settings.device)).eval().requires_grad_(False), tokenizer, begin  # type: ignore[arg-type]
+    return model.to(pick_device(settings.device)).eval().requires_grad_(False), tokenizer, begin
 
 
 class Learner:
     """A model that learns from rewards, beside the model that it was: one method per part of an update."""
 
-    def __init__(self, start: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, settings: RewardSettings) -> None:
+    def __init__(self, start: GPT, tokenizer: PreTrainedTokenizerFast, settings: RewardSettings) -> None:
         self.settings, self.tokenizer, self.start = settings, tokenizer, start
         self.model = copy.deepcopy(start).requires_grad_(False)
-        for model in (self.start, self.model):  # rows of a few tokens: two products are quicker than the fused kernel
-            model.set_attn_implementation("eager")
         self.precision = pick_precision(settings.precision, start.device)
         # the tied table and the norms serve all texts; a conclusion is learnt in the blocks
-        self.trained = [p for block in transformer_blocks(self.model) for p in block.parameters() if p.ndim > 1]
+        self.trained = [p for block in self.model.layers for p in block.parameters() if p.ndim > 1]
         for p in self.trained:
             p.requires_grad_(True)
         self.optimizer = torch.optim.AdamW(self.trained, betas=(0.9, 0.98), weight_decay=0.0)

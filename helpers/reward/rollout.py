@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from helpers.corpus.built_in import Question
 from helpers.generate.batch import Row
 from helpers.generate.dialogue import as_messages
 from helpers.generate.generate import write_rows
 from helpers.generate.settings import Settings
+from helpers.model.gpt import GPT
 from helpers.reward import judge
 from helpers.vocab.chat import encode_messages
 from helpers.vocab.tokenizer import decode
@@ -61,7 +62,7 @@ def _drawn(most: int, stop: tuple[str, ...], rng: random.Random) -> Settings:
 
 
 def write_openings(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, questions: Sequence[Question], rng: random.Random
+    model: GPT, tokenizer: PreTrainedTokenizerFast, questions: Sequence[Question], rng: random.Random
 ) -> list[AnswerOpening]:
     """Return an opening for each question, except where the answer begins with its verdict; see `judge.opening`."""
     settings = _drawn(_OPENING, _SENTENCE_ENDS, rng)
@@ -81,7 +82,7 @@ def write_openings(
 
 
 def write_endings(
-    model: PreTrainedModel,
+    model: GPT,
     tokenizer: PreTrainedTokenizerFast,
     openings: Sequence[AnswerOpening],
     answers: int,

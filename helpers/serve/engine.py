@@ -15,10 +15,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from helpers.generate.batch import DecodeBatch, Row, prompt_ids
 from helpers.generate.settings import DEFAULT_SETTINGS, Chunk, Sample, Settings
+from helpers.model.gpt import GPT
 from helpers.serve.limits import DEFAULT_LIMITS, Limits
 
 _log = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ class Engine:
     before `close`: the engine is of no more use then, and all requests have been told.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, limits: Limits = DEFAULT_LIMITS):
+    def __init__(self, model: GPT, tokenizer: PreTrainedTokenizerFast, limits: Limits = DEFAULT_LIMITS):
         self.model, self.tokenizer, self.limits = model, tokenizer, limits
         self.max_rows = limits.max_rows
         self.tokens = 0  # written since the engine started
@@ -180,7 +181,7 @@ class Engine:
                 self.on_failure()
 
     def _write(self) -> None:
-        if self.model.num_parameters() <= _SMALL:
+        if self.model.config.sizes()["parameters"] <= _SMALL:
             torch.set_num_threads(1)  # of this thread only: other threads keep the other cores
         while (joining := self._admit()) is not None:
             try:

@@ -29,12 +29,13 @@ from helpers.show.text import show_samples as samples
 from helpers.show.text import show_table as table
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
+    from helpers.model.gpt import GPT
     from helpers.show.panel import Box
 
 
-def sampling_panel(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerFast", prompt: str = "") -> "Box":
+def sampling_panel(model: "GPT", tokenizer: "PreTrainedTokenizerFast", prompt: str = "") -> "Box":
     """Return a panel to play with a model's sampling; display it as the last line of a cell.
 
     `model` and `tokenizer` as `generate.load` returns them.

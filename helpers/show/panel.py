@@ -12,11 +12,12 @@ from html import escape
 
 import ipywidgets as widgets
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from helpers.generate import generate
 from helpers.generate.explain import token_name
 from helpers.generate.settings import RANGES, Chunk, Settings, TokenLogprob
+from helpers.model.gpt import GPT
 from helpers.show.explain import coloured, legend, probabilities_in_words
 from helpers.show.text import card, percent, render_continuation, render_probabilities
 
@@ -56,7 +57,7 @@ class Panel:
     redraw = 0.1  # seconds between two pictures of the text, at least
     pause = 0.15  # seconds that the sliders must rest before the bars are computed
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompt: str):
+    def __init__(self, model: GPT, tokenizer: PreTrainedTokenizerFast, prompt: str):
         self.model, self.tokenizer = model, tokenizer
         self.stop = threading.Event()
         self.worker: threading.Thread | None = None
@@ -66,7 +67,7 @@ class Panel:
         self.last_prompt: tuple[str, Tensor, Tensor] | None = None
 
         self.prompt = widgets.Textarea(value=prompt, placeholder="prompt", layout={"width": "26em", "height": "5em"})
-        self.settings = sliders(longest=model.config.max_position_embeddings)
+        self.settings = sliders(longest=model.config.n_ctx)
         self.generate = widgets.Button(description="Generate", icon="play", button_style="primary")
         self.cancel = widgets.Button(description="Cancel", icon="stop", disabled=True)
         self.note = widgets.HTML()

@@ -2,9 +2,8 @@
 
 settings     a run's settings: notebook 04's parameters, a comment per field
 rules        what a 0 becomes: width, depth, dropout, batch, rate, epochs from text, time and machine
-model        GPT-2, LLaMA-like models, mixture of experts: config, dropout, size, memory; weights of others
-fused        RMSNorm, rotary attention and SwiGLU in fewer passes on a CPU; attention without a mask on a GPU
-loss         cross-entropy in chunks over the vocabulary
+initial      the model that a training begins with: fresh by the settings, or with weights of others
+loss         cross-entropy in chunks over the vocabulary; what memory a training needs
 optim        learning-rate schedule, gradient clipping, AdamW and Muon, which of them moves what
 log          metrics.jsonl and TensorBoard; running means, loss spikes
 checkpoint   checkpoints that are whole or absent; resume a run that was killed

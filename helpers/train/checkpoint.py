@@ -19,13 +19,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor, distribute_tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
-from transformers.utils import logging as transformers_logging
+from transformers import PreTrainedTokenizerFast
 
 from helpers.files import sha256, tidy_folder, write_folder
+from helpers.model.gpt import GPT
+from helpers.model.huggingface import save_model
 from helpers.train import distributed
-
-transformers_logging.disable_progress_bar()  # a bar for each saved file would fill the notebook
 
 _STATE, _WEIGHTS, _OPTIMIZER, _CHECKSUMS = "state.json", "model.safetensors", "optimizer.safetensors", "checksums.json"
 
@@ -251,7 +250,7 @@ def restore(folder: Path, model: torch.nn.Module, optimizers: Sequence[torch.opt
 
 def export_model(
     folder: Path,
-    model: PreTrainedModel,
+    model: GPT,
     tokenizer: PreTrainedTokenizerFast,
     writes: bool = True,
     weights: dict[str, torch.Tensor] | None = None,
@@ -265,7 +264,7 @@ def export_model(
         return
 
     def write(part: Path) -> None:
-        model.save_pretrained(part, state_dict=whole)
+        save_model(part, model, whole)
         tokenizer.save_pretrained(part)
 
     _write_folder(folder, write)

@@ -16,12 +16,11 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from transformers import PretrainedConfig
 
 from helpers import parallel
 from helpers.device import widest_float
-from helpers.train.loss import Loss
-from helpers.train.model import training_memory, transformer_blocks
+from helpers.model.config import GPTConfig
+from helpers.train.loss import Loss, training_memory
 from helpers.train.settings import TrainSettings
 
 FULLEST = 0.8  # of a GPU's memory, planned for a whole copy of the model: the estimate is right to some 20 %
@@ -87,7 +86,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def choose_parallel(
-    settings: TrainSettings, config: PretrainedConfig, n_ctx: int, precision: str, device: torch.device
+    settings: TrainSettings, config: GPTConfig, n_ctx: int, precision: str, device: torch.device
 ) -> str:
     """Return "ddp" or "fsdp"; "auto" is fsdp where a whole copy for each process would not fit into a GPU's memory."""
     if settings.parallel != "auto":
@@ -111,7 +110,7 @@ def distribute(loss: Loss, parallel: str, device: torch.device) -> nn.Module:
         return loss
     if parallel == "fsdp":
         mesh = init_device_mesh(device.type, (size,))
-        for block in transformer_blocks(loss.model):
+        for block in loss.model.layers:
             fully_shard(block, mesh=mesh)
         fully_shard(loss, mesh=mesh)
         return loss

@@ -33,8 +33,8 @@ from helpers.files import Occupied, fingerprint, known_sha256, occupied, write_t
 from helpers.manifest import RoomError, open_room, write_manifest
 from helpers.train.checkpoint import BadCheckpoint, list_checkpoints
 from helpers.train.distributed import join_group, leave_group, world
+from helpers.train.initial import model_from_settings
 from helpers.train.milestones import Diverged
-from helpers.train.model import model_from_settings
 from helpers.train.plan import load_windows, plan_run
 from helpers.train.rules import decide
 from helpers.train.settings import TrainSettings

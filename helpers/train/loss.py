@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
+from helpers.model.config import GPTConfig
+from helpers.model.gpt import GPT, texts_apart
 from helpers.tokens.windows import IGNORE, Examples
-from helpers.train.fused import hides_only_the_future
 
 # Logits in memory at once: rows on a CPU, bytes on a GPU. With fewer, the gradient of the output matrix, which is added
 # to once per chunk, costs more than the products themselves; with more, only memory.
@@ -174,12 +174,11 @@ class Loss(nn.Module):
     state; None for a dense model.
     """
 
-    model: PreTrainedModel
+    model: GPT
 
-    def __init__(self, model: PreTrainedModel, compile: bool = False):
+    def __init__(self, model: GPT, compile: bool = False):
         super().__init__()
         self.model = model
-        self.mixture = hasattr(model.config, "router_aux_loss_coef")
         self.expert_load: torch.Tensor | None = None
         # a compiled function, not a compiled module: a second name for the weights would be in the state too
         self._run_body = torch.compile(self._body) if compile else self._body
@@ -190,10 +189,10 @@ class Loss(nn.Module):
 
         inputs, labels: (B, T). Sums, not means: micro-batches with unequal numbers of labels then add up.
         positions (B, T): where they begin at 0 again, another text begins, which sees nothing of the one before it.
-        A mixture's objective also has router_aux_loss_coef × its router loss × the number of labels.
+        A mixture's objective also has aux_loss_coef × its router loss × the number of labels.
         """
-        hidden, router_logits = self._run_body(inputs, positions)
-        weight, device = self.model.get_output_embeddings().weight, inputs.device.type  # (V, C)
+        hidden, routed = self._run_body(inputs, positions)
+        weight, device = self.model.lm_head.weight, inputs.device.type  # (V, C)
         if not torch.is_grad_enabled():  # a function of our own is not told of `no_grad`
             weight = weight.detach()
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
@@ -201,37 +200,33 @@ class Loss(nn.Module):
             objective, losses, correct = _ChunkedCrossEntropy.apply(
                 hidden.flatten(0, 1), weight, labels.flatten(), dtype, self._at_once
             )
-        if self.mixture:
-            is_token = inputs != self.model.config.pad_token_id  # (B, T)
-            real = is_token.flip(1).cumsum(1).flip(1) > 0  # (B, T) True up to the last token that is not padding
-            balance = self._balance(router_logits, real.flatten())
-            objective = objective + self.model.config.router_aux_loss_coef * balance * (labels != IGNORE).sum()
+        if routed:
+            has_label = labels != IGNORE  # (B, T)
+            real = has_label.flip(1).cumsum(1).flip(1) > 0  # (B, T), up to the last label: what follows is padding
+            balance = self._balance(routed, real.flatten())
+            objective = objective + self.model.config.aux_loss_coef * balance * has_label.sum()
         return Scores(objective, losses.view_as(labels).sum(1), correct.view_as(labels).sum(1))
 
     def _body(
         self, inputs: torch.Tensor, positions: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        # embeddings, not ids: given ids the library searches each batch for padding, which here is always at the
-        # right end, where a causal model cannot see it
-        embeddings = self.model.get_input_embeddings()(inputs)  # (B, T, C)
-        more: dict[str, Any] = {"output_router_logits": True} if self.mixture else {}
-        if positions is not None:
-            if hides_only_the_future(self.model.config):
-                raise ValueError("texts side by side would see each other: tell `speed_up` that they are packed")
-            more["position_ids"] = positions
-        out = self.model.base_model(inputs_embeds=embeddings, use_cache=False, **more)
-        return out.last_hidden_state, out.router_logits if self.mixture else ()
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        mixtures: list[Any] = [block.mlp for block in self.model.layers] if self.model.config.n_experts else []
+        for each in mixtures:  # after a pass without memory they would hold what it had computed
+            each.routed = None
+        apart = None if positions is None else texts_apart(positions)
+        hidden = self.model.hidden(inputs, positions=positions, visible=apart)
+        return hidden, [each.routed for each in mixtures]
 
-    def _balance(self, router_logits: tuple[torch.Tensor, ...], real: torch.Tensor) -> torch.Tensor:
+    def _balance(self, routed: list[torch.Tensor], real: torch.Tensor) -> torch.Tensor:
         """Return the router's loss, the mean over layers, and count which experts were chosen.
 
         For one layer: n_experts × Σ (fraction of the tokens sent to an expert) × (its mean probability), over the
         tokens that are `real` (B·T,) (Fedus et al. 2021); at least the number of experts per token. `transformers`
-        sums over layers first, which hides a layer that uses one expert only. router_logits: (B·T, E) per layer.
+        sums over layers first, which hides a layer that uses one expert only. routed: logits (B·T, E) per layer.
         """
-        wide = torch.promote_types(router_logits[0].dtype, torch.float32)
-        p = torch.stack([logits.softmax(-1, dtype=wide) for logits in router_logits]) * real[:, None]  # (L, B·T, E)
-        chosen = p.topk(self.model.config.num_experts_per_tok, -1).indices  # (L, B·T, experts of a token)
+        wide = torch.promote_types(routed[0].dtype, torch.float32)
+        p = torch.stack([logits.softmax(-1, dtype=wide) for logits in routed]) * real[:, None]  # (L, B·T, E)
+        chosen = p.topk(self.model.config.experts_per_token, -1).indices  # (L, B·T, experts of a token)
         counts = torch.zeros_like(p).scatter_(-1, chosen, 1.0).mul_(real[:, None]).sum(1)  # (L, E)
         if self.training:
             self.expert_load = counts if self.expert_load is None else self.expert_load + counts
@@ -253,3 +248,40 @@ def load_batch(windows: Examples, indices: np.ndarray, device: torch.device) -> 
     if device.type == "cuda":  # from pinned memory the copy waits for nothing, and nothing waits for it
         batch = [tensor.pin_memory() for tensor in batch]
     return [tensor.to(device, non_blocking=True) for tensor in batch]
+
+
+# ---- memory ----
+
+# bytes at the peak per token, layer and unit of width, without dropout, in half precision and in fp32: what is kept
+# for backward (counted: 36 and 64, 54 and 80, 73 and 109), and half as much again for what comes and goes (measured)
+_GPT2, _LLAMA_LIKE, _MIXTURE = (54, 96), (80, 120), (110, 160)
+
+
+def training_memory(
+    config: GPTConfig, batch_size: int, *, optimizer: str = "adamw", precision: str = "bf16", n_ctx: int = 0,
+    device: str = "cpu",
+) -> int:  # fmt: skip
+    """Return an estimate, in bytes, of what training needs at its peak, on top of what the program itself takes.
+
+    A parameter takes 4 bytes for its weight, 4 for its gradient, 4 for each moment (AdamW two; Muon one, for the
+    matrices of the blocks), and 2 for its copy in half precision. Activations are kept for backward per token and
+    layer, in proportion to the width (counted as by Korthikanti et al. 2022, without the attention matrix and
+    dropout's masks). Some rows of logits are in memory at once (`rows_at_once`); their matrix has a second
+    gradient.
+    """
+    half = precision != "fp32"
+    # 1. weights, gradients and moments
+    size = config.sizes()
+    by_muon = size["parameters"] - size["embedding_parameters"] if optimizer == "muon" else 0
+    states = 8 * size["parameters"] - 4 * by_muon
+    weights = (10 if half else 8) * size["parameters"]
+    # 2. activations
+    tokens = batch_size * (n_ctx or config.n_ctx)
+    per_unit: float = (_MIXTURE if config.n_experts else _GPT2 if config.mlp == "gelu" else _LLAMA_LIKE)[not half]
+    if device == "cuda":  # its memory is handed out more tightly (measured for GPT-2 in bf16: 38)
+        per_unit *= 0.75
+    activations = round(per_unit * config.n_embd * config.n_layer * tokens)
+    # 3. logits, with a copy in fp32 on a GPU, and two times 4 MB of such copies on a CPU
+    each = (2 if half else 4) + (4 if device == "cuda" else 0)
+    logits = min(tokens, rows_at_once(config.vocab_size, device, each)) * each * config.vocab_size + 2**23
+    return weights + states + activations + logits + 4 * config.vocab_size * config.n_embd

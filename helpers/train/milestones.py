@@ -16,9 +16,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from helpers.device import autocast, widest_float
+from helpers.model.cache import Cache
+from helpers.model.gpt import GPT
 from helpers.tokens.windows import Examples
 from helpers.train import checkpoint, distributed
 from helpers.train.log import MetricsLog, RunningMeans
@@ -124,7 +126,7 @@ class StepBudget:
 
 
 def resume(
-    folder: Path, identity: str, model: PreTrainedModel, optimizers: Sequence[torch.optim.Optimizer],
+    folder: Path, identity: str, model: GPT, optimizers: Sequence[torch.optim.Optimizer],
     scaler: torch.amp.GradScaler, log: MetricsLog,
 ) -> tuple[Progress, bool]:  # fmt: skip
     """Go on from a run's newest sound checkpoint, if there is one; return where it was, and if it was validated."""
@@ -318,13 +320,14 @@ def evaluate(
     return {"loss": loss / n_labels, "accuracy": correct / n_labels, "tokens": int(n_labels)}
 
 
-def write_sample(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, device: torch.device) -> str:
+def write_sample(model: GPT, tokenizer: PreTrainedTokenizerFast, device: torch.device) -> str:
     """Return a text that the model writes from a document's start: a glance; room 05 does this with care."""
     model.eval()
-    start = torch.tensor([[tokenizer.bos_token_id]], device=device)
-    length = min(60, model.config.max_position_embeddings - 1)
-    ids = model.generate(  # type: ignore[operator]  # the library's types leave out that a causal model can generate
-        start, attention_mask=torch.ones_like(start), do_sample=True, top_k=30, max_new_tokens=length
-    )
+    ids, cache = [tokenizer.bos_token_id], Cache(model.config, model.embed_tokens.weight)
+    while len(ids) < min(60, model.config.window) and ids[-1] != tokenizer.eos_token_id:
+        logits = model(torch.tensor([ids[-1:]], device=device), cache=cache)[0, -1]  # (V,)
+        logits[model.generation.get("suppress_tokens", [])] = -torch.inf
+        best = logits.topk(min(30, len(logits)))
+        ids.append(int(best.indices[torch.multinomial(best.values.softmax(-1), 1)]))
     model.train()
-    return decode(tokenizer, ids[0].tolist())
+    return decode(tokenizer, ids)

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
-from transformers import PreTrainedModel
 
+from helpers.model.gpt import GPT
 from helpers.train.distributed import whole
 from helpers.train.settings import TrainSettings
 
@@ -43,28 +43,25 @@ def learning_rate(
 
 
 def make_optimizers(
-    model: PreTrainedModel, settings: TrainSettings, dtype: torch.dtype = torch.float32
+    model: GPT, settings: TrainSettings, dtype: torch.dtype = torch.float32
 ) -> list[torch.optim.Optimizer]:
     """Return the optimizers of a model: fused AdamW, and with "muon" Muon for the matrices inside the blocks.
 
     Weight decay acts on matrices and embeddings only, never on biases and norms (Loshchilov and Hutter 2019).
-    One `lr` serves both. `dtype` is that of Muon's products. The experts of a mixture are one tensor (E, out, in) per
-    layer, which Muon does not take: AdamW moves them.
+    One `lr` serves both. `dtype` is that of Muon's products.
     """
-    # 1. vectors (biases, norms), matrices inside the blocks, and the others: tables and experts
-    tables = {id(each.weight) for each in (model.get_input_embeddings(), model.get_output_embeddings())}
-    if model.config.model_type == "gpt2":
-        tables.add(id(model.get_parameter("transformer.wpe.weight")))
-    vectors = [p for p in model.parameters() if p.ndim < 2]
-    matrices = [p for p in model.parameters() if p.ndim == 2 and id(p) not in tables]
-    others = [p for p in model.parameters() if p.ndim > 2 or id(p) in tables]
+    # 1. vectors (biases, norms), matrices inside the blocks, and the tables
+    named = list(model.named_parameters())
+    vectors = [p for _, p in named if p.ndim < 2]
+    matrices = [p for name, p in named if p.ndim == 2 and name.startswith("layers.")]
+    tables = [p for name, p in named if p.ndim == 2 and not name.startswith("layers.")]
     # 2. an optimizer for each
     lr, weight_decay, betas = settings.lr, settings.weight_decay, (0.9, settings.beta2)
-    decayed, optimizers = others, list[torch.optim.Optimizer]()
+    decayed, optimizers = tables, list[torch.optim.Optimizer]()
     if settings.optimizer == "muon":
         optimizers.append(Muon(matrices, lr, weight_decay, settings.momentum, dtype))
     else:
-        decayed = matrices + others
+        decayed = matrices + tables
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     return [*optimizers, torch.optim.AdamW(groups, lr=lr, betas=betas, eps=settings.eps, fused=True)]
 

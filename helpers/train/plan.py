@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from helpers import paths
 from helpers.device import (
@@ -28,13 +27,13 @@ from helpers.device import (
     wait,
 )
 from helpers.manifest import open_room
+from helpers.model.gpt import GPT
 from helpers.parallel import cores
 from helpers.tokens.windows import TokenStream, Windows
 from helpers.train import optim
-from helpers.train.fused import speed_up
+from helpers.train.initial import config_from_settings, model_from_settings
 from helpers.train.log import find_tracker
-from helpers.train.loss import Loss, load_batch
-from helpers.train.model import config_from_settings, model_from_settings, training_memory
+from helpers.train.loss import Loss, load_batch, training_memory
 from helpers.train.settings import TrainSettings
 from helpers.vocab.tokenizer import load_pretrained_tokenizer, load_tokenizer
 
@@ -109,7 +108,6 @@ def forecast(settings: TrainSettings) -> dict[str, Any]:
     empty_cache(device)
     free = memory_free(device)  # before the measured model takes a part of it
     model = model_from_settings(settings, tokenizer, tokens["n_ctx"])
-    speed_up(model, settings, tokens["n_ctx"], precision, device)  # as the trainer does
     # 2. time
     pace = measure_update(model, train, settings, settings.batch_size, precision, device, _PROBE)
     # of a short text an update may take all, and less than it could
@@ -203,7 +201,7 @@ class UpdateTime(NamedTuple):
 
 
 def measure_update(
-    model: PreTrainedModel,
+    model: GPT,
     train: Windows,
     settings: TrainSettings,
     batch_size: int,

@@ -13,16 +13,17 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
-from transformers import PretrainedConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from helpers import paths
 from helpers.device import describe_device, empty_cache, is_out_of_memory, pick_device, pick_precision
 from helpers.files import fingerprint, write_text
 from helpers.manifest import open_room
+from helpers.model.config import GPTConfig
+from helpers.model.gpt import GPT
 from helpers.tokens.windows import Windows
 from helpers.train import plan
-from helpers.train.fused import speed_up
-from helpers.train.model import build_model, config_from_settings, model_sizes
+from helpers.train.initial import config_from_settings
 from helpers.train.settings import TrainSettings
 from helpers.vocab.tokenizer import load_tokenizer
 from helpers.wording import duration
@@ -253,7 +254,7 @@ def measure_machine(settings: TrainSettings, tokenizer: PreTrainedTokenizerFast,
     if device.type == "cuda":  # the more windows at once, the faster: as many as an update will have at most
         windows = min(windows, max(1, FRESH * len(train) // UPDATES))
 
-    def config(n_embd: int, n_layer: int, **changes: Any) -> PretrainedConfig:
+    def config(n_embd: int, n_layer: int, **changes: Any) -> GPTConfig:
         n_head = settings.n_head or _head_and_rate(settings, n_embd)["n_head"]
         return config_from_settings(
             replace(settings, n_embd=n_embd, n_layer=n_layer, n_head=n_head, **changes), tokenizer, train.n_ctx
@@ -261,14 +262,13 @@ def measure_machine(settings: TrainSettings, tokenizer: PreTrainedTokenizerFast,
 
     @cache
     def size(n_embd: int, n_layer: int) -> int:
-        sizes = model_sizes(config(n_embd, n_layer), train.n_ctx)
+        sizes = config(n_embd, n_layer).sizes(train.n_ctx)
         return sizes["parameters"] - sizes["embedding_parameters"]
 
     @cache
     def speed(n_embd: int, n_layer: int) -> float:
         try:
-            model = build_model(config(n_embd, n_layer), settings.seed)
-            speed_up(model, settings, train.n_ctx, precision, device)
+            model = GPT(config(n_embd, n_layer)).init_weights(settings.seed)
             update = plan.measure_update(model, train, settings, windows, precision, device, _PROBE)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):

@@ -34,7 +34,7 @@ class TrainSettings:
 
     run: str = _setting("sample", affects="watching")  # name of the run: all files are in runs/<run>/
     # the model
-    architecture: str = _setting("llama", words=("llama", "gpt2", "moe"))  # moe: llama with a mixture of experts
+    architecture: str = _setting("llama", words=("llama", "gpt2", "qwen3", "moe"))  # moe: with experts
     n_embd: int = _setting(0, least=0)  # width; 0: by rule
     n_layer: int = _setting(0, least=0)  # blocks; 0: by rule
     n_head: int = _setting(0, least=0)  # attention heads per block; 0: by rule

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from helpers.device import (
     DTYPES,
@@ -32,14 +32,13 @@ from helpers.device import (
     widest_float,
 )
 from helpers.files import write_text
+from helpers.model.gpt import GPT
 from helpers.progress import tell
 from helpers.tokens.windows import Examples, epoch_order
 from helpers.train import distributed, optim
-from helpers.train.fused import speed_up
 from helpers.train.log import MetricsLog, RunningMeans, SpikeDetector
 from helpers.train.loss import Loss, load_batch
 from helpers.train.milestones import Diverged, Milestones, Session, StepBudget, resume
-from helpers.train.model import model_sizes, transformer_blocks
 from helpers.train.settings import TrainSettings
 from helpers.vocab.tokenizer import decode
 
@@ -74,12 +73,12 @@ class Update(NamedTuple):
 class Pace:
     """What the rows of updates say beside their loss: speed against the machine's, and how far the weights move."""
 
-    def __init__(self, model: PreTrainedModel, n_ctx: int, peak_flops: float, bits_per_char: float):
-        self.flops_per_token, self.peak_flops = model_sizes(model.config, n_ctx)["flops_per_token"], peak_flops
+    def __init__(self, model: GPT, n_ctx: int, peak_flops: float, bits_per_char: float):
+        self.flops_per_token, self.peak_flops = model.config.sizes(n_ctx)["flops_per_token"], peak_flops
         self.bits_per_char = bits_per_char  # of a training loss of one nat per token
         self.since_last_row, self.spikes = RunningMeans(), SpikeDetector()
         # the last matrix of each block, and a copy of it from before an update
-        self.watched = [[p for p in block.parameters() if p.ndim == 2][-1] for block in transformer_blocks(model)]
+        self.watched = [[p for p in block.parameters() if p.ndim == 2][-1] for block in model.layers]
         self.before: list[torch.Tensor] = []
 
     def remember(self, due: bool) -> None:
@@ -114,7 +113,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: GPT,
         train: Examples,
         val: Examples,
         settings: TrainSettings,
@@ -137,7 +136,6 @@ class Trainer:
         self.precision = pick_precision(settings.precision, self.device)
         parallel = distributed.choose_parallel(settings, model.config, train.n_ctx, self.precision, self.device)
         # 2. model, loss and optimizers
-        speed_up(model, settings, train.n_ctx, self.precision, self.device, train.packed)
         self.local_loss = Loss(model, settings.compile).to(self.device).train()
         self.loss_of = distributed.distribute(self.local_loss, parallel, self.device)
         self.optimizers = optim.make_optimizers(model, settings, DTYPES[self.precision])

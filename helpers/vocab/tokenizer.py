@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerFast
 from helpers.manifest import RoomError
 
 TOKEN_KINDS = ("words", "characters", "bpe", "bytes")
-PRETRAINED_KINDS = ("gpt2", "llama", "mistral", "qwen3", "qwen3_moe")  # of models that can be trained further
+PRETRAINED_KINDS = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe")  # of models that can be trained further
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 _ASCII = ["\t", "\n", "\r", *map(chr, range(32, 127))]
 # Pieces are matched in plain text. With this score neither "<bos>" nor "<0x41>" in a user's text ever wins over the

@@ -8,7 +8,7 @@ from helpers.chat.start import end_at_line_break
 from helpers.generate.batch import DecodeBatch, Row, end_ids
 from helpers.generate.dialogue import as_messages
 from helpers.generate.settings import Settings
-from helpers.train.model import suppress_special_tokens
+from helpers.train.initial import note_special_tokens
 from helpers.vocab import chat
 
 TOK = characters_tokenizer()
@@ -21,7 +21,7 @@ def test_an_answer_ends_where_another_turn_would_begin(token):
     """A line break begins none where answers with line breaks are learnt, and is never written where none has one."""
     for answer, breaks in (("好。\n好。", True), ("好。", False)):
         model = tiny_model(TOK).eval()
-        suppress_special_tokens(model, TOK)
+        note_special_tokens(model, TOK)
         end_at_line_break(model, TOK, [[*as_messages("好\n吗？"), {"role": "assistant", "content": answer}]])
         batch, row = (
             DecodeBatch(model, TOK),
@@ -40,5 +40,5 @@ def test_what_a_models_own_settings_name_as_an_end_is_one_if_it_is_a_special_tok
     model, ids = tiny_model(TOK).eval(), TOK.convert_tokens_to_ids(["<eos>", "<unk>", "好"])
     plain = characters_tokenizer()
     assert end_ids(model, plain) == {ids[0]}
-    model.generation_config.eos_token_id = [*ids, 10**6]
+    model.generation["eos_token_id"] = [*ids, 10**6]
     assert end_ids(model, plain) == {ids[0], ids[1]}

@@ -40,7 +40,7 @@ def test_it_learns_to_answer_and_writes_a_plain_folder(chat_run, rank):
     assert tok.apply_chat_template(TALKS[0][:1], add_generation_prompt=True, return_dict=False) == ids
     scores = tuning.trainer.milestones.score()["bits_per_char"]
     with torch.no_grad():
-        logits = [each(torch.tensor([ids])).logits for each in (model, tuning.trainer.model)]
+        logits = [model(torch.tensor([ids])).logits, tuning.trainer.model(torch.tensor([ids]))]
     torch.testing.assert_close(*logits, rtol=0, atol=1e-4)
     assert scores == pytest.approx(figures["val_bits_per_char"], rel=1e-6)
 

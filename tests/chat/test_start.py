@@ -19,7 +19,7 @@ def folder_of(folder, tok, architecture="llama", template=""):
 
 def test_a_runs_own_model_knows_the_roles_by_what_stood_in_their_places(chat_run):
     model, tok, n_ctx = load_start(chat_run)
-    rows = model.get_input_embeddings().weight
+    rows = model.embed_tokens.weight
     assert torch.equal(rows[tok.user_token_id], rows[tok.bos_token_id])
     assert torch.equal(rows[tok.assistant_token_id], rows[tokenizer.encode(tok, "\n")[0]])
     assert n_ctx == N_CTX and chat.has_template(tok)
@@ -31,18 +31,18 @@ def test_a_model_without_roles_gets_two_rows_more(chat_run, tmp_path):
     own = tokenizer.build_words({"浇水": 3}, "今天浇水很热。", names)
     model, tok, _ = load_start(chat_run, folder_of(tmp_path / "theirs", own, "gpt2"))
     assert len(tok) == model.config.vocab_size == len(own) + 2
-    rows = model.get_input_embeddings().weight
+    rows = model.embed_tokens.weight
     assert rows.shape[0] == len(tok) and torch.equal(rows[len(own)], rows[own.bos_token_id])
     assert torch.equal(rows[len(own) + 1], rows[tokenizer.encode(own, "\n")[0]])
-    assert model.get_output_embeddings().weight is rows
-    assert {len(own), len(own) + 1} <= set(model.generation_config.suppress_tokens)
+    assert model.lm_head.weight is rows
+    assert {len(own), len(own) + 1} <= set(model.generation["suppress_tokens"])
 
 
 def test_roles_that_have_other_names_are_begun_too(chat_run, tmp_path):
     names = tokenizer.parse_special_tokens("pad:[PAD] bos:[CLS] eos:[SEP] unk:[UNK] user:[USER] assistant:[BOT]")
     own = tokenizer.build_words({"浇水": 3}, "今天浇水很热。", names)
     model, tok, _ = load_start(chat_run, folder_of(tmp_path / "theirs", own))
-    rows = model.get_input_embeddings().weight
+    rows = model.embed_tokens.weight
     user, assistant, unk = tok.convert_tokens_to_ids(["[USER]", "[BOT]", "[UNK]"])
     assert len(tok) == len(own) and torch.equal(rows[user], rows[tok.bos_token_id])
     assert torch.equal(rows[assistant], rows[tokenizer.encode(own, "\n")[0]])
@@ -59,9 +59,9 @@ def test_a_models_own_template_is_kept_and_says_what_ends_a_turn(chat_run, tmp_p
     model, tok, _ = load_start(chat_run, folder_of(tmp_path / "theirs", own, template=template))
     assert tok.chat_template == template and len(tok) == len(own)
     end = tok.convert_tokens_to_ids("<|im_end|>")
-    assert tok.eos_token_id == model.config.eos_token_id == model.generation_config.eos_token_id == end
-    assert end not in model.generation_config.suppress_tokens
-    assert model.generation_config.temperature == chat.ANSWER_SAMPLING["temperature"]
+    assert tok.eos_token_id == model.generation["eos_token_id"] == end
+    assert end not in model.generation["suppress_tokens"]
+    assert model.generation["temperature"] == chat.ANSWER_SAMPLING["temperature"]
 
 
 def test_without_a_base_model_an_error_says_what_to_run(tmp_path, monkeypatch):

@@ -3,7 +3,7 @@
 import models
 import pytest
 
-from helpers.train.model import ARCHITECTURES
+from helpers.model.config import ARCHITECTURES
 
 
 @pytest.fixture(scope="session")

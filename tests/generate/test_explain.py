@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from families import as_library
 from models import N_CTX, PLANTS, plants_model
 
 from helpers.generate import explain, generate, sampling
@@ -35,7 +36,7 @@ def test_it_sees_what_the_plainest_loop_sees(net, tok):
     for token, step in zip(sample.tokens, steps, strict=True):
         window = ids[window_start(len(ids), N_CTX) :]
         own, whole, seen = torch.tensor([written], dtype=torch.long), torch.tensor([ids]), torch.tensor([window])
-        logits = net(input_ids=seen, use_cache=False).logits[:, -1]
+        logits = net(seen)[:, -1]
         logits = logits.masked_fill(banned(net, tok), -torch.inf)
         p = logits.softmax(-1)[0]
         assert step.probability == pytest.approx(float(p[token]), abs=1e-4)
@@ -137,7 +138,7 @@ def test_a_short_text_is_scored_as_one_forward_pass_scores_it(net, tok):
     assert [each.characters for each in found] == [7, 2, 0] and found[2].per_character == math.inf
     for text, each in zip(texts, found, strict=True):
         ids = [*prompt_ids(tok, text), tok.eos_token_id]  # its end included
-        log_p = net(torch.tensor([ids])).logits[0, :-1].double().log_softmax(-1)  # (T, V)
+        log_p = net(torch.tensor([ids]))[0, :-1].double().log_softmax(-1)  # (T, V)
         nats = -float(log_p.gather(1, torch.tensor(ids[1:])[:, None]).sum())
         assert each.tokens == len(ids) - 1 and each.bits == pytest.approx(nats / math.log(2), rel=1e-5)
 
@@ -155,27 +156,20 @@ def test_a_text_longer_than_the_context_has_the_bits_that_its_writer_had(small, 
 
 
 @torch.inference_mode()
-def test_attention_is_that_of_the_formula(tok):
-    """GPT-2's first layer by hand: softmax(q k / sqrt(head size)) under the causal mask."""
-    net = plants_model("gpt2", tok)
+def test_attention_is_that_of_the_library(net, tok):
+    """softmax(q k / √(head size)) under the causal mask: as the library tells it."""
     names, weights = explain.attentions(net, tok, "绿萝怎么浇水")
     ids = torch.tensor([prompt_ids(tok, "绿萝怎么浇水")])
     assert names == ["<bos>", "绿萝", "怎么", "浇水"]
-    x = net.transformer.wte(ids) + net.transformer.wpe(torch.arange(ids.shape[1]))  # (1, T, C)
-    block = net.transformer.h[0]
-    q, k, _ = block.attn.c_attn(block.ln_1(x))[0].split(32, dim=-1)  # (T, C)
-    for head in range(4):
-        part = slice(8 * head, 8 * head + 8)
-        scores = q[:, part] @ k[:, part].T / math.sqrt(8)
-        scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
-        torch.testing.assert_close(weights[0, head], scores.softmax(-1))
+    expected = as_library(net)(ids, output_attentions=True).attentions  # L × (1, H, T, T)
+    torch.testing.assert_close(weights, torch.cat(expected))
     assert weights.shape == (2, 4, 4, 4)
 
 
 def test_attention_leaves_the_model_as_it_was(net, tok):
-    before = net(torch.tensor([[1, 9]])).logits
+    before = net(torch.tensor([[1, 9]]))
     names, weights = explain.attentions(net, tok, PLANTS)
-    assert torch.equal(net(torch.tensor([[1, 9]])).logits, before)
+    assert torch.equal(net(torch.tensor([[1, 9]])), before)
     size = len(prompt_ids(tok, PLANTS))
     size -= window_start(size, N_CTX)  # what the model sees of a text beyond its context
     assert len(names) == size <= N_CTX and weights.shape[-2:] == (size, size)

@@ -14,10 +14,12 @@ from models import N_CTX, PLANTS, naive_logits, plants_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from helpers import paths
-from helpers.generate import generate, inference, sampling
+from helpers.generate import generate, sampling
 from helpers.generate.batch import banned, prompt_ids, window_start
 from helpers.generate.settings import Settings
 from helpers.manifest import RoomError, write_manifest
+from helpers.model.decoder import decoder_of
+from helpers.model.huggingface import save_model
 from helpers.train.checkpoint import export_model
 from helpers.vocab.tokenizer import decode, encode
 
@@ -62,8 +64,8 @@ def test_cache_and_batch_change_nothing(net, tok, settings):
 def lettered(net, tok):
     """The model without its bytes: it writes whole characters (we leave half a character out, the library does not)."""
     net = copy.deepcopy(net)
-    net.get_output_embeddings().weight[tok.convert_tokens_to_ids([f"<0x{byte:02X}>" for byte in range(256)])] = 0
-    net.generation_config.suppress_tokens = banned(net, tok).nonzero().flatten().tolist()  # as training saves it
+    net.lm_head.weight[tok.convert_tokens_to_ids([f"<0x{byte:02X}>" for byte in range(256)])] = 0
+    net.generation["suppress_tokens"] = banned(net, tok).nonzero().flatten().tolist()  # as training saves it
     return net
 
 
@@ -86,8 +88,8 @@ def test_a_plain_pipeline_and_generate_write_our_greedy_text(lettered, tok, tmp_
 
 def watched(net, monkeypatch) -> tuple[list, list]:
     """Return two lists that fill with the shapes of what the model's decoder reads, and steps."""
-    seen, ours = ([], []), inference.of(net)
-    for shapes, name, work in zip(seen, ("read", "step"), (ours.read, ours.step), strict=True):
+    seen, ours = ([], []), decoder_of(net)
+    for shapes, name, work in zip(seen, ("read", "advance"), (ours.read, ours.advance), strict=True):
         see = lambda ids, *rest, shapes=shapes, work=work: (shapes.append(tuple(ids.shape)), work(ids, *rest))[1]  # noqa: E731
         monkeypatch.setattr(ours, name, see)
     return seen
@@ -133,19 +135,17 @@ def forced(tok, monkeypatch):
 
     def make(ids: list[int]):
         net = plants_model("gpt2", tok)
-        ours = inference.of(net)
+        ours = decoder_of(net)
 
         def force(logits, lengths):
-            for row, length in zip(logits, lengths, strict=True):
+            for row, length in zip(logits, lengths, strict=False):
                 if length <= len(ids):
                     row[ids[length - 1]] += 1e4
             return logits
 
-        read, step = ours.read, ours.step
+        read, advance = ours.read, ours.advance
         monkeypatch.setattr(ours, "read", lambda ids, lengths, *rest: force(read(ids, lengths, *rest), lengths))
-        monkeypatch.setattr(
-            ours, "step", lambda ids, known, cache: force(step(ids, known, cache), [n + 1 for n in known])
-        )
+        monkeypatch.setattr(ours, "advance", lambda ids, cache: force(advance(ids, cache), cache.lengths))
         return net
 
     return make
@@ -291,11 +291,11 @@ def test_load_checks_the_room(net, tok, tmp_path, monkeypatch):
     with pytest.raises(RoomError, match="04_train"):
         generate.load("mine")
     folder = paths.room("mine", "train") / "final_model"
-    net.save_pretrained(folder)
+    save_model(folder, net)
     tok.save_pretrained(folder)
     write_manifest("mine", "train", parameters={}, inputs=[], outputs=folder.iterdir(), result={})
     loaded, vocabulary = generate.load("mine")
-    assert not loaded.training and loaded.dtype == torch.float32
+    assert not loaded.training and loaded.lm_head.weight.dtype == torch.float32
     settings = Settings(max_new_tokens=8, seed=0)
     assert generate.generate(loaded.cpu(), vocabulary, "水", settings) == generate.generate(net, tok, "水", settings)
     assert generate.load(folder)[0].config.vocab_size == net.config.vocab_size

@@ -18,7 +18,7 @@ BRANCHES = [
 
 def naive(model, opening, ending):
     ids = torch.tensor([[*opening, *ending]])
-    return model(ids).logits[0, len(opening) - 1 : -1].log_softmax(-1)
+    return model(ids)[0, len(opening) - 1 : -1].log_softmax(-1)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "moe"])

@@ -6,9 +6,11 @@ import datasets
 import torch
 import trl
 from chats import characters_tokenizer, tiny_model
+from families import as_library
 from transformers import TrainerCallback
 
 from helpers.corpus import built_in
+from helpers.model.huggingface import to_library
 from helpers.reward import losses, policy
 from helpers.reward.rollout import AnswerOpening, Group
 
@@ -53,7 +55,7 @@ def recorded(trainer_class, **options):
 
 
 def same(model, gradients):
-    ours = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    ours = to_library(model.config, {name: p.grad for name, p in model.named_parameters() if p.grad is not None})
     assert ours.keys() == gradients.keys()
     for name, gradient in ours.items():
         assert gradient.any(), name
@@ -72,7 +74,7 @@ def test_grpo_takes_the_step_of_trl(tmp_path):
 
     batch, gradients = recorded(
         trl.GRPOTrainer,
-        model=model(),
+        model=as_library(model()),
         reward_funcs=even,
         train_dataset=datasets.Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS]),
         args=config(
@@ -112,8 +114,8 @@ def test_dpo_takes_the_step_of_trl(tmp_path):
     before = tiny_model(TOK, "gpt2", seed=1).double().eval()
     batch, gradients = recorded(
         trl.DPOTrainer,
-        model=model(),
-        ref_model=before,
+        model=as_library(model()),
+        ref_model=as_library(before),
         train_dataset=datasets.Dataset.from_list(rows),
         args=config(trl.DPOConfig, tmp_path, per_device_train_batch_size=len(rows), beta=BETA),
     )

@@ -9,9 +9,10 @@ import torch
 from models import PLANTS
 from service import wait_until
 
-from helpers.generate import generate, inference
+from helpers.generate import generate
 from helpers.generate.batch import Row
 from helpers.generate.settings import Settings
+from helpers.model.decoder import decoder_of
 from helpers.serve.engine import Engine, NotRunning, QueueFull
 from helpers.serve.limits import Limits
 
@@ -32,8 +33,8 @@ def net():
 @pytest.fixture
 def widths(net, monkeypatch):
     """How many rows each step of the model's decoder had."""
-    seen, step = [], inference.of(net).step
-    monkeypatch.setattr(inference.of(net), "step", lambda ids, *rest: (seen.append(len(ids)), step(ids, *rest))[1])
+    seen, step = [], decoder_of(net).advance
+    monkeypatch.setattr(decoder_of(net), "advance", lambda ids, *rest: (seen.append(len(ids)), step(ids, *rest))[1])
     return seen
 
 
@@ -129,8 +130,10 @@ def test_figures_of_the_engine(start):
 
 @pytest.mark.parametrize("small", [True, False])
 def test_a_small_model_has_one_thread(start, net, monkeypatch, small):
-    seen, step, before = [], inference.of(net).step, torch.get_num_threads()
-    monkeypatch.setattr(inference.of(net), "step", lambda *args: (seen.append(torch.get_num_threads()), step(*args))[1])
+    seen, step, before = [], decoder_of(net).advance, torch.get_num_threads()
+    monkeypatch.setattr(
+        decoder_of(net), "advance", lambda *args: (seen.append(torch.get_num_threads()), step(*args))[1]
+    )
     monkeypatch.setattr("helpers.serve.engine._SMALL", 10**9 if small else 0)
     torch.set_num_threads(3)  # of this thread, and of new ones
     try:
@@ -188,14 +191,14 @@ def fail(*_):
 
 
 @pytest.mark.parametrize("running", [0, 2])
-@pytest.mark.parametrize("part", ["read", "step"])
+@pytest.mark.parametrize("part", ["read", "advance"])
 def test_a_failing_model_is_told_and_the_engine_goes_on(start, net, monkeypatch, part, running):
     """While it reads a new prompt or writes a token, alone or beside requests that are being written."""
     engine = start()
     futures = [engine.submit("水", ENDLESS) for _ in range(running)]
     wait_until(lambda: engine.rows == running)
     with monkeypatch.context() as patch:
-        patch.setattr(inference.of(net), part, fail)
+        patch.setattr(decoder_of(net), part, fail)
         for future in [*futures, engine.submit("绿萝", Settings(max_new_tokens=5))]:
             with pytest.raises(RuntimeError, match="quotes"):
                 future.result(60)
@@ -213,7 +216,7 @@ def test_an_engine_that_fails_for_good_leaves_nobody_waiting(start, net, monkeyp
         threading.Thread(target=engine.close).start()
         wait_until(lambda: not engine.alive)
     monkeypatch.setattr("helpers.serve.engine.DecodeBatch", fail)
-    monkeypatch.setattr(inference.of(net), "step", fail)
+    monkeypatch.setattr(decoder_of(net), "advance", fail)
     with pytest.raises(RuntimeError, match="quotes"):
         running.result(60)
     with pytest.raises(NotRunning, match="start another one"):

@@ -37,7 +37,7 @@ def play(shown, monkeypatch):
     monkeypatch.setattr(panel.Panel, "redraw", 0.0)
     monkeypatch.setattr(generate, "next_logits", next_logits)
     monkeypatch.setattr(generate, "stream_chunks", lambda model, tokenizer, *rest: state.stream(*rest))
-    model = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=64))
+    model = SimpleNamespace(config=SimpleNamespace(n_ctx=64))
     names = lambda ids: [["甲", "<eos>", "<乙>", "丙"][i] for i in ids]  # noqa: E731
     backend = SimpleNamespace(decode=lambda ids, skip_special_tokens: "".join(names([i for i in ids if i != 1])))
     tokenizer = SimpleNamespace(convert_ids_to_tokens=names, backend_tokenizer=backend)
@@ -118,7 +118,7 @@ def test_the_bars_of_a_byte_level_vocabulary_have_characters_as_names(shown, mon
     logits = torch.full((1, len(tokenizer)), -20.0)
     logits[0, raw] = torch.tensor([0.0, -1.0, -2.0, -3.0])
     monkeypatch.setattr(generate, "next_logits", lambda *_: (torch.tensor([[0]]), logits))
-    play = panel.Panel(SimpleNamespace(config=SimpleNamespace(max_position_embeddings=64)), tokenizer, "问")
+    play = panel.Panel(SimpleNamespace(config=SimpleNamespace(n_ctx=64)), tokenizer, "问")
     play.timer.cancel()
     assert [name for name, _, _ in play.next_token()[:4]] == ["绿", " cat", "ç", "</s>"]
 

@@ -26,8 +26,8 @@ import torch
 from faults import DEFAULTS, FULL, Children, debris, everything, final, newest, rows, seen
 
 from helpers import paths
+from helpers.model.gpt import GPT
 from helpers.train import checkpoint, distributed, job, trainer
-from helpers.train import model as model_module
 from helpers.train.log import MetricsLog
 from helpers.train.settings import TrainSettings
 
@@ -319,9 +319,9 @@ def fit_with_nan(folder: str, where: str, bad: list[int], changes: dict) -> list
         return value * float("nan" if where != "inf" else "inf") if here else value
 
     if where == "gradient":  # of one matrix
-        model.transformer.h[0].mlp.c_fc.weight.register_hook(now)
+        model.layers[0].mlp.up_proj.weight.register_hook(now)
     else:  # of the loss, by way of the hidden states
-        model.transformer.ln_f.register_forward_hook(lambda module, args, out: now(out) if model.training else None)
+        model.norm.register_forward_hook(lambda module, args, out: now(out) if model.training else None)
 
     def note(update: int) -> bool:
         seen_weights.append(hash_of(model))
@@ -379,7 +379,7 @@ def room(run) -> TrainSettings:
 
 def shell(settings: TrainSettings, pace: float, slow_from: int, slow: float) -> None:
     """`python -m helpers.train` in this process; an update takes `pace` seconds more, from `slow_from` on `slow`."""
-    real, updates = model_module.build_model, []
+    real, updates = GPT.init_weights, []
 
     def build(*args):
         model = real(*args)
@@ -391,10 +391,10 @@ def shell(settings: TrainSettings, pace: float, slow_from: int, slow: float) -> 
                     Path(paths.room("t", "train"), "slow").touch()
                 time.sleep(slow if len(updates) >= slow_from else pace)
 
-        model.transformer.register_forward_pre_hook(wait)
+        model.embed_tokens.register_forward_pre_hook(wait)
         return model
 
-    model_module.build_model = build
+    GPT.init_weights = build
     # a file of its own: another process of the run must not read it half written
     file = Path(paths.run_dir("t"), f"asked-{os.environ.get('RANK', 0)}.json")
     file.write_text(json.dumps(asdict(settings)), "utf-8")
@@ -471,11 +471,11 @@ def fit_in_little_memory(folder: str, most: int, changes: dict) -> None:
     """Train where a micro-batch of more than `most` windows runs out of memory."""
     model = faults.model_of(architecture="llama", dropout=0.0)
 
-    def weigh(module, args, kwargs) -> None:
-        if model.training and len(kwargs["inputs_embeds"]) > most:
+    def weigh(module, args) -> None:
+        if model.training and len(args[0]) > most:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
 
-    model.base_model.register_forward_pre_hook(weigh, with_kwargs=True)
+    model.embed_tokens.register_forward_pre_hook(weigh)
     faults.fit(folder, model=model, **changes)
 
 
@@ -518,15 +518,15 @@ def fit_below_a_limit(folder: str, room: int, changes: dict) -> None:
     ctypes.CDLL(None).mallopt(-8, 1)  # M_ARENA_MAX
     model = faults.model_of(architecture="llama", dropout=0.0)
 
-    def weigh(module, args, kwargs) -> None:
+    def weigh(module, args) -> None:
         if not model.training:
             return
         if room and resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
             used = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (used + room, resource.RLIM_INFINITY))
-        torch.empty(len(kwargs["inputs_embeds"]), WINDOW, dtype=torch.uint8)  # never touched: addresses, no memory
+        torch.empty(len(args[0]), WINDOW, dtype=torch.uint8)  # never touched: addresses, no memory
 
-    model.base_model.register_forward_pre_hook(weigh, with_kwargs=True)
+    model.embed_tokens.register_forward_pre_hook(weigh)
     faults.fit(folder, model=model, **changes)
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from families import as_library
 from models import FIRST, PAD, TOK, tiny
 from torch.distributed.fsdp import fully_shard
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
@@ -29,7 +30,7 @@ def uneven_batch():
 
 def whole(model, inputs, labels):
     """Return summed cross-entropy and right guesses of each window by torch, from whole logits."""
-    logits = model(inputs_embeds=model.get_input_embeddings()(inputs)).logits
+    logits = model(inputs)
     each = F.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORE, reduction="none")
     return each.sum(1), (logits.argmax(-1) == labels).sum(1)
 
@@ -78,7 +79,7 @@ def test_the_loss_in_chunks_is_the_loss(monkeypatch, architecture, rows, cached)
     torch.testing.assert_close(scores.objective, per_window.sum().detach(), rtol=1e-12, atol=0)
     torch.testing.assert_close(scores.loss, per_window.detach(), rtol=1e-12, atol=1e-14)
     assert torch.equal(scores.correct, correct)
-    guesses = torch.where(labels == IGNORE, IGNORE, model(inputs).logits.argmax(-1))  # random labels are hardly right
+    guesses = torch.where(labels == IGNORE, IGNORE, model(inputs).argmax(-1))  # random labels are hardly right
     assert torch.equal(Loss(model)(inputs, guesses).correct, (labels != IGNORE).sum(1))
     for grad, true in zip(gradients(model, scores.objective), wanted, strict=True):
         torch.testing.assert_close(grad, true, rtol=1e-12, atol=1e-13)
@@ -205,10 +206,9 @@ def test_masked_positions_have_no_gradient():
     for filler in (3, 5):
         inputs[:, 3:] = filler
         found.append(gradients(model, Loss(model)(inputs, labels).objective))
-    wte, wpe = model.transformer.wte.weight, model.transformer.wpe.weight
-    assert (wpe.grad[3:] == 0).all()
+    assert (model.embed_positions.weight.grad[3:] == 0).all()
     for p, one, two in zip(model.parameters(), *found, strict=True):
-        if p is not wte:
+        if p is not model.embed_tokens.weight:
             assert torch.equal(one, two)
 
 
@@ -232,7 +232,7 @@ def test_a_second_backward_is_refused_in_words():
 def test_validation_leaves_no_graph_and_makes_no_gradient(context):
     """Our own function makes its gradients in the forward pass: also the table's, unless nobody wants them."""
     model = tiny()
-    words, width = model.get_output_embeddings().weight.shape
+    words, width = model.lm_head.weight.shape
     with context(), Products() as seen:
         scores = Loss(model)(*uneven_batch())
     of_table = [(a, d) for a, b, c, d in seen.products if (a, d) == (words, width)]
@@ -251,16 +251,19 @@ def test_a_mixtures_objective_is_the_librarys(chosen):
     )
     inputs, labels = uneven_batch()
     mask = (inputs != PAD).long()
-    out = model(input_ids=inputs, attention_mask=mask, output_router_logits=True)
+    library = as_library(model)
+    out = library(input_ids=inputs, attention_mask=mask, output_router_logits=True)
     cross_entropy = F.cross_entropy(out.logits.transpose(1, 2), labels, ignore_index=IGNORE, reduction="sum")
     aux = load_balancing_loss_func(out.router_logits, 4, chosen, mask)
     unmasked = load_balancing_loss_func(out.router_logits, 4, chosen)
     assert aux.item() != pytest.approx(unmasked.item(), rel=1e-6)
-    wanted = gradients(model, cross_entropy + 0.3 * aux * (labels != IGNORE).sum())
+    (cross_entropy + 0.3 * aux * (labels != IGNORE).sum()).backward()
+    wanted = library.get_input_embeddings().weight.grad, library.model.layers[0].mlp.gate.weight.grad
     scores = Loss(model)(inputs, labels)
-    torch.testing.assert_close(scores.loss.sum(), cross_entropy.detach(), rtol=1e-12, atol=0)  # pure cross-entropy
-    for grad, true in zip(gradients(model, scores.objective), wanted, strict=True):
-        torch.testing.assert_close(grad, true, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(scores.loss.sum(), cross_entropy.detach(), rtol=1e-8, atol=0)  # pure cross-entropy
+    scores.objective.backward()
+    for weight, true in zip((model.embed_tokens.weight, model.layers[0].mlp.gate.weight), wanted, strict=True):
+        torch.testing.assert_close(weight.grad, true, rtol=1e-5, atol=1e-5)
 
 
 def test_each_layer_is_balanced_by_itself():
@@ -296,7 +299,7 @@ def test_a_collapsed_router_learns_to_share(coefficient, shares_work):
     model = tiny(architecture="moe", n_layer=1, n_experts=4, experts_per_token=1, aux_loss_coef=coefficient)
     gate = next(p for name, p in model.named_parameters() if name.endswith("gate.weight"))
     with torch.no_grad():
-        model.model.embed_tokens.weight[:, 0] = 0.04  # every token leans the same way
+        model.embed_tokens.weight[:, 0] = 0.04  # every token leans the same way
         gate.mul_(10)[0, 0] += 3.0  # and that way is expert 0
     loss_of = Loss(model)
     optimizer = torch.optim.SGD([gate], lr=0.02)
@@ -333,7 +336,7 @@ def test_data_parallel_wrappers_change_nothing(one_process, how, architecture):
     if how == "ddp":
         wrapped = torch.nn.parallel.DistributedDataParallel(loss_of)
     else:
-        for layer in model.transformer.h if architecture == "gpt2" else model.model.layers:
+        for layer in model.layers:
             fully_shard(layer, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (1,)))
         wrapped = fully_shard(loss_of, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (1,)))
     scores = wrapped(*batch)
@@ -362,4 +365,4 @@ def test_a_compiled_body_is_the_same_model(monkeypatch):
     for grad, want in zip(gradients(model, scores.objective), true, strict=True):
         torch.testing.assert_close(grad, want, rtol=1e-5, atol=1e-5)
     assert list(compiled.state_dict()) == list(plain.state_dict())
-    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert model.lm_head.weight is model.embed_tokens.weight

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 from models import FIRST, TOK, tiny
-from transformers import AutoModelForCausalLM, MixtralConfig
 
 from helpers.train import optim
 from helpers.train.settings import TrainSettings
@@ -20,17 +19,12 @@ def scaler(enabled: bool = False, **settings):
 
 
 def mixture():
-    """A mixture of experts: the library keeps a layer's experts in one tensor, (E, out, in)."""
-    cfg = MixtralConfig(
-        vocab_size=len(TOK), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, num_local_experts=4, max_position_embeddings=8, tie_word_embeddings=True,
-    )  # fmt: skip
-    return AutoModelForCausalLM.from_config(cfg)
+    return tiny(architecture="moe")
 
 
 def objective(model) -> torch.Tensor:
     ids = torch.randint(FIRST, len(TOK), (6, 8), generator=torch.Generator().manual_seed(0))
-    return model(input_ids=ids, labels=ids).loss
+    return torch.nn.functional.cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
 
 def snapshot(model, optimizers) -> list[torch.Tensor]:
@@ -105,18 +99,15 @@ def test_every_parameter_is_in_one_group_and_only_matrices_decay(name, make):
 
 
 def test_muon_has_the_blocks_matrices_and_nothing_else():
-    """Not the tables, whose rows are words and not directions; not the experts, one tensor of (E, out, in) a layer."""
-    expected = {
-        tiny: {"c_attn", "c_proj", "c_fc"},
-        mixture: {"q_proj", "k_proj", "v_proj", "o_proj", "gate"},
-    }
-    for make, wanted in expected.items():
+    """Not the tables, whose rows are words and not directions."""
+    attention = {"q_proj", "k_proj", "v_proj", "o_proj"}
+    for make, wanted in ((tiny, {"up_proj", "down_proj"}), (mixture, {"gate", "gate_proj", "up_proj", "down_proj"})):
         model = make()
         muon, _ = make_optimizers(model, "muon", 0.1, 0.5)
         held = {id(p) for group in muon.param_groups for p in group["params"]}
         names = [name for name, p in model.named_parameters() if id(p) in held]
-        assert {name.split(".")[-2] for name in names} == wanted
-        assert not any("wte" in name or "wpe" in name or "embed" in name for name in names)
+        assert {name.split(".")[-2] for name in names} == attention | wanted
+        assert all(name.startswith("layers.") for name in names)
 
 
 def test_adamw_is_the_papers_formula():
@@ -203,7 +194,7 @@ def test_a_loss_that_is_not_finite_changes_nothing_either():
     assert same(before, snapshot(model, optimizers))
 
 
-@pytest.mark.parametrize("hit", ["wte.weight", "h.0.mlp.c_fc.weight"], ids=["adamw's", "muon's"])
+@pytest.mark.parametrize("hit", ["embed_tokens.weight", "layers.0.mlp.up_proj.weight"], ids=["adamw's", "muon's"])
 def test_an_overflow_under_fp16_stops_both_optimizers(hit):
     """A scaler alone decides for each optimizer apart: with the overflow in a table, Muon's matrices would move."""
     model = tiny()
@@ -215,7 +206,7 @@ def test_an_overflow_under_fp16_stops_both_optimizers(hit):
     before = snapshot(model, optimizers)  # both have a momentum now
 
     scale.scale(objective(model)).backward()
-    dict(model.transformer.named_parameters())[hit].grad.view(-1)[3] = math.inf
+    model.get_parameter(hit).grad.view(-1)[3] = math.inf
     assert not math.isfinite(update(optimizers, list(model.parameters()), 1.0, scale))
     assert same(before, snapshot(model, optimizers))
     assert scale.get_scale() == 512.0

@@ -11,8 +11,10 @@ from models import CPU, TOK, settings, tiny
 from helpers import paths
 from helpers.files import write_text
 from helpers.manifest import open_room
+from helpers.model.config import make_config
+from helpers.model.gpt import GPT
+from helpers.model.huggingface import save_model
 from helpers.train import plan, rules
-from helpers.train.model import build_model, make_config
 from helpers.train.settings import TrainSettings
 from helpers.vocab.tokenizer import build_bytes, load_tokenizer
 
@@ -65,9 +67,7 @@ def test_an_update_holds_no_more_than_the_text_has(run, monkeypatch):
 
 def test_a_pretrained_model_must_read_its_own_ids(run, tmp_path):
     """Given to 04 alone, without 02 and 03: the table has rows enough, and each stands for another token."""
-    config = make_config("gpt2", build_bytes(), n_ctx=64, n_embd=16, n_layer=1, n_head=2)
-    config.vocab_size = 2000
-    build_model(config, 0).save_pretrained(tmp_path)
+    save_model(tmp_path, GPT(make_config("gpt2", 2000, n_ctx=64, n_embd=16, n_layer=1, n_head=2)))
     build_bytes().save_pretrained(tmp_path)
     given = settings(run, pretrained_model=str(tmp_path))
     for check in (plan.plan_run, rules.decide):

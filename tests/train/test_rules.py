@@ -12,8 +12,9 @@ from models import TOK, make_trainer, settings
 
 from helpers import paths
 from helpers.manifest import write_manifest
+from helpers.model.gpt import GPT
 from helpers.train import plan, rules
-from helpers.train.model import build_model, config_from_settings
+from helpers.train.initial import config_from_settings
 from helpers.train.rules import FIXED, Machine, Text, choose_numbers
 from helpers.train.settings import TrainSettings
 
@@ -210,7 +211,7 @@ def test_every_choice_of_heads_can_be_built(architecture, n_embd, n_kv_head, tex
     chosen = numbers(text, architecture=architecture, n_embd=n_embd, n_kv_head=n_kv_head)
     config = functools.partial(config_from_settings, tokenizer=TOK, n_ctx=16)
     if any(_can(config, replace(chosen, n_head=n_head)) for n_head in range(1, chosen.n_embd + 1)):
-        build_model(config(replace(chosen, n_layer=1)), 0)
+        GPT(config(replace(chosen, n_layer=1))).init_weights(0)
 
 
 def _can(config, settings):

@@ -1,0 +1,115 @@
+"""The GPT: its sizes, where it begins, who sees whom, and that a cache changes nothing."""
+
+import math
+
+import pytest
+import torch
+from families import CONFIGS, V, lively
+
+from helpers.chat.start import grow_vocabulary
+from helpers.model.config import ARCHITECTURES, GPTConfig, make_config
+from helpers.model.gpt import GPT, texts_apart
+from helpers.train.loss import Loss
+
+SHAPE = dict(n_ctx=16, n_embd=32, n_layer=2, n_head=4)
+IDS = torch.randint(1, V, (4, 16), generator=torch.Generator().manual_seed(0))
+
+
+def config(architecture: str, **changes) -> GPTConfig:
+    return make_config(architecture, V, **SHAPE | changes)
+
+
+def tiny(architecture: str, seed: int = 0, **changes) -> GPT:
+    return GPT(config(architecture, **changes)).init_weights(seed)
+
+
+# ---- where it begins ----
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_first_loss_is_ln_vocab_size(architecture):
+    scores = Loss(tiny(architecture, seed=1))(IDS, IDS.roll(-1, 1))
+    assert scores.loss.sum().item() / IDS.numel() == pytest.approx(math.log(V), abs=0.1)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_what_writes_into_the_stream_starts_smaller(architecture):
+    """Standard deviations: 0.02, and 0.02/√(2 layers) for what is added to the stream, to 5 %; biases 0, norms 1."""
+    for name, p in tiny(architecture, n_embd=128, n_layer=8).named_parameters():
+        if p.ndim < 2:
+            assert set(p.tolist()) == {0.0 if name.endswith("bias") else 1.0}
+        else:
+            wanted = 0.02 / math.sqrt(2 * 8) if "o_proj" in name or "down_proj" in name else 0.02
+            assert p.std().item() == pytest.approx(wanted, rel=0.12 if "mlp.gate.w" in name else 0.05), name
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_same_seed_gives_the_same_weights(architecture):
+    one, two, other = (tiny(architecture, seed) for seed in (7, 7, 8))
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+    assert not torch.equal(one.embed_tokens.weight, other.embed_tokens.weight)
+
+
+def test_a_router_with_one_choice_learns_from_the_text():
+    """Weights scaled to a sum of 1 (as Mixtral's are) would be 1 for a single expert: a gradient of 0."""
+    norms = {}
+    for scaled in (False, True):
+        model = tiny("moe", aux_loss_coef=0.0, normalize_experts=scaled)
+        Loss(model)(IDS, IDS.roll(-1, 1)).objective.backward()
+        norms[scaled] = [layer.mlp.gate.weight.grad.norm().item() for layer in model.layers]
+    assert min(norms[False]) > 1e-4 * IDS.numel() > 100 * max(norms[True])
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_dropout_acts_in_training_only_on_the_embeddings_and_both_halves_of_every_block(architecture):
+    plain, dropping = tiny(architecture), tiny(architecture, dropout=0.3)
+    assert list(plain.state_dict()) == list(dropping.state_dict())
+    with torch.no_grad():
+        truth = plain.eval()(IDS)
+        assert torch.equal(dropping.eval()(IDS), truth) and torch.equal(plain.train()(IDS), truth)
+        seen = []
+        for part in dropping.modules():
+            if isinstance(part, torch.nn.Dropout):
+                part.register_forward_hook(lambda part, args, out: seen.append(float((out == 0).float().mean())))
+        first, second = (dropping.train()(IDS) for _ in range(2))
+    assert len(seen) == 2 * (1 + 2 * 2) and all(share == pytest.approx(0.3, abs=0.06) for share in seen)
+    assert not torch.allclose(first, truth, atol=1e-3) and not torch.allclose(first, second, atol=1e-3)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_table_grows_by_rows_and_keeps_those_it_has(tied):
+    model = tiny("llama", tied=tied).eval()
+    before = model(IDS)
+    grow_vocabulary(model, V + 3)
+    assert model.config.vocab_size == V + 3 and (model.lm_head.weight is model.embed_tokens.weight) == tied
+    torch.testing.assert_close(model(IDS)[..., :V], before)
+    assert model(torch.tensor([[V + 2]])).shape == (1, 1, V + 3)
+
+
+# ---- who sees whom ----
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_texts_side_by_side_in_a_row_are_as_alone(name):
+    net, ids = lively(name), IDS[:2]
+    positions = torch.tensor([[*range(5), *range(11)], [*range(12), *range(4)]])
+    together = net(ids, positions=positions, visible=texts_apart(positions))
+    for row, at in ((0, 5), (1, 12)):
+        alone = torch.cat([net(ids[row : row + 1, :at]), net(ids[row : row + 1, at:])], 1)
+        torch.testing.assert_close(together[row : row + 1], alone)
+
+
+def test_nothing_is_seen_behind_it_or_before_its_window():
+    net, ids = lively("mistral, a window"), torch.randint(V, (1, 30))
+    logits = net(ids)
+    changed = ids.clone()
+    changed[0, 10] = (ids[0, 10] + 1) % V
+    differs = (net(changed) != logits).any(-1)[0].nonzero()[:, 0].tolist()
+    assert differs == list(range(10, 10 + 2 * 8 + 1))  # two blocks, each sees nine places: eight back and itself
+
+
+def test_compiled_it_is_one_graph():
+    net = tiny("llama", n_kv_head=2)
+    explained = torch._dynamo.explain(net.hidden)(IDS)
+    torch._dynamo.reset()
+    assert explained.graph_break_count == 0 and explained.graph_count == 1
