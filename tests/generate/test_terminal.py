@@ -24,7 +24,7 @@ CHILD = """
 import sys, models
 from helpers.generate import generate, terminal
 tok = models.plants_chat_tokenizer()
-net = models.plants_model("llama", tok)
+net = models.plants_model("gpt2", tok)
 real = generate.stream_text
 def endless(*arguments, **options):
     import time
