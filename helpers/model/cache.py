@@ -3,7 +3,6 @@
 Rows join, leave and have lengths of their own; room is made by doubling. Knows no weights and no text.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,9 +28,7 @@ class Cache:
         self.layers = [like.new_zeros(shape, dtype=dtype, requires_grad=False) for _ in range(config.n_layer)]
         self.lengths: list[int] = []
         self.most = config.window
-        self.in_pairs = (
-            False  # a `Step` reads and writes keys in an order of its own: then the model itself cannot go on
-        )
+        self.in_pairs = False  # a `Decoder` keeps keys in an order of its own: then the model itself cannot go on
         self.graphs: dict[int, Any] = {}  # of `decoder`, by their rows; they know where the layers are in memory
 
     @torch.inference_mode(False)  # tensors made in it could be written to in it only
@@ -60,13 +57,6 @@ class Cache:
         length = self.lengths[target] = self.lengths[source]
         for layer in self.layers:
             layer[:, target, :, :length] = layer[:, source, :, :length]
-
-    @torch.no_grad()
-    def select(self, rows: Sequence[int]) -> None:
-        """Go on with these rows, in this order; a row may occur several times."""
-        self.graphs.clear()
-        self.layers = [layer[:, list(rows)] for layer in self.layers]
-        self.lengths = [self.lengths[row] for row in rows]
 
     def place(self, rows: int, count: int) -> "Place":
         """Return where the next `count` positions of the first rows go, which are equally long; they count as there."""

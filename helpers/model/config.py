@@ -30,7 +30,7 @@ class GPTConfig:
     n_head: int  # H, heads of queries
     n_kv_head: int = 0  # K, heads of keys and values, which the queries' heads share; 0: as many as n_head
     head_size: int = 0  # D; 0: n_embd / n_head
-    n_inner: int = 0  # F, the width inside the feed-forward part, or inside one expert; 0: the usual one, 8/3 or 4 · C
+    n_inner: int = 0  # F, width inside the feed-forward network, or inside one expert; 0: the usual one, 8/3 or 4 · C
     norm: str = "rms"  # "rms": root mean square, a weight each; "layer": mean and variance, a weight and a bias each
     norm_eps: float = 1e-6
     positions: str = "rotary"  # "rotary": queries and keys are turned; "learned": a table is added to the tokens'
@@ -39,10 +39,10 @@ class GPTConfig:
     qk_norm: bool = False  # an RMSNorm on each head of queries and keys (Qwen3)
     qkv_bias: bool = False  # a bias on queries, keys and values (GPT-2, Qwen2)
     out_bias: bool = False  # a bias on what attention adds to the stream (GPT-2)
-    mlp_bias: bool = False  # a bias on the matrices of the feed-forward part (GPT-2)
+    mlp_bias: bool = False  # a bias on the matrices of the feed-forward network (GPT-2)
     tied: bool = True  # the token table is the output matrix, too
     sliding_window: int = 0  # how many positions a query sees, itself included; 0: all before it
-    n_experts: int = 0  # E, feed-forward parts per block, among which a router chooses; 0: one, and no router
+    n_experts: int = 0  # E, feed-forward networks per block, among which a router chooses; 0: one, and no router
     experts_per_token: int = 1
     normalize_experts: bool = False  # the chosen experts' weights are scaled to a sum of 1
     aux_loss_coef: float = 0.0  # weight of the loss that spreads the tokens over the experts
@@ -87,7 +87,7 @@ class GPTConfig:
         """
         C, F, D, H, K = self.n_embd, self.n_inner, self.head_size, self.n_head, self.n_kv_head
         norm = C * (2 if self.norm == "layer" else 1)
-        # 1. a block: attention, and one feed-forward part or several with a router
+        # 1. a block: attention, and one feed-forward network or several with a router
         attention = C * (H + 2 * K) * D + H * D * C
         attention += (H + 2 * K) * D * self.qkv_bias + C * self.out_bias + 2 * D * self.qk_norm
         matrices = 3 if self.mlp == "swiglu" else 2

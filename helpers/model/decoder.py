@@ -69,7 +69,7 @@ class Decoder:
 
     @torch.no_grad()
     def __init__(self, model: GPT) -> None:
-        self._model = weakref.ref(model)  # which keeps the step
+        self._model = weakref.ref(model)  # for reading; the model outlives its decoder
         self.config, self._embed = model.config, model.embed_tokens
         self._wide = torch.promote_types(self._embed.weight.dtype, torch.float32)  # for what bf16 is too coarse for
         # which experts a token needs is not known before: that is not the same work each time

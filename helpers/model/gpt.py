@@ -5,7 +5,7 @@ Read it from top to bottom: norm, rotary positions, attention, feed-forward, blo
 plain lines that it equals. The parts have the names of the library's LLaMA. Knows no file and no text.
 
 Shapes: B rows, T positions, C numbers per position, H heads of queries, K heads of keys and values, D numbers per head,
-F numbers inside the feed-forward part, E experts, V tokens.
+F numbers inside the feed-forward network, E experts, V tokens.
 """
 
 import math
@@ -147,7 +147,7 @@ class SwiGLU(nn.Module):
 
 
 class GELU(nn.Module):
-    """Each position's C numbers become F, bent, and C again: the feed-forward part of GPT-2."""
+    """Each position's C numbers become F, bent, and C again: the feed-forward network of GPT-2."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -188,7 +188,7 @@ class Experts(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward part, each added to the stream."""
+    """Attention and a feed-forward network, each added to the stream."""
 
     def __init__(self, config: GPTConfig, number: int):
         super().__init__()

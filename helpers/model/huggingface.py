@@ -24,7 +24,7 @@ from helpers.model.gpt import GPT
 
 transformers_logging.disable_progress_bar()  # a bar for each file that it reads would fill the notebook
 
-WEIGHTS, PICKLE = "model.safetensors", "pytorch_model.bin"
+WEIGHTS = "model.safetensors"
 # what other programs put before the names of all weights: DDP, torch.compile, Lightning
 _WRAPPED = re.compile(r"^(?:(?:module|_orig_mod)\.|model\.(?=(?:module|_orig_mod|model|transformer|lm_head)\.))+")
 # tensors that are no weights of ours, and change nothing: masks, angles, a head for rewards
@@ -213,7 +213,7 @@ def fetch_model(name: str) -> Path:
     """Return the folder of a model with its weights: `name` itself, or what the Hub has by this name."""
     if Path(name).is_dir():
         return Path(name)
-    folder = Path(snapshot_download(name, allow_patterns=["*.json", f"{WEIGHTS[:-12]}*.safetensors"]))
+    folder = Path(snapshot_download(name, allow_patterns=["*.json", "model*.safetensors"]))
     if not list(folder.glob("*.safetensors")):
         folder = Path(snapshot_download(name, allow_patterns=["*.json", "pytorch_model*.bin"]))
     return folder
@@ -260,7 +260,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             f"Nothing of it was run. Look for the same model as {WEIGHTS}"
         ) from None
     if not weights:
-        raise ValueError(f"neither {WEIGHTS} nor {PICKLE} is there")
+        raise ValueError(f"neither {WEIGHTS} nor pytorch_model.bin is there")
     return weights
 
 
