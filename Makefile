@@ -5,7 +5,7 @@ PYTHON ?= python3
 RUN ?= sample
 CORPUS ?=
 PRESET ?=
-export RUN CORPUS PRESET
+export RUN CORPUS PRESET FOLDER
 # threads of torch wait awake for a moment only: beside another busy program, long waits cost half the speed
 export GOMP_SPINCOUNT ?= 5000
 # images for containers often set this; without compiled modules each notebook and worker takes seconds longer to start
@@ -23,7 +23,7 @@ export ENV
 PY := "$$ENV/bin/python"
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev run test unit test-all test-faults bench lab serve refresh lint clean
+.PHONY: help try demo setup setup-dev run test unit test-all test-faults bench lab serve refresh lint clean
 
 NBVAL := --nbval --nbval-current-env --nbval-sanitize-with tests/nbval.cfg \
 	--nbval-cell-timeout 3600 --nbval-kernel-startup-timeout 180
@@ -35,6 +35,12 @@ SHARED := -n 2 --dist loadscope
 help:  ## this list
 	@echo "make TARGET [RUN=name] [CORPUS=path] [PRESET=name]"
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' Makefile | expand -t 15
+
+try:  ## talk to the course's trained model in your browser: nothing is installed, nothing leaves the page
+	@$(PYTHON) data/try/serve.py
+
+demo:  ## the same page as a folder of plain files, FOLDER, for any static host
+	@$(PYTHON) data/try/serve.py --write "$${FOLDER:-demo}"
 
 run: setup  ## the six notebooks in order, then runs/<RUN>/report.html; CORPUS: your own text; PRESET: presets/<PRESET>.yaml
 	@$(PY) -m helpers.run --run "$$RUN" $${CORPUS:+--corpus "$$CORPUS"} $${PRESET:+--preset "$$PRESET"}
@@ -69,8 +75,9 @@ lab: setup  ## JupyterLab, opened on the notebooks; LAB="--ip 0.0.0.0 --no-brows
 serve: setup  ## serve the trained model of RUN over HTTP
 	@exec $(PY) -m helpers.serve --run "$$RUN"
 
-refresh: setup  ## run the notebooks at their defaults and write the outputs into notebooks/, to be committed
-	@$(PY) -m helpers.run refresh
+refresh: setup  ## the notebooks' outputs and data/try made anew, to be committed
+	@RUNS_DIR="$$(mktemp -d)" && export RUNS_DIR && trap 'rm -rf "$$RUNS_DIR"' EXIT && \
+	$(PY) -m helpers.run refresh && $(PY) -m helpers.run refresh chat && $(PY) data/try/make.py sample
 
 lint: setup-dev  ## ruff over modules, tests and notebooks; types of helpers/ by mypy
 	@$(PY) -m ruff check . && $(PY) -m ruff format --check --quiet . && $(PY) -m mypy

@@ -1,26 +1,38 @@
 """A dozen scenes in a real Chromium: the service's page over an engine that is held, JupyterLab over a micro run."""
 
 import contextlib
+import copy
 import json
 import math
 import os
+import random
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 import threading
+from functools import partial
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import nbformat
 import pytest
+import torch
+from families import CONFIGS, V, lively
 from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
 from service import FakeEngine, chat_tokenizer, in_thread, tiny_engine, wait_until
 
 from helpers import paths
-from helpers.generate.settings import Chunk, TokenLogprob
+from helpers.corpus import built_in
+from helpers.generate import generate, sampling
+from helpers.generate.settings import Chunk, Settings, TokenLogprob
 from helpers.generate.surprisal import LEVELS
+from helpers.generate.try_run import FOLDER, TRY
+from helpers.model.eight_bits import write_packed
 from helpers.show.metrics_file import read_metrics
+from helpers.vocab.tokenizer import build_bpe, build_bytes, encode, load_tokenizer
 
 api = pytest.importorskip("playwright.sync_api", reason="browsers are driven with playwright: pip install playwright")
 expect = api.expect
@@ -28,6 +40,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 if CHROMIUM is None:
     pytest.skip("these scenes are played in Chromium, and none is installed", allow_module_level=True)
 
+DEMO = runpy.run_path(str(FOLDER / "serve.py"))
 CONTRAST = Path(__file__).with_name("contrast.js").read_text("utf-8")
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 BEGINNING = "植物浇水"
@@ -246,6 +259,157 @@ def test_a_phone_needs_no_sideways_scrolling_and_all_words_are_readable_in_light
             assert page.evaluate(CONTRAST, "body") == []
             ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
             assert (sum(map(int, re.findall(r"\d+", ground)[:3])) < 200) == (scheme == "dark")
+
+
+# ---- the page without a server ----
+
+ODD = [
+    "",
+    " ",
+    "🪴👨‍👩‍👧龘",
+    "<bos><eos> <0x41>",
+    "café naïve",
+    "\u200b\ufeff\n\n\t",
+    "ﬁ①㍿",
+    "\U0010ffff\ue0fa",
+    "1+1=2？！",
+]
+
+
+@pytest.fixture
+def open_static(browser):
+    """Return a function that opens the page of a static folder; afterwards it has asked its host only, by GET."""
+    with contextlib.ExitStack() as stack:
+        asked = set()
+
+        def open_static(files, **context):
+            server = stack.enter_context(ThreadingHTTPServer(("127.0.0.1", 0), partial(DEMO["Handler"], files=files)))
+            threading.Thread(target=server.serve_forever).start()
+            stack.callback(server.shutdown)
+            page = stack.enter_context(contextlib.closing(browser.new_context(**context))).new_page()
+            page.on("request", lambda request: asked.add(request.url.split("/")[2] + request.method))
+            page.goto(f"http://127.0.0.1:{server.server_address[1]}/")
+            return page
+
+        yield open_static
+    assert len(asked) == 1 and asked.pop().endswith("GET")
+
+
+@pytest.fixture(scope="module")
+def tried(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RUNS_DIR", str(tmp_path_factory.mktemp("runs")))
+        return generate.load(TRY, "chat")
+
+
+def compute(page, body, *given):
+    """Run JavaScript with gpt.js as `gpt`, the model's folder as `folder`, and the given values as `given`."""
+    load = """async (given) => {
+        const gpt = await import("./gpt.js");
+        const folder = async (name) => (await fetch(name)).json();
+        const weights = async () => gpt.readTensors(await (await fetch("model.safetensors")).arrayBuffer());"""
+    return page.evaluate(load + body + "}", given)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["words", "bpe", "bytes"])
+def test_the_browser_cuts_two_thousand_texts_as_python_does(open_static, tmp_path, kind):
+    texts = [each.text for each in built_in.draw_documents(1000)]
+    made = {"bpe": lambda: build_bpe(texts, 1500), "bytes": build_bytes, "words": lambda: load_tokenizer(FOLDER)}[
+        kind
+    ]()
+    (tmp_path / "tokenizer.json").write_text(made.backend_tokenizer.to_str(), "utf-8")
+    page = open_static(DEMO["demo_files"]() | {"tokenizer.json": tmp_path / "tokenizer.json"})
+    dice = random.Random(0)
+    letters = sorted({*"".join(texts + ODD)})
+    texts += ODD + ["".join(dice.choices(letters, k=dice.randrange(1, 30))) for _ in range(1000)]
+    ids, back = compute(page, """
+        const tokenizer = new gpt.Tokenizer(await folder("tokenizer.json"));
+        const ids = given[0].map((text) => tokenizer.encode(text));
+        const text = (all, written = new gpt.Detokenizer(tokenizer)) => all.map((id) => written.push(id)).join("");
+        return [ids, ids.map((all) => text(all))];""", texts)  # fmt: skip
+    assert ids == [encode(made, text) for text in texts]
+    assert back == texts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["trained", *(name for name in CONFIGS if "moe" not in name and "window" not in name)])
+def test_the_browser_computes_the_logits_of_every_dense_family(open_static, tmp_path, tried, name):
+    net = tried[0] if name == "trained" else lively(name).float()
+    write_packed(tmp_path, net, {}, exact=True)
+    page = open_static(DEMO["demo_files"]() | {file.name: file for file in tmp_path.iterdir()})
+    ids = torch.randint(V, (1, 40), generator=torch.Generator().manual_seed(1))
+    rows = compute(page, """
+        const { config } = await folder("model.json");
+        const model = new gpt.GPT(config, await weights());
+        const cache = new gpt.Cache(config, 40);
+        return given[0].map((id) => [...model.step(id, cache)]);""", ids[0].tolist())  # fmt: skip
+    exact = copy.deepcopy(net).double()(ids)[0]
+    own_error = float((net(ids)[0] - exact).abs().max())  # of fp32: the small models' weights are far too large
+    torch.testing.assert_close(torch.tensor(rows), exact, atol=max(1e-4, 3 * own_error), rtol=0, check_dtype=False)
+
+
+@pytest.mark.slow
+def test_the_browsers_filters_leave_what_pythons_leave(open_static):
+    page, dice = open_static(DEMO["demo_files"]()), torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(50, 200, generator=dice, dtype=torch.float64)
+    for settings in (
+        {"temperature": 0.7}, {"temperature": 0}, {"top_k": 5}, {"top_p": 0.8}, {"top_p": 0.0}, {"min_p": 0.1},
+        {"repetition_penalty": 1.5}, {"temperature": 1.4, "top_k": 30, "top_p": 0.9, "min_p": 0.02},
+    ):  # fmt: skip
+        found = compute(page, """
+            const [logits, seen, settings] = given;
+            return logits.map((row) => {
+                const p = Array(row.length).fill(0);
+                const { left, p: shares, gone } = gpt.filtered(row, seen, settings);
+                left.forEach((id, i) => (p[id] = shares[i]));
+                if (row.some((_, id) => (gone(id) === null) !== left.includes(id))) throw Error("gone");
+                return p;
+            });""", logits.tolist(), [3, 7, 7], settings)  # fmt: skip
+        more = {} if settings.get("top_p") != 0.0 else {"temperature": 0.0}
+        wanted = sampling.apply_filters(logits, torch.tensor([[3, 7, 7]] * 50), **settings | more).softmax(-1)
+        torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), wanted, atol=1e-9, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_two_hundred_texts_of_the_browser_are_pythons_also_beyond_the_window(open_static, tried):
+    page, (model, tokenizer) = open_static(DEMO["demo_files"]()), tried
+    drawn = enumerate(built_in.draw_documents(190, seed=5))
+    prompts = [each.text[: 3 + n % 40] for n, each in drawn] + ODD + ["绿萝" * 99]
+    for some, length in ((prompts[:3] + prompts[-1:], 150), (prompts, 12)):
+        texts = page.evaluate("""async ([prompts, length]) => {
+            const texts = [];
+            for (const prompt of prompts) {
+                let text = prompt;
+                const body = { prompt, n: 1, max_tokens: length, temperature: 0, seed: 0 };
+                for await (const { choices } of askWorker("v1/completions", body))
+                    for (const each of choices) text += each.text;
+                texts.push(text);
+            }
+            return texts;
+        }""", [some, length])  # fmt: skip
+        wanted = generate.generate_batch(model, tokenizer, some, Settings(max_new_tokens=length, temperature=0.0))
+        assert texts == [each.text for each in wanted]
+
+
+@pytest.mark.slow
+def test_without_a_server_the_page_answers_colours_and_stops(open_static):
+    page = open_static(DEMO["demo_files"](), **PHONE)
+    ask(page, "绿萝怎么浇水？")
+    assert len(finished(page, "#turns")) == 2
+    ask(page, "那冬天呢？")
+    assert len(finished(page, "#turns")) == 4
+    ask(page, "水" * 300)
+    expect(page.locator("#error")).to_contain_text("问题太长")
+    page.click("nav [data-view=texts]")
+    start(page, n=3, max_tokens=200)
+    page.click("#cancel")
+    assert all(text.startswith(BEGINNING) for text in finished(page))
+    start(page, n=2, max_tokens=20, top_k=2)
+    finished(page)
+    page.locator("#results .text >> nth=0 >> span >> nth=1").focus()
+    expect(page.locator("#tip .chosen")).to_have_count(1)
+    expect(page.locator("#tip .removed").first).to_contain_text("top-")
 
 
 # ---- JupyterLab ----

@@ -72,10 +72,12 @@ CLUSTER = [
 ELSEWHERE = {  # command -> the test file that does it
     "make test": ".ci/run",
     "make setup": "Makefile",  # the first part of each other target
-    "python -m helpers.run tournament --run sample": "tests/test_notebooks.py",
-    "python -m helpers.run recipes --run sample": "tests/test_notebooks.py",
     "python -m helpers.run chat --run sample": "tests/test_notebooks.py",
     "python -m helpers.run reward --run sample": "tests/test_notebooks.py",
+    "python -m http.server --bind 127.0.0.1 --directory my-page": "tests/serve/test_static.py",
+    "make demo FOLDER=page": "tests/serve/test_static.py",
+    "make try": "tests/serve/test_static.py",
+    "python -m helpers.serve --run songci --static my-page": "tests/serve/test_static.py",
     "make run RUN=mine CORPUS=… PRESET=minimind": "tests/test_source_systems.py",
     "papermill notebooks/04_train.ipynb out.ipynb -p run songci -p lr 0.01": "tests/run/test_sweep.py",
     'python -m pip install -e ".[cluster]" -c constraints.txt': "Makefile",

@@ -13,6 +13,7 @@ from helpers.device import pick_device
 from helpers.generate import sampling
 from helpers.generate.batch import DecodeBatch, Row, active_filters, prompt_ids
 from helpers.generate.settings import DEFAULT_SETTINGS, Chunk, Sample, Settings
+from helpers.generate.try_run import TRY, unpack
 from helpers.manifest import MANIFEST, RoomError, open_room
 from helpers.model.gpt import GPT
 from helpers.model.huggingface import load_model
@@ -24,6 +25,8 @@ _MAX_ROWS = 64  # rows that are decoded at once
 
 def latest_model(run: str) -> str:
     """Return the name, in `paths.MODELS`, of the last model that a run has: reward, chat or base."""
+    if run == TRY:
+        unpack()
     made = [name for name, stage in paths.MODELS.items() if (paths.room(run, stage) / MANIFEST).is_file()]
     return made[-1] if made else "base"
 
@@ -48,6 +51,8 @@ def load(run: str | Path, model: str = "base") -> tuple[GPT, PreTrainedTokenizer
             raise ValueError(f"'{run}' is no name of a run: to load a model from a folder, give Path('{run}')")
         if model not in paths.MODELS:
             raise ValueError(f"a run has no model '{model}'{did_you_mean(model, paths.MODELS)}")
+        if run == TRY:
+            unpack()
         open_room(run, paths.MODELS[model])
         folder = model_folder(run, model)
     return load_model(folder).to(pick_device("auto")).requires_grad_(False), load_tokenizer(folder)

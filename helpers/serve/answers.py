@@ -19,7 +19,6 @@ from helpers.serve.schema import RequestModels
 _LOWEST = -9999.0  # in place of a log probability of minus infinity, which JSON cannot write
 _FINISH = {"end": "stop", "stop": "stop", "length": "length", None: None}
 
-Defaults = Mapping[str, Mapping[str, float]]  # view of the page -> setting -> the value that it begins with
 compact_json = partial(json.dumps, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -32,9 +31,9 @@ def refusal(path: str, status: int, message: str, code: str | None = None, key: 
     return {"error": {"message": message, "type": kind, "param": key, "code": code}}
 
 
-def model_card(name: str, created: int, defaults: Defaults) -> dict:
-    """Return what OpenAI's API tells of a model, and the settings that suit it."""
-    return {"id": name, "object": "model", "created": created, "owned_by": "chinese-gpt", "defaults": defaults}
+def model_card(name: str, created: int, about: Mapping[str, Any]) -> dict:
+    """Return what OpenAI's API tells of a model, and what the page is told about it."""
+    return {"id": name, "object": "model", "created": created, "owned_by": "chinese-gpt", **about}
 
 
 @dataclass

@@ -11,22 +11,20 @@ import logging
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
-from jinja2 import Template
 from transformers import PreTrainedTokenizerFast
 
 from helpers.generate import dialogue
 from helpers.generate.batch import prompt_ids
-from helpers.generate.settings import RANGES, Chunk, Settings
-from helpers.generate.surprisal import LEVELS
-from helpers.serve import answers, auth, schema
+from helpers.generate.settings import Chunk, Settings
+from helpers.serve import answers, auth, schema, static
 from helpers.serve.answers import ChatWriter, CompletionWriter
 from helpers.serve.auth import Refusal
 from helpers.serve.engine import Engine, NotRunning, QueueFull
@@ -36,13 +34,10 @@ from helpers.vocab.chat import ANSWER_SAMPLING, ASSISTANT, TEXT_SAMPLING, ChatEr
 
 _log = logging.getLogger(__name__)
 
-_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-PAGE = {  # address -> file
-    "/" if file.name == "index.html" else f"/{file.name}": file
-    for file in sorted(Path(__file__).with_name("page").iterdir())
-    if file.suffix in _TYPES
-}
-DEFAULTS = {"texts": TEXT_SAMPLING, "chat": ANSWER_SAMPLING}  # view of the page -> what it begins with
+SENT = [file for file in static.FILES if file.name not in static.LOCAL]
+PAGE = {"/" if file.name == "index.html" else f"/{file.name}": file for file in SENT}  # address -> file
+# settings that each view of the page begins with
+ABOUT = {"defaults": {"texts": TEXT_SAMPLING, "chat": ANSWER_SAMPLING}}
 
 
 @dataclass
@@ -56,7 +51,7 @@ class AppState:
     requests: schema.RequestModels
     name: str  # of the model
     no_chat: str | None  # why the model holds no conversation, and what to do; None: it does
-    defaults: answers.Defaults
+    about: Mapping[str, Any]  # what the page is told about the model
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False  # the server is stopping: new requests are refused
     deadlines: set[asyncio.Timeout] = field(default_factory=set)  # of the requests under way
@@ -361,19 +356,16 @@ async def _send_stream(request: web.Request, job: Job, writer: CompletionWriter)
 
 
 async def get_page(request: web.Request) -> web.Response:
-    """Send a file of the page; index.html has the ranges of its sliders, the limits, and the levels of its colours."""
+    """Send a file of the page."""
     file, state = PAGE[request.path], request.app[STATE]
-    text = file.read_text("utf-8")
-    if file.name == "index.html":
-        values = {"limits": state.limits, "has_chat": state.no_chat is None, "max_logprobs": schema.MAX_LOGPROBS}
-        text = Template(text, keep_trailing_newline=True).render(values, ranges=RANGES, levels=LEVELS)
-    return web.Response(text=text, content_type=_TYPES[file.suffix])
+    text = static.fill_in(file, state.limits, has_chat=state.no_chat is None)
+    return web.Response(text=text, content_type=static.TYPES[file.suffix])
 
 
 async def get_models(request: web.Request) -> web.Response:
     """Name all models, which is one, as OpenAI's /v1/models does; or the one that is asked for, if it is this one."""
     state = request.app[STATE]
-    card = answers.model_card(state.name, state.created, state.defaults)
+    card = answers.model_card(state.name, state.created, state.about)
     if "model" not in request.match_info:
         return answer({"object": "list", "data": [card]})
     _check_model(state, request.match_info["model"])
@@ -423,15 +415,16 @@ def make_app(
     hosts: Iterable[str] = (),
     origins: Iterable[str] = (),
     proxies: Iterable[str] = (),
-    defaults: answers.Defaults = DEFAULTS,
+    about: Mapping[str, Any] = ABOUT,
 ) -> web.Application:
     """Return the application over a started engine; the caller closes the engine.
 
     name: of the model, in /v1/models. api_key: required on every address but /healthz; None requires none, and then
     the server must listen on this machine only. hosts: names by which callers may call this server, besides localhost
     and the address that it listens on. origins: foreign origins (`https://example.org`, exact) whose pages may call.
-    proxies: addresses of reverse proxies, which are trusted to name the client. defaults: settings that the page begins
-    with, in each view; a request over HTTP that names none gets the model's own distribution.
+    proxies: addresses of reverse proxies, which are trusted to name the client. about: what the page is told about the
+    model, with the settings that each of its views begins with; a request over HTTP that names none gets the model's
+    own distribution.
     """
     no_chat = None
     try:
@@ -444,7 +437,7 @@ def make_app(
         engine.on_first_token = metrics.first_token
     guard = auth.Guard(api_key, hosts, origins, proxies, limits)
     app = web.Application(middlewares=[error_middleware], client_max_size=limits.max_body_bytes)
-    app[STATE] = AppState(engine, limits, guard, metrics, schema.request_models(limits), name, no_chat, defaults)
+    app[STATE] = AppState(engine, limits, guard, metrics, schema.request_models(limits), name, no_chat, about)
     app.on_response_prepare.append(guard.add_headers)
     for path, post in POSTS.items():
         app.router.add_post(path, post)

@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import errno
 import gc
+import json
 import logging
 import os
 import shlex
@@ -15,16 +16,20 @@ import signal
 import socket
 import sys
 from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
+from transformers import PreTrainedTokenizerFast
 
 from helpers import paths
 from helpers.generate import dialogue, generate
 from helpers.generate.settings import default_settings
 from helpers.manifest import RoomError, read_manifest
-from helpers.serve import auth
+from helpers.model.gpt import GPT
+from helpers.serve import auth, static
 from helpers.serve.app import STATE, make_app
 from helpers.serve.engine import Engine
 from helpers.serve.limits import Limits
@@ -167,21 +172,62 @@ def base_folder(run: str, model: str) -> Path:
     return Path(room["parameters"].get("pretrained_model") or generate.model_folder(run))
 
 
+def examples(run: str, longest: int = 16, most: int = 4) -> list[str]:
+    """Return short first lines of documents that were kept out of training: what the page offers to begin with."""
+    found: list[str] = []
+    for shard in paths.shards(run, "corpus", "val", ".jsonl")[:1]:
+        with shard.open(encoding="utf-8") as lines:
+            firsts = (json.loads(line)["text"].split("\n")[0] for line in islice(lines, 300))
+            found = list(dict.fromkeys(first for first in firsts if 3 < len(first) <= longest))
+    return sorted(found, key=lambda first: not first.endswith("？"))[:most]  # questions first
+
+
+def load_served(run: str, room: str) -> tuple[GPT, PreTrainedTokenizerFast, dict[str, Any]]:
+    """Return a run's model, its tokenizer, and what the page is told about it.
+
+    Raises RoomError or ValueError, which say why it cannot be served.
+    """
+    model, tokenizer = generate.load(run, room)
+    if room != "base":  # this model was made to answer
+        dialogue.check_tokenizer(tokenizer)
+    answers = default_settings(generate.model_folder(run, room), chat=True)
+    return (
+        model,
+        tokenizer,
+        {
+            "defaults": {"texts": default_settings(base_folder(run, room)), "chat": answers},
+            "examples": examples(run),
+            "parameters": model.config.sizes()["parameters"],
+            "context": model.config.window,
+        },
+    )
+
+
+def write_static(options: argparse.Namespace, limits: Limits) -> int:
+    """Write a run's page as a folder that needs no server; return the exit code."""
+    folder = Path(options.static)
+    try:
+        model, tokenizer, about = load_served(options.run, options.room)
+        size = static.write_page(folder, model, tokenizer, limits, about | {"id": options.run})
+    except (OSError, RoomError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"{folder} holds {size / 1e6:.1f} MB: any host of plain files can serve it, and the browser computes.")
+    print(f"Try it: python -m http.server 8000 --bind 127.0.0.1 --directory {shlex.quote(str(folder))}")
+    return 0
+
+
 def serve(options: argparse.Namespace, key: str | None, limits: Limits, listening: socket.socket) -> int:
     """Serve a run on a bound socket until SIGTERM or Ctrl-C; return the exit code.
 
     If the engine fails for good, the server stops by itself, with exit code 1: whoever started it can start another.
     """
     try:
-        model, tokenizer = generate.load(options.run, options.room)
-        if options.room != "base":  # this model was made to answer
-            dialogue.check_tokenizer(tokenizer)
+        model, tokenizer, about = load_served(options.run, options.room)
         engine = Engine(model, tokenizer, limits)
-        answers = default_settings(generate.model_folder(options.run, options.room), chat=True)
         app = make_app(
             engine, limits, name=options.run, api_key=key, hosts=options.allow_host, origins=options.origin,
-            proxies=options.proxy,
-            defaults={"texts": default_settings(base_folder(options.run, options.room)), "chat": answers},
+            proxies=options.proxy, about=about,
         )  # fmt: skip
     except (RoomError, ValueError) as error:
         print(error, file=sys.stderr)
@@ -228,6 +274,8 @@ def server_parser() -> argparse.ArgumentParser:
     parser.add_argument("--run", required=True, help="the run whose model answers")
     rooms = f"which of its models: {', '.join(paths.MODELS)}; by default the last of them that the run has"
     parser.add_argument("--room", choices=list(paths.MODELS), help=rooms)
+    folder = "write the page as a folder of plain files instead: the model computes in the browser"
+    parser.add_argument("--static", metavar="FOLDER", help=folder)
     parser.add_argument("--host", default="127.0.0.1", help="default 127.0.0.1: only this machine can call")
     parser.add_argument("--port", type=int, default=5005, help="default 5005; 0 takes any free port")
     parser.add_argument("--api-key-file", help="a file that holds the key that callers must send")
@@ -251,6 +299,8 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
+    if options.static:
+        return write_static(options, limits)
     # take the port before the model is loaded: it fails faster
     try:
         listening = bind(options.host, options.port)

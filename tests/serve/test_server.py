@@ -14,7 +14,19 @@ from dataclasses import fields
 
 import aiohttp
 import pytest
-from service import HEAD, JSON, FakeEngine, app_with, chat_tokenizer, events_of, in_loop, in_thread, make_run, until
+from service import (
+    HEAD,
+    JSON,
+    FakeEngine,
+    app_with,
+    chat_tokenizer,
+    events_of,
+    in_loop,
+    in_thread,
+    make_run,
+    tiny_model,
+    until,
+)
 
 from helpers import paths
 from helpers.serve import server
@@ -141,7 +153,7 @@ def test_the_model_is_there_before_the_first_request(monkeypatch, capsys):
     class Recorded(FakeEngine):
         def __init__(self, model, tokenizer, limits):
             super().__init__()
-            happened.append((model, tokenizer))
+            happened.append(tokenizer)
 
         def start(self):
             happened.append("start")
@@ -157,11 +169,11 @@ def test_the_model_is_there_before_the_first_request(monkeypatch, capsys):
         return await really(app, host, listening=listening)
 
     really = server.start_server
-    monkeypatch.setattr(server.generate, "load", lambda run, room: (f"{run} {room}", "tokenizer"))
+    monkeypatch.setattr(server.generate, "load", lambda run, room: (tiny_model(), f"{run} {room}"))
     monkeypatch.setattr(server, "Engine", Recorded)
     monkeypatch.setattr(server, "start_server", start_server)
     assert server.main(["--run", "sample", "--room", "base", "--port", "0"]) == 0
-    assert happened == [("sample base", "tokenizer"), "start", "serve", "close"]
+    assert happened == ["sample base", "start", "serve", "close"]
     assert gc.get_freeze_count() == 0
     said = capsys.readouterr().out
     assert said.startswith("open http://127.0.0.1:") and "the base model of run 'sample' answers at" in said
@@ -182,7 +194,7 @@ def test_a_server_whose_engine_fails_for_good_ends(monkeypatch, capsys):
             assert cancel
 
     monkeypatch.setattr(server, "Engine", Failing)
-    monkeypatch.setattr(server.generate, "load", lambda *_: ("model", "tokenizer"))
+    monkeypatch.setattr(server.generate, "load", lambda *_: (tiny_model(), "tokenizer"))
     assert server.main(["--run", "any", "--room", "base", "--port", "0"]) == 1
     assert "another one can take its place" in capsys.readouterr().err
 
@@ -293,10 +305,10 @@ def test_a_text_begins_with_the_settings_of_the_model_that_was_taught_to_answer(
     for folder, temperature in ((paths.room("tiny", paths.MODELS[room]) / "final_model", 0.3), (base, 0.9)):
         (folder / "generation_config.json").write_text(json.dumps({"temperature": temperature}))
 
-    def make_app(*_, defaults, **__):
-        raise ValueError({view: settings["temperature"] for view, settings in defaults.items()})
+    def make_app(*_, about, **__):
+        raise ValueError({view: settings["temperature"] for view, settings in about["defaults"].items()})
 
-    monkeypatch.setattr(server.generate, "load", lambda *_: ("model", chat_tokenizer()))
+    monkeypatch.setattr(server.generate, "load", lambda *_: (tiny_model(), chat_tokenizer()))
     monkeypatch.setattr(server, "Engine", FakeEngine)
     monkeypatch.setattr(server, "make_app", make_app)
     assert server.main(["--run", "tiny", "--port", "0", "--room", room]) == 1

@@ -1,4 +1,5 @@
-// The page talks to the server that sent it, by relative addresses, so it also works behind a proxy's prefix.
+// The page talks to the server that sent it, by relative addresses, so it also works behind a proxy's prefix; in a static
+// folder there is none, and local.js answers.
 const byId = (id) => document.getElementById(id);
 const form = byId("form");
 const settings = byId("settings");
@@ -8,6 +9,7 @@ const keep = byId("keep");
 const results = byId("results");
 const tip = byId("tip");
 const LEVELS = JSON.parse(byId("legend").dataset.levels); // class p0 from this probability on, then p1, p2, p3; below p4
+const STATIC = document.body.classList.contains("static"); // no server
 const SEEDS = Number(byId("seed").max) + 1;
 const alternatives = Number(form.dataset.logprobs); // how many rivals of each token to ask for
 let model; // its name
@@ -68,11 +70,20 @@ function showSettings() {
   }
 }
 
+async function models() {
+  if (!STATIC) return (await fetch("v1/models")).json();
+  for await (const event of askWorker("v1/models")) return event;
+}
+
 async function readModel() {
-  const { data } = await (await fetch("v1/models")).json();
-  ({ id: model, defaults } = data[0]);
+  const { data } = await models();
+  const { id, parameters, context, examples = [] } = data[0];
+  [model, defaults] = [id, data[0].defaults];
   showSettings();
-  byId("model").replaceChildren(...both("模型", "model"), ` ${model}`);
+  const millions = parameters ? `${(parameters / 1e6).toFixed(1)} M` : "";
+  const facts = parameters ? both(`${id} · ${millions} 参数，看 ${context} 个词元`, `${millions} parameters, sees ${context} tokens`) : [id];
+  byId("model").replaceChildren(...facts);
+  for (const place of document.querySelectorAll(".examples")) place.replaceChildren(...examples.map((text) => button("example", text, "", () => beginWith(text))));
 }
 
 // What the settings say, as keys of a request: those that this view shows.
@@ -110,18 +121,26 @@ function show(name) {
   (name === "chat" ? byId("question") : form.elements.prompt).focus();
 }
 
+// An example is a question in a conversation, and a beginning elsewhere.
+function beginWith(text) {
+  if (view() === "chat") return answering || ask(text);
+  form.elements.prompt.value = text;
+  form.requestSubmit();
+}
+
 // ---- a continuation ----
 
 // Cut a text where its tokens meet. A character that was written in several byte pieces stays whole, and
 // its probability is their product; so does the rest of a token whose end was cut off.
-function cutAtTokens(text, { tokens, token_logprobs: logprobs, top_logprobs: rivals }) {
+function cutAtTokens(text, { tokens, token_logprobs: logprobs, top_logprobs: rivals, removed }) {
   const parts = [];
   let at = 0;
   let group = [];
   const close = (end) => {
     if (end > at) {
       const sum = group.reduce((total, i) => total + logprobs[i], 0);
-      parts.push({ text: text.slice(at, end), p: group.length ? Math.exp(sum) : null, rivals: group.length === 1 ? rivals?.[group[0]] : null });
+      const one = group.length === 1 ? group[0] : -1;
+      parts.push({ text: text.slice(at, end), p: group.length ? Math.exp(sum) : null, rivals: rivals?.[one], removed: removed?.[one] });
       group = [];
       at = end;
     }
@@ -208,7 +227,7 @@ async function copyText(text, element) {
 // ---- a token's probability and its rivals ----
 
 function showTip(span) {
-  const { text, p, rivals } = span.part_;
+  const { text, p, rivals, removed } = span.part_;
   const head = document.createElement("p");
   const name = document.createElement("strong");
   name.textContent = visible(text);
@@ -218,12 +237,13 @@ function showTip(span) {
   shares.set(text, p);
   for (const [token, share] of [...shares].sort((one, other) => other[1] - one[1])) {
     const row = document.createElement("li");
-    row.className = token === text ? "chosen" : "";
+    const filter = removed?.[token];
+    row.className = token === text ? "chosen" : filter ? "removed" : "";
     const bar = document.createElement("i");
     bar.style.width = `${100 * share}%`;
     const [word, number] = [document.createElement("span"), document.createElement("span")];
     word.textContent = visible(token);
-    number.textContent = percent(share);
+    number.textContent = filter ? `${percent(share)} · ${filter.replace("_", "-")}` : percent(share);
     row.append(bar, word, number);
     list.append(row);
   }
@@ -264,7 +284,7 @@ function walk(event) {
 
 // ---- asking ----
 
-class Refused extends Error {} // the server answered with no; `words` are [Chinese, English]
+class Refused extends Error {} // the answer is no; `words` are [Chinese, English]
 
 async function refusal(response) {
   const error = new Refused();
@@ -303,6 +323,7 @@ async function* events(body) {
 
 // Yield the events of a streamed answer, and throw what the server refuses, at first or midway.
 async function* post(path, body, signal) {
+  if (STATIC) return yield* askWorker(path, body, signal);
   const response = await fetch(path, {
     method: "POST",
     headers: { "Content-Type": "application/json" },
@@ -321,7 +342,7 @@ function sayWhy(error, begun) {
   const kept = begun ? ["，已写的留着", "; what was written stays"] : ["", ""];
   say();
   if (error.name === "AbortError") say(`已取消${kept[0]}。`, `Cancelled${kept[1]}.`);
-  else if (error instanceof Refused) complain(...error.words);
+  else if (error.words) complain(...error.words);
   else if (begun) complain(`连接断了${kept[0]}。`, `The connection was lost${kept[1]}.`);
   else complain("服务器没有回答。", "The server does not answer.");
 }
@@ -411,4 +432,4 @@ document.querySelector("nav").addEventListener("click", ({ target }) => {
 show(view()); // the server has said which comes first
 settings.open = view() === "texts" && matchMedia("(min-width: 40rem)").matches;
 settings.querySelectorAll("input[type=range]").forEach(showValue);
-readModel().catch(() => complain("服务器没有回答。", "The server does not answer."));
+readModel().catch((error) => complain(...(error.words ?? ["服务器没有回答。", "The server does not answer."])));
