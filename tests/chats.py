@@ -15,11 +15,14 @@ from helpers.train import checkpoint
 from helpers.vocab import tokenizer
 
 N_CTX = 128
-TALKS = [exchange_messages(exchanges) for exchanges in islice(built_in.draw_conversations(220), 220)]
 
 
 def text_of(messages) -> str:
     return "\n".join(message["content"] for message in messages)
+
+
+drawn = map(exchange_messages, built_in.draw_conversations(500))
+TALKS = list(islice((talk for talk in drawn if len(text_of(talk)) < 110), 220))  # in characters: they fit into a window
 
 
 def characters_tokenizer():

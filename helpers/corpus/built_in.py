@@ -29,6 +29,7 @@ SHARES = {"story": 0.70, "plain": 0.20, "unknown plant": 0.05, "unknown matter":
 SECOND = 0.40  # share of documents with a second question; an unknown plant's have none
 HELD_OUT = 0.32  # share of (plant, topic) pairs that lose one of their situations: 8 % of the combinations
 # how many exchanges a conversation has; with an unknown plant always one
+ANOTHER_PLANT = 0.4  # share of further exchanges that turn to another plant; after an unknown one all do
 EXCHANGES = {1: 0.5, 2: 0.3, 3: 0.2}
 WITNESSES = 3  # other plants of the same value that must still show what a held-out situation leads to
 
@@ -414,15 +415,18 @@ def draw_documents(n: int = DEFAULT_DOCUMENTS, seed: int = 0) -> Iterator[Docume
 
 def _draw_conversation(rng: random.Random) -> list[AnsweredQuestion]:
     drawing = _Drawing(rng)
-    first = _draw_first(drawing)
-    exchanges = [_exchange(drawing, first, 0)]
+    about = _draw_first(drawing)
+    exchanges, told = [_exchange(drawing, about, 0)], columns(about.topic)
     wanted = list(EXCHANGES)[drawing.weigh("exchanges", [(share, str(n)) for n, share in EXCHANGES.items()])]
-    told = columns(first.topic)
-    while first.plant in plant_facts() and len(exchanges) < wanted:
-        begun = len(drawing.parts)
-        topic = _draw_next(drawing, "next", told)
-        told = [*told, topic]
-        exchanges.append(_exchange(drawing, Combination(first.plant, topic, ""), begun))
+    while len(exchanges) < wanted:
+        begun, known = len(drawing.parts), about.plant in plant_facts()
+        if known and drawing.weigh("plant", [(ANOTHER_PLANT, "another"), (1 - ANOTHER_PLANT, "the same")]):
+            about = Combination(about.plant, _draw_next(drawing, "next", told), "")
+            told = [*told, about.topic]
+        else:
+            about = _draw_first(drawing)
+            told = columns(about.topic)
+        exchanges.append(_exchange(drawing, about, begun))
     return exchanges
 
 
@@ -437,7 +441,8 @@ def _exchange(drawing: _Drawing, about: Combination, begun: int) -> AnsweredQues
 def draw_conversations(n: int, seed: int = 0) -> Iterator[list[AnsweredQuestion]]:
     """Yield `n` distinct conversations, the same for the same seed on every machine.
 
-    Each is a document's first exchange, then up to two more questions. No combination is held out and no plain question
+    Each is a document's first exchange, then up to two more: a further question on the same plant, which does not name
+    it, or a first one again, on another plant. No combination is held out and no plain question
     listed that `draw_documents` doesn't keep out as well.
     """
     rng = random.Random(seed)
