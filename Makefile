@@ -1,4 +1,4 @@
-# The course's commands. Each sets itself up first: it needs Python 3.11 or newer, make, and git.
+# The course's commands. Each sets itself up first: it needs Python 3.11 to 3.14, make, and git.
 # An activated environment (conda, venv) is used as it is; otherwise .venv is made here.
 
 PYTHON ?= python3
@@ -89,7 +89,7 @@ clean:  ## remove what tools leave behind; .venv and runs/ stay
 # `setup` installs what a run needs, `setup-dev` also what only tests, benchmarks and clusters use. Done again only when
 # this folder, pyproject.toml or constraints.txt has changed since it last succeeded.
 # --no-compile: Python compiles what it imports, which is a small part of what is installed; it halves the time.
-setup:
+setup:  ## .venv and the libraries, nothing else
 	@$(call install,text,chinese-gpt-set-up)
 
 setup-dev:
@@ -110,12 +110,12 @@ wanted=$$(pwd; cat pyproject.toml constraints.txt); \
 	fi; \
 	echo "installing the dependencies into $$ENV (once; some minutes)"; \
 	if $(PY) -m pip --version >/dev/null 2>&1; then \
-		set -- $(PY) -m pip install --no-compile --disable-pip-version-check; \
+		set -- $(PY) -m pip install --no-compile --disable-pip-version-check; [ -t 1 ] || set -- "$$@" --quiet; \
 	elif command -v uv >/dev/null; then set -- uv pip install --python $(PY); \
 	else echo "$$ENV has no pip, and there is no uv: $$ENV/bin/python -m ensurepip, then the same command again" >&2; \
 		exit 1; \
 	fi; \
-	"$$@" --quiet -e ".[$(1)]" -c constraints.txt; \
+	"$$@" -e ".[$(1)]" -c constraints.txt; \
 	$(PY) -m ipykernel install --sys-prefix --name python3 >/dev/null; \
 	printf '%s\n' "$$wanted" > "$$ENV/$(2)"
 endef

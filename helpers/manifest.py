@@ -95,7 +95,7 @@ def read_manifest(run: str, stage: str) -> dict[str, Any]:
 
 def _not_there(run: str, stage: str) -> str:
     """Return what is said of a room that was never written: the run may be mistyped, or not have come so far."""
-    if run_dir(run).is_dir():
+    if any(run_dir(run).glob(f"*/{MANIFEST}")) or room(run, stage).is_dir():
         mends = run_again(stage, run).replace(" again", "", 1)  # it is the first time
         lacks = "has not finished its" if room(run, stage).is_dir() else "has no"
         return f"run '{run}' {lacks} {room(run, stage).name}/ yet: {mends}"

@@ -27,9 +27,9 @@ from service import FakeEngine, chat_tokenizer, in_thread, tiny_engine, wait_unt
 from helpers import paths
 from helpers.corpus import built_in
 from helpers.generate import generate, sampling
+from helpers.generate.generate import TRY, TRY_FOLDER
 from helpers.generate.settings import Chunk, Settings, TokenLogprob
 from helpers.generate.surprisal import LEVELS
-from helpers.generate.try_run import FOLDER, TRY
 from helpers.model.eight_bits import write_packed
 from helpers.show.metrics_file import read_metrics
 from helpers.vocab.tokenizer import build_bpe, build_bytes, encode, load_tokenizer
@@ -40,7 +40,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 if CHROMIUM is None:
     pytest.skip("these scenes are played in Chromium, and none is installed", allow_module_level=True)
 
-DEMO = runpy.run_path(str(FOLDER / "serve.py"))
+DEMO = runpy.run_path(str(TRY_FOLDER / "serve.py"))
 CONTRAST = Path(__file__).with_name("contrast.js").read_text("utf-8")
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 BEGINNING = "植物浇水"
@@ -315,7 +315,7 @@ def compute(page, body, *given):
 @pytest.mark.parametrize("kind", ["words", "bpe", "bytes"])
 def test_the_browser_cuts_two_thousand_texts_as_python_does(open_static, tmp_path, kind):
     texts = [each.text for each in built_in.draw_documents(1000)]
-    made = {"bpe": lambda: build_bpe(texts, 1500), "bytes": build_bytes, "words": lambda: load_tokenizer(FOLDER)}[
+    made = {"bpe": lambda: build_bpe(texts, 1500), "bytes": build_bytes, "words": lambda: load_tokenizer(TRY_FOLDER)}[
         kind
     ]()
     (tmp_path / "tokenizer.json").write_text(made.backend_tokenizer.to_str(), "utf-8")

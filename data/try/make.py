@@ -10,11 +10,12 @@ import sys
 from itertools import islice
 from pathlib import Path
 
+from helpers import paths
 from helpers.corpus.shards import read_texts
 from helpers.generate import generate
 from helpers.generate.dialogue import answer_batch, as_messages
+from helpers.generate.generate import TRY, TRY_FOLDER, TRY_MODELS
 from helpers.generate.settings import Settings
-from helpers.generate.try_run import FOLDER, STAGES, TRY
 from helpers.manifest import read_manifest
 from helpers.model.eight_bits import write_packed
 from helpers.serve.limits import DEFAULT_LIMITS
@@ -28,12 +29,14 @@ TEXTS = 40  # of each model
 def pack(run: str, name: str) -> None:
     """Write one of the run's models."""
     model, tokenizer, about = load_served(run, name)
-    made = {key: value for key, value in read_manifest(run, STAGES[name]).items() if key not in ("inputs", "outputs")}
+    made = {
+        key: value for key, value in read_manifest(run, paths.MODELS[name]).items() if key not in ("inputs", "outputs")
+    }
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     known = for_worker(model, tokenizer, DEFAULT_LIMITS)
-    write_packed(FOLDER / name, model, known | {"about": about | {"id": TRY}, "made": made | {"commit": commit}})
-    tokenizer.save_pretrained(FOLDER / name)
-    (FOLDER / name / "tokenizer.json").rename(FOLDER / "tokenizer.json")
+    write_packed(TRY_FOLDER / name, model, known | {"about": about | {"id": TRY}, "made": made | {"commit": commit}})
+    tokenizer.save_pretrained(TRY_FOLDER / name)
+    (TRY_FOLDER / name / "tokenizer.json").rename(TRY_FOLDER / "tokenizer.json")
 
 
 def written_texts(run: str) -> dict[str, list[tuple[str, str]]]:
@@ -51,12 +54,12 @@ def written_texts(run: str) -> dict[str, list[tuple[str, str]]]:
 
 def main(run: str) -> None:
     """Write the whole folder."""
-    for name in STAGES:
+    for name in TRY_MODELS:
         pack(run, name)
     index = next(file for file in FILES if file.name == "index.html")
-    Path(FOLDER / index.name).write_text(fill_in(index, DEFAULT_LIMITS, has_chat=True, static=True), "utf-8")
+    Path(TRY_FOLDER / index.name).write_text(fill_in(index, DEFAULT_LIMITS, has_chat=True, static=True), "utf-8")
     texts = json.dumps(written_texts(run), ensure_ascii=False, indent=0)
-    (FOLDER / "texts.json").write_text(texts + "\n", "utf-8")
+    (TRY_FOLDER / "texts.json").write_text(texts + "\n", "utf-8")
 
 
 if __name__ == "__main__":

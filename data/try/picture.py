@@ -1,7 +1,7 @@
 """Make the picture of README.md: `python data/try/picture.py RUN`, of a run that was trained with samples.
 
-First its training: the loss falls to the floor, and what the model writes gets better. Then the page of this folder in a
-real Chromium: a question, an answer, a continuation in colours. Writes first-minute.gif and, standing still,
+First its training: the loss falls to the floor, and what the model writes gets better. Then the page of this folder in
+a real Chromium: a question, an answer, a continuation in colours. Writes first-minute.gif and, standing still,
 first-minute.png. Needs playwright and a Chromium.
 """
 
@@ -53,7 +53,7 @@ def training(page: Page, run: str, frames: int = 24) -> list[Frame]:
         head = f"{now['seconds'] / 60:.1f} min · {now['mean']:.2f} bits per character"
         page.set_content(
             f"<style>{STYLE}</style><h1>{head}</h1><svg width=740 height=270>"
-            f"<line x1=10 x2=730 y1={y(floor):.1f} y2={y(floor):.1f} stroke=#2b8a62 stroke-width=2 stroke-dasharray=6,4 />"
+            f"<line x1=10 x2=730 y1={y(floor):.1f} y2={y(floor):.1f} stroke=#2b8a62 stroke-dasharray=6,4 />"
             f"<text x=420 y={y(floor) + 20:.0f}>极限 the floor: no model can beat {floor:.3f}</text>"
             f'<polyline points="{points}" fill=none stroke=#2f6db0 stroke-width=2.5 /></svg><p>{escape(text)}</p>'
         )

@@ -49,7 +49,7 @@ class ChatSettings:
     batch_size: int = 16  # windows per forward pass
     gradient_accumulation: int = 2  # forward passes per update
     optimizer: str = "muon"  # adamw or muon; LoRA always takes adamw
-    lr: float = 2e-3  # learning rate at its peak
+    lr: float = 4e-3  # learning rate at its peak
     warmup_steps: int = 10  # updates in which the rate climbs
     eval_step: int = 50  # updates between two validations
     checkpoint_step: int = 0  # updates between two checkpoints; 0: one per epoch, and where validation is best

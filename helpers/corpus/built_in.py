@@ -13,7 +13,7 @@ import hashlib
 import math
 import random
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -28,9 +28,9 @@ DEFAULT_DOCUMENTS = 48_000  # documents in the default corpus
 SHARES = {"story": 0.70, "plain": 0.20, "unknown plant": 0.05, "unknown matter": 0.05}
 SECOND = 0.40  # share of documents with a second question; an unknown plant's have none
 HELD_OUT = 0.32  # share of (plant, topic) pairs that lose one of their situations: 8 % of the combinations
-# how many exchanges a conversation has; with an unknown plant always one
-ANOTHER_PLANT = 0.4  # share of further exchanges that turn to another plant; after an unknown one all do
-EXCHANGES = {1: 0.5, 2: 0.3, 3: 0.2}
+EXCHANGES = {1: 0.3, 2: 0.4, 3: 0.3}  # how many exchanges a conversation has, and its share
+ANOTHER_PLANT = 0.6  # share of further exchanges that turn to another plant; after an unknown one all do
+TURNING_SHARES = {"story": 0.30, "plain": 0.60, "unknown plant": 0.05, "unknown matter": 0.05}  # of these
 WITNESSES = 3  # other plants of the same value that must still show what a held-out situation leads to
 
 
@@ -347,16 +347,16 @@ _ANSWERS = {
 def _draw(rng: random.Random) -> _Drawing:
     """Draw a document: an exchange, and now and then a second question."""
     drawing = _Drawing(rng)
-    first = _draw_first(drawing)
+    first = _draw_first(drawing, SHARES)
     if first.plant in plant_facts() and drawing.weigh("second question", [(1 - SECOND, "no"), (SECOND, "yes")]):
         drawing.parts.append("\n")
         _draw_next(drawing, "second", columns(first.topic))
     return drawing
 
 
-def _draw_first(drawing: _Drawing) -> Combination:
+def _draw_first(drawing: _Drawing, shares: Mapping[str, float]) -> Combination:
     """Draw a kind, a plant, a topic, for a story a situation, and the wording; return what it is about."""
-    kind = list(SHARES)[drawing.weigh("kind", [(share, kind) for kind, share in SHARES.items()])]
+    kind = list(shares)[drawing.weigh("kind", [(share, kind) for kind, share in shares.items()])]
     known = kind != "unknown plant"
     drawing.plant = drawing.choose("plant", list(plant_facts()) if known else strangers())
     about = {"story": topics, "unknown matter": matters}.get(kind, plain_topics)
@@ -415,7 +415,7 @@ def draw_documents(n: int = DEFAULT_DOCUMENTS, seed: int = 0) -> Iterator[Docume
 
 def _draw_conversation(rng: random.Random) -> list[AnsweredQuestion]:
     drawing = _Drawing(rng)
-    about = _draw_first(drawing)
+    about = _draw_first(drawing, SHARES)
     exchanges, told = [_exchange(drawing, about, 0)], columns(about.topic)
     wanted = list(EXCHANGES)[drawing.weigh("exchanges", [(share, str(n)) for n, share in EXCHANGES.items()])]
     while len(exchanges) < wanted:
@@ -424,7 +424,7 @@ def _draw_conversation(rng: random.Random) -> list[AnsweredQuestion]:
             about = Combination(about.plant, _draw_next(drawing, "next", told), "")
             told = [*told, about.topic]
         else:
-            about = _draw_first(drawing)
+            about = _draw_first(drawing, TURNING_SHARES)
             told = columns(about.topic)
         exchanges.append(_exchange(drawing, about, begun))
     return exchanges

@@ -5,7 +5,6 @@ sampling        filters from logits to the next token: temperature, top-k, top-p
 constraints     constrained decoding: acrostics, line lengths, rhymes
 detokenize      ids to text while it is being written; stop strings
 batch           rows decoded together, each with its own settings; the sliding window
-try_run         the models that come with the course become a run
 generate        load a model; write one text, many, or a stream
 dialogue        a conversation becomes ids that leave room for an answer; answers to many at once
 terminal        `python -m helpers.generate`: continue a text in a terminal, converse, or score a file

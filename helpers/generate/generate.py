@@ -1,6 +1,12 @@
-"""Generate text: load a model, continue one prompt or many, as whole texts or as a stream."""
+"""Generate text: load a model, continue one prompt or many, as whole texts or as a stream.
 
+The run `try` is the default run as it comes with the course, for whoever has not trained one yet: data/try holds its
+models in 8 bits, and here they become the rooms of a run.
+"""
+
+import json
 import re
+import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,24 +15,53 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from helpers import paths
+from helpers.corpus.build import build_corpus
 from helpers.device import pick_device
 from helpers.generate import sampling
 from helpers.generate.batch import DecodeBatch, Row, active_filters, prompt_ids
 from helpers.generate.settings import DEFAULT_SETTINGS, Chunk, Sample, Settings
-from helpers.generate.try_run import TRY, unpack
-from helpers.manifest import MANIFEST, RoomError, open_room
+from helpers.manifest import MANIFEST, RoomError, notebook_parameters, open_room, write_manifest
+from helpers.model.eight_bits import read_packed
 from helpers.model.gpt import GPT
-from helpers.model.huggingface import load_model
+from helpers.model.huggingface import load_model, save_model
 from helpers.vocab.tokenizer import load_tokenizer
 from helpers.wording import did_you_mean
 
 _MAX_ROWS = 64  # rows that are decoded at once
+TRY = "try"
+TRY_FOLDER = paths.repo_root() / "data" / "try"
+TRY_MODELS = ("base", "chat")  # of `paths.MODELS`
+
+
+def unpack_try() -> None:
+    """Make runs/try, in some seconds, unless it is there."""
+    if (paths.room(TRY, paths.MODELS["chat"]) / MANIFEST).is_file():
+        return
+    # 1. the documents, which the built-in grammar draws again: 05 and 06 begin with texts kept out of training
+    parameters = notebook_parameters("corpus") | {"run": TRY}
+    report = build_corpus(**parameters)
+    write_manifest(
+        TRY, "corpus", parameters=parameters, inputs=report.inputs, outputs=report.outputs, result=report.result(),
+        seed=parameters["seed"],
+    )  # fmt: skip
+    # 2. the models, as plain folders
+    for name in TRY_MODELS:
+        packed, final, stage = TRY_FOLDER / name, model_folder(TRY, name), paths.MODELS[name]
+        made = json.loads((packed / "model.json").read_text("utf-8"))["made"]
+        final.mkdir(parents=True, exist_ok=True)
+        save_model(final, read_packed(packed))
+        for file in (TRY_FOLDER / "tokenizer.json", *packed.glob("*_*")):
+            shutil.copy(file, final)
+        write_manifest(
+            TRY, stage, parameters=made["parameters"] | {"run": TRY}, inputs=[], outputs=sorted(final.iterdir()),
+            result=made["result"], seed=made["seed"],
+        )  # fmt: skip
 
 
 def latest_model(run: str) -> str:
     """Return the name, in `paths.MODELS`, of the last model that a run has: reward, chat or base."""
     if run == TRY:
-        unpack()
+        unpack_try()
     made = [name for name, stage in paths.MODELS.items() if (paths.room(run, stage) / MANIFEST).is_file()]
     return made[-1] if made else "base"
 
@@ -52,7 +87,7 @@ def load(run: str | Path, model: str = "base") -> tuple[GPT, PreTrainedTokenizer
         if model not in paths.MODELS:
             raise ValueError(f"a run has no model '{model}'{did_you_mean(model, paths.MODELS)}")
         if run == TRY:
-            unpack()
+            unpack_try()
         open_room(run, paths.MODELS[model])
         folder = model_folder(run, model)
     return load_model(folder).to(pick_device("auto")).requires_grad_(False), load_tokenizer(folder)

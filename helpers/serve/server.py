@@ -179,7 +179,8 @@ def examples(run: str, longest: int = 16, most: int = 4) -> list[str]:
         with shard.open(encoding="utf-8") as lines:
             firsts = (json.loads(line)["text"].split("\n")[0] for line in islice(lines, 300))
             found = list(dict.fromkeys(first for first in firsts if 3 < len(first) <= longest))
-    return sorted(found, key=lambda first: not first.endswith("？"))[:most]  # questions first
+    found = [first for first in found if first.endswith("？")] or found
+    return found[:: max(1, len(found) // most)][:most]
 
 
 def load_served(run: str, room: str) -> tuple[GPT, PreTrainedTokenizerFast, dict[str, Any]]:

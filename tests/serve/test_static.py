@@ -11,7 +11,7 @@ from service import chat_tokenizer, make_run, tiny_model, tiny_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from helpers.generate.try_run import FOLDER
+from helpers.generate.generate import TRY_FOLDER
 from helpers.model.eight_bits import read_packed
 from helpers.serve import server, static
 from helpers.serve.limits import DEFAULT_LIMITS, Limits
@@ -62,13 +62,13 @@ def test_a_conversation_needs_our_template():
 
 
 def test_the_page_of_the_course_needs_python_alone_and_is_the_page_of_today(tmp_path):
-    command = [sys.executable, "-I", "-S", FOLDER / "serve.py", "--write", tmp_path]
+    command = [sys.executable, "-I", "-S", TRY_FOLDER / "serve.py", "--write", tmp_path]
     subprocess.run(command, check=True, capture_output=True)
     today = {file.name: static.fill_in(file, DEFAULT_LIMITS, has_chat=True, static=True) for file in static.FILES}
     found = {file.name: file for file in tmp_path.iterdir()}
     assert found.keys() == today.keys() | {"model.json", "model.safetensors", "tokenizer.json"}
     changed = [name for name, text in today.items() if found[name].read_text("utf-8") != text]
     assert not changed, "python data/try/make.py writes it anew"
-    assert sum(file.stat().st_size for file in FOLDER.rglob("*") if file.is_file()) < 5_000_000
-    wrong = runpy.run_path(str(FOLDER / "serve.py"))["main"](["--port", "99999"])
+    assert sum(file.stat().st_size for file in TRY_FOLDER.rglob("*") if file.is_file()) < 5_000_000
+    wrong = runpy.run_path(str(TRY_FOLDER / "serve.py"))["main"](["--port", "99999"])
     assert wrong == 1

@@ -81,7 +81,6 @@ function again() {
 }
 
 async function converse(body, unsent, turn, signal) {
-  const since = performance.now();
   for await (const { choices, messages_left_out: leftOut } of post("v1/chat/completions", body, signal)) {
     if (leftOut !== undefined) showLeftOut(unsent + leftOut);
     for (const { delta, finish_reason: reason } of choices) {
@@ -90,8 +89,7 @@ async function converse(body, unsent, turn, signal) {
       else if (reason) turn.end("whole");
     }
   }
-  const seconds = ((performance.now() - since) / 1000).toFixed(2);
-  say(`答好了：${seconds} 秒，种子 ${body.seed}。`, `Answered in ${seconds} s, seed ${body.seed}.`);
+  say("答好了。", "Answered."); // read aloud after the answer: the seed stands on its button
 }
 
 // Answer the last question; `old`: the answer that a new one replaces, and that comes back if there is none.

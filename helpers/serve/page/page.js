@@ -288,10 +288,10 @@ class Refused extends Error {} // the answer is no; `words` are [Chinese, Englis
 
 async function refusal(response) {
   const error = new Refused();
-  let why = response.statusText;
+  let [why, code] = [response.statusText, ""];
   try {
-    const answer = await response.json();
-    why = answer.error.message ?? answer.error;
+    const { error: told } = await response.json();
+    [why, code] = [told.message ?? told, told.code];
   } catch {} // a proxy's page, perhaps: the status must do
   const seconds = response.headers.get("Retry-After");
   const later = seconds ? [`${seconds} 秒后再试`, `try again in ${seconds} s`] : ["请稍后再试", "try again later"];
@@ -300,7 +300,7 @@ async function refusal(response) {
     429: [`人太多，${later[0]}。`, `Too many requests: ${later[1]}.`],
     503: [`服务器眼下做不到，${later[0]}。`, `The server cannot do it now (${why}): ${later[1]}.`],
   };
-  error.words = known[response.status] ?? ["服务器不接受：", why];
+  error.words = known[response.status] ?? [code === "context_length_exceeded" ? "太长了：请说得短一些。" : "服务器不接受：", why];
   error.words[0] = `${response.status} · ${error.words[0]}`;
   return error;
 }

@@ -11,8 +11,8 @@ from helpers.corpus.shards import read_texts
 from helpers.generate import generate
 from helpers.generate.dialogue import answer_batch, as_messages
 from helpers.generate.explain import score_texts
+from helpers.generate.generate import TRY, TRY_FOLDER
 from helpers.generate.settings import Settings
-from helpers.generate.try_run import FOLDER, TRY
 from helpers.manifest import open_room, read_manifest
 
 GREEDY = Settings(max_new_tokens=60, temperature=0.0)
@@ -28,7 +28,7 @@ def models(tmp_path_factory):
 @pytest.mark.slow
 def test_it_writes_the_texts_that_were_written_before_its_weights_had_8_bits(models):
     """Where two tokens are about as likely, the rounding decides: of 40 texts 32 were the same, of 40 answers 37."""
-    texts = json.loads((FOLDER / "texts.json").read_text("utf-8"))
+    texts = json.loads((TRY_FOLDER / "texts.json").read_text("utf-8"))
     beginnings, questions = ([first for first, _ in texts[name]] for name in ("base", "chat"))
     written = generate.generate_batch(*models["base"], beginnings, GREEDY)
     answers = answer_batch(*models["chat"], [as_messages(question) for question in questions], GREEDY)
