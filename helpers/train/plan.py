@@ -31,7 +31,7 @@ from helpers.model.gpt import GPT
 from helpers.parallel import cores
 from helpers.tokens.windows import TokenStream, Windows
 from helpers.train import optim
-from helpers.train.initial import config_from_settings, model_from_settings
+from helpers.train.initial import SHAPE, config_from_settings, model_from_settings
 from helpers.train.log import find_tracker
 from helpers.train.loss import Loss, load_batch, training_memory
 from helpers.train.settings import TrainSettings
@@ -152,9 +152,8 @@ def _dead_tokens(train: Windows, vocab_size: int) -> float:
 
 def _ignored(settings: TrainSettings) -> list[str]:
     """Return a concern about what was given of a shape although a pretrained model brings its own."""
-    shape = ("architecture", "n_embd", "n_layer", "n_head", "n_kv_head", "n_experts", "experts_per_token", "dropout")
-    default = TrainSettings()
-    names = [name for name in (*shape, "aux_loss_coef") if getattr(settings, name) != getattr(default, name)]
+    default, shape = TrainSettings(), ("architecture", *SHAPE, "dropout")
+    names = [name for name in shape if getattr(settings, name) != getattr(default, name)]
     if not (settings.pretrained_model and names):
         return []
     return [f"{', '.join(names)}: given, but a pretrained model keeps its own."]

@@ -142,6 +142,7 @@ class Trainer:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         # 3. where the run is
+        self.windows_per_update = settings.batch_size * settings.gradient_accumulation * size
         folder.mkdir(parents=True, exist_ok=True)
         self.log = MetricsLog(folder, rank == 0, settings.tracker, asdict(settings))
         self.progress, judged = resume(folder, identity, model, self.optimizers, self.scaler, self.log)
@@ -150,11 +151,9 @@ class Trainer:
         bits = {split: 1 / math.log(2) / chars for split, chars in chars_per_token.items()}  # of a nat per token
         self.pace = Pace(model, train.n_ctx, size * matmul_rate(self.precision, self.device), bits["train"])
         now = time.perf_counter()
-        allowed = folder / MICRO_BATCH  # what memory allowed a process before this one
-        micro_batch = (
-            min(settings.batch_size, int(allowed.read_text("utf-8"))) if allowed.exists() else settings.batch_size
-        )
-        self.session = Session(micro_batch, now - self.progress.seconds, now)
+        # what memory allowed a process before this one
+        allowed = int(file.read_text("utf-8")) if (file := folder / MICRO_BATCH).exists() else settings.batch_size
+        self.session = Session(min(settings.batch_size, allowed), now - self.progress.seconds, now)
         self.session.total_steps = self.budget.total_steps(self.progress)
         self.milestones = Milestones(
             self.local_loss, self.optimizers, self.scaler, val, settings, folder, tokenizer, identity, self.log,
@@ -165,11 +164,6 @@ class Trainer:
             self.milestones.end_early()
         self.gradient_complete = False  # all of this update's backward passes are done
         self.skips_in_a_row = 0
-
-    @property
-    def windows_per_update(self) -> int:
-        """Return how many windows an update takes, over all processes."""
-        return self.settings.batch_size * self.settings.gradient_accumulation * distributed.world()[1]
 
     # ---- one update ----
 
@@ -273,12 +267,11 @@ class Trainer:
                         "memory runs out at a single window: choose a smaller model, or a smaller n_ctx in notebook 03"
                     ) from error
                 session.micro_batch = -(-session.micro_batch // 2)
+                write_text(self.folder / MICRO_BATCH, str(session.micro_batch))
                 if distributed.world()[1] > 1:  # one process cannot try again alone: the launcher starts all again
-                    write_text(self.folder / MICRO_BATCH, str(session.micro_batch))
                     raise
             empty_cache(self.device)  # here the error, and all that it held, is gone
         if session.micro_batch < before:
-            write_text(self.folder / MICRO_BATCH, str(session.micro_batch))
             self.log.write("out_of_memory", step=step, micro_batch=session.micro_batch)
         return update
 

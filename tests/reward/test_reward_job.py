@@ -150,8 +150,8 @@ def test_the_same_seed_learns_the_same(liking):
     [
         ({"answers": 1}, "at least 2"),
         ({"steps": 0, "minutes": 0.0}, "above 0"),
-        ({"focus": 1.5}, "a share"),
-        ({"begin": "reward"}, "auto, base or chat"),
+        ({"focus": 1.5}, "focus is 1.5: it must be at most 1"),
+        ({"begin": "reward"}, "auto, base, chat"),
     ],
 )
 def test_settings_that_make_no_sense(changes, words):
