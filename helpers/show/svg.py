@@ -116,9 +116,7 @@ class Picture:
         corners = [(x1, y1), *((back[0] + sign * aside[0], back[1] + sign * aside[1]) for sign in (1, -1))]
         self.add("polygon", points=" ".join(f"{_number(x)},{_number(y)}" for x, y in corners), fill=colour)
 
-    def circle(
-        self, x: float, y: float, radius: float, fill: str = PAPER, line: str | None = GREY, width: float = 1.3
-    ) -> None:
+    def circle(self, x: float, y: float, radius: float, fill: str, line: str | None, width: float = 1.3) -> None:
         """Add a circle."""
         self.add("circle", cx=x, cy=y, r=radius, fill=fill, stroke=line, stroke_width=width if line else None)
 

@@ -37,13 +37,9 @@ class BadCheckpoint(RuntimeError):
 
 def _gather(tensors: dict[str, torch.Tensor], writes: bool) -> dict[str, torch.Tensor]:
     """Return the tensors whole, or none where this process does not write; all that hold a part must call this."""
-    whole = {}
-    for name, tensor in tensors.items():
-        tensor = tensor.detach()
-        full = distributed.whole(tensor)
-        if writes:  # off the device at once: one whole tensor fits there, perhaps not all
-            whole[name] = (full.cpu() if full is not tensor else full).contiguous()
-    return whole
+    whole = ((name, distributed.whole(tensor.detach())) for name, tensor in tensors.items())
+    # off the device at once: one whole tensor fits there, perhaps not all
+    return {name: full.cpu().contiguous() for name, full in whole if writes}
 
 
 def _flatten(states: list[dict]) -> dict[str, torch.Tensor]:
