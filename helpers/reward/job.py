@@ -128,22 +128,21 @@ class Learner:
         """Return an ending of each group that is all right: there the model should stay as it was."""
         return [(group.opening.ids, group.endings[:1]) for group in groups if group.mean == 1]
 
-    def drift(self, branches: Sequence[Branch], log_p: Tensor) -> Tensor:
-        """Return the mean KL(before ‖ now) per token of these endings, whose `log_p` now is (N, V).
-
-        In this direction it costs to give up what the model could say before, so answers stay varied.
-        """
-        with torch.no_grad():
-            before = policy.score_endings(self.start, branches, self.precision).log_p
-        return policy.kl(before, log_p).mean()
-
     def score_both(
         self, learnt: Sequence[Branch], held: Sequence[Branch]
     ) -> tuple[EndingScores, Tensor, dict[str, float]]:
-        """Return (scores of `learnt`, drift on `held`, figures for the log), from one pass over both."""
+        """Return (scores of `learnt`, drift on `held`, figures for the log), from one pass over both.
+
+        The drift is the mean KL(before ‖ now) per token. In this direction it costs to give up what the model could say
+        before, so answers stay varied.
+        """
         scored = policy.score_endings(self.model, [*learnt, *held], self.precision)
         own = scored.ending < sum(len(endings) for _, endings in learnt)  # (N,) whether it is of `learnt`
-        drift = self.drift(held, scored.log_p[~own]) if held else scored.log_p.new_zeros(())
+        drift = scored.log_p.new_zeros(())
+        if held:
+            with torch.no_grad():
+                before = policy.score_endings(self.start, held, self.precision).log_p
+            drift = policy.kl(before, scored.log_p[~own]).mean()
         entropy = policy.entropy(scored.log_p.detach()).mean()
         figures = {"kl": float(drift.detach()), "entropy": float(entropy)}
         return EndingScores(scored.log_p[own], scored.chosen[own], scored.ending[own]), drift, figures
