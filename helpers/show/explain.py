@@ -23,7 +23,7 @@ from helpers.show.text import (
     render_table,
     show_all,
     show_html,
-    show_table,
+    table,
     unstyled,
     with_marks,
 )
@@ -126,7 +126,7 @@ def filters(steps: Sequence["Step"]) -> None:
         removed, lost = round(fmean(work.removed for work in works)), percent(fmean(work.lost for work in works))
         rows.append((works[0].name, removed, lost, f"{100 * gained:+.1f}", example))
     header = ["filter", "tokens it took away", "their probability", "written token, points", "took most at"]
-    show_table(rows, header)
+    table(rows, header)
 
 
 def render_copied(copied: "Copied") -> tuple[str, str]:
@@ -169,7 +169,7 @@ MEASURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 )
 
 
-def show_grid(cells: Sequence["Cell"]) -> None:
+def grid(cells: Sequence["Cell"]) -> None:
     """Show the cells of `memorization.write_grid`: one table per measure, temperature down, top-p across."""
     top_ps = list(dict.fromkeys(cell.top_p for cell in cells))
     at = {(cell.temperature, cell.top_p): cell for cell in cells}
