@@ -137,17 +137,10 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(
-        self,
-        params: Iterable[nn.Parameter],
-        lr: float,
-        weight_decay: float = 0.0,
-        momentum: float = 0.95,
-        dtype: torch.dtype = torch.float32,
+        self, params: Iterable[nn.Parameter], lr: float, weight_decay: float, momentum: float, dtype: torch.dtype
     ):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
         self.dtype = dtype
-        if flat := [tuple(p.shape) for group in self.param_groups for p in group["params"] if p.ndim != 2]:
-            raise ValueError(f"Muon moves matrices only, not tensors of shape {flat[0]}: leave those to AdamW")
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # no loss is computed again here
