@@ -66,8 +66,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         on_cpu = device.type == "cpu"
         each = dtype.itemsize + (wide.itemsize if at_once is _at_once else 0)  # it has a second, wider tensor
         rows = max(1, min(len(positions), rows_at_once(words, device.type, each)))
-        if not on_cpu:
-            rows = max(1, _evenly(len(positions), rows))
+        rows = rows if on_cpu else _evenly(len(positions), rows)
         chunk = torch.empty(-(-rows // PAD_TO_MULTIPLE) * PAD_TO_MULTIPLE, words, dtype=dtype, device=device)
         slice_rows = max(1, CACHED // words) if on_cpu else rows
         block = max(1, CACHED // width) if on_cpu else words  # rows of the matrix
