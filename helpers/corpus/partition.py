@@ -63,11 +63,6 @@ def split_position(key: str, seed: int) -> float:
     return int.from_bytes(hashlib.blake2b(f"{seed} {key}".encode(), digest_size=6).digest()) / 2**48
 
 
-def read_index(part: Path) -> np.ndarray:
-    """Return a part's index, (documents,): hash, position in the split, characters, bytes, and number of its file."""
-    return np.load(part.with_suffix(".npy"))
-
-
 # ---- which files make which part ----
 
 
@@ -200,7 +195,7 @@ def _is_finished(part: Path) -> bool:
     if not part.with_suffix(".json").is_file():
         return False
     try:
-        return part.with_suffix(".lines").stat().st_size == read_index(part)["bytes"].sum()
+        return part.with_suffix(".lines").stat().st_size == np.load(part.with_suffix(".npy"))["bytes"].sum()
     except (OSError, ValueError, EOFError):
         return False
 
