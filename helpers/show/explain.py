@@ -232,7 +232,8 @@ def _draw_attention(names: list[str], rows: list[list[float]], title: str, note:
                 figures = 13 if cell > 34 else 12 if len(digits) < 3 else 10
                 picture.text(x + cell / 2, y + cell / 2, digits, figures, ink)
         if upright:
-            picture.text_upright(left + cell * (i + 0.5), top - 8, short[i], size)
+            x, y = left + cell * (i + 0.5), top - 8
+            picture.add("text", short[i], x=x, y=y, font_size=size, fill=INK, transform=f"rotate(-50 {x:.1f} {y:.1f})")
         else:
             picture.text(left + cell * (i + 0.5), top - 14, short[i], size)
     picture.text(24, top - 14, "from ↓  to →", 12, GREY, "start")

@@ -95,10 +95,6 @@ class Picture:
         self.add("text", words, x=x, y=y + 0.35 * size, font_size=size, fill=colour, text_anchor=anchor,
                  font_weight="bold" if bold else None)  # fmt: skip
 
-    def text_upright(self, x: float, y: float, words: str, size: float) -> None:
-        """Add a line of words that rises to the right from (x, y), to stand above a narrow column."""
-        self.add("text", words, x=x, y=y, font_size=size, fill=INK, transform=f"rotate(-50 {x:.1f} {y:.1f})")
-
     def path(self, points: Sequence[Point], colour: str = GREY, width: float = 1.6) -> None:
         """Add a line through points."""
         d = "M" + " L".join(f"{_number(x)},{_number(y)}" for x, y in points)
