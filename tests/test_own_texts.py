@@ -10,8 +10,7 @@ import pytest
 
 from helpers import paths
 from helpers.manifest import open_room
-from helpers.run.lessons import stage_notebook
-from helpers.run.parameters import plan_parameters
+from helpers.run.parameters import plan_parameters, stage_notebook
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 DICE = random.Random(0)

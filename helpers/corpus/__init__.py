@@ -14,8 +14,7 @@ In the order in which a text passes through them:
     conversations  questions and answers in turn, in all their forms; documents that know who said what
     formats        which of these reads a file; JSON
     cleaning       the cleaning rules, each with a name
-    repeats        which advertisements and page numbers repeat across the corpus
-    dedup          near duplicates by MinHash
+    dedup          near duplicates by MinHash; which advertisements and page numbers repeat across the corpus
     partition      the map step: slices of files become cleaned parts, in parallel
     split          the reduce step: deduplication, train/validation split, shards
     report         what happened to each file and to the whole corpus

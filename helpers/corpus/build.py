@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from helpers import parallel, paths
-from helpers.corpus import built_in, download, partition, repeats, split
+from helpers.corpus import built_in, dedup, download, partition, split
 from helpers.corpus.archives import Input, NoDocuments, close_archives
 from helpers.corpus.conversations import Conversation
 from helpers.corpus.find import BUILT_IN, find_corpus
@@ -80,7 +80,7 @@ def _build_files(inputs: list[Input], folder: Path, report: Report, wanted: Corp
                 old.unlink()
         several = len(tasks) > 1
         places = parallel.map_shards(pool, partition.read_task, tasks, label="reading" if several else "")
-        repeated = repeats.find_repeated(places)
+        repeated = dedup.find_repeated(places)
         tasks = [replace(task, repeated=lines) for task, lines in zip(tasks, repeated, strict=True)]
         finished = parallel.map_shards(pool, partition.clean_task, tasks, label="cleaning" if several else "")
     # 2. reduce

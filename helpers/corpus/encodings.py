@@ -74,13 +74,9 @@ def _known_as(name: str) -> str:
 
 # ---- what a file is ----
 
-_BOMS = (  # UTF-32 before UTF-16: its mark starts with the other's
-    (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF32_LE, "utf-32-le"),
-    (codecs.BOM_UTF32_BE, "utf-32-be"),
-    (codecs.BOM_UTF16_LE, "utf-16-le"),
-    (codecs.BOM_UTF16_BE, "utf-16-be"),
-)
+# UTF-32 before UTF-16: its mark starts with the other's
+_WIDE = ("utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be")
+_BOMS = [("\ufeff".encode(name), name) for name in ("utf-8", *_WIDE)]
 _EXPORT = "open it in its program, and save it as plain text (.txt) or CSV, in UTF-8"
 _RENAME = "give its name that ending"
 _KINDS = (  # first bytes, what they begin, what to do
@@ -136,7 +132,7 @@ def find_encoding(path: Path) -> Encoding:
     if kind := next((kind for kind in _KINDS if re.match(kind[0], head)), None):
         raise BadFile(f"this is {kind[1]}, whatever its name says: {kind[2]}")
     marks = (Encoding(name, bom=len(mark)) for mark, name in _BOMS if head.startswith(mark))
-    wide = (Encoding(name) for name in ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be") if _evidently(head, name))
+    wide = (Encoding(name) for name in _WIDE if _evidently(head, name))
     first = next(marks, None) or next(wide, None)
     text = head.strip(b"\x00")  # what fills up a block of the disk
     if first is None and len(text) - len(text.translate(None, _CONTROL)) > max(4, len(head) // 50):

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from helpers import parallel
-from helpers.corpus import cleaning, conversations, dedup, formats, mojibake, plain_text, repeats
+from helpers.corpus import cleaning, conversations, dedup, formats, mojibake, plain_text
 from helpers.corpus.archives import Input
 from helpers.corpus.conversations import Conversation
 from helpers.corpus.encodings import BadFile
@@ -42,7 +42,7 @@ class Task:
     inputs: tuple[Input, ...]
     part: Path  # the name of its files
     settings: CorpusSettings
-    repeated: frozenset[int] = frozenset()  # keys of its lines that repeat in the corpus; see `repeats`
+    repeated: frozenset[int] = frozenset()  # keys of its lines that repeat in the corpus; see `dedup`
 
     def cleaned(self) -> Path:
         """Return the name of the files of the second pass: without other lines, it is another part."""
@@ -61,11 +61,6 @@ def split_position(key: str, seed: int) -> float:
     A train/validation split by such a hash does not move a document when others come or go.
     """
     return int.from_bytes(hashlib.blake2b(f"{seed} {key}".encode(), digest_size=6).digest()) / 2**48
-
-
-def read_index(part: Path) -> np.ndarray:
-    """Return a part's index, (documents,): hash, position in the split, characters, bytes, and number of its file."""
-    return np.load(part.with_suffix(".npy"))
 
 
 # ---- which files make which part ----
@@ -108,11 +103,11 @@ def read_task(task: Task) -> Path:
             _count_signs(texts, numbers, report.files)
             characters += sum(map(len, texts))
             if "repeated lines" in task.settings.chosen_rules():
-                places += repeats.count_places(texts)
+                places += dedup.count_places(texts)
             documents = [text.messages if isinstance(text, Conversation) else text for text in texts]
             file.write(json.dumps([documents, numbers], ensure_ascii=False).encode() + b"\n")
     write_text(task.part.with_suffix(".report"), report.as_json())
-    repeats.write_places(places, characters, path)
+    dedup.write_places(places, characters, path)
     return path
 
 
@@ -200,7 +195,7 @@ def _is_finished(part: Path) -> bool:
     if not part.with_suffix(".json").is_file():
         return False
     try:
-        return part.with_suffix(".lines").stat().st_size == read_index(part)["bytes"].sum()
+        return part.with_suffix(".lines").stat().st_size == np.load(part.with_suffix(".npy"))["bytes"].sum()
     except (OSError, ValueError, EOFError):
         return False
 

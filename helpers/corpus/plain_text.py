@@ -40,12 +40,9 @@ _PARTING = ("<|endoftext|>", "<|end_of_text|>")
 _ALONE = ("</s>", "<s>", "[SEP]", "[CLS]", "[EOS]", "<eos>", "<sep>", "<|begin_of_text|>")
 _MARKS = (*_PARTING, *_ALONE, "<|im_start|>", "<|im_end|>", "<|eot_id|>")
 ADVICE = "make each a record, or in a .txt write <|endoftext|> there"
-_BORDER = re.compile(
-    rf"(?:{'|'.join(map(re.escape, _PARTING))})|(?<![^\n])[ \t]*(?:{'|'.join(map(re.escape, _ALONE))})[ \t]*(?=\n)"
-)
-AT_ENDS = re.compile(
-    rf"^[ \t]*(?:{'|'.join(map(re.escape, _ALONE))})|(?:{'|'.join(map(re.escape, _ALONE))})[ \t]*$", re.M
-)
+_EITHER = f"(?:{'|'.join(map(re.escape, _ALONE))})"
+_BORDER = re.compile(rf"(?:{'|'.join(map(re.escape, _PARTING))})|(?<![^\n])[ \t]*{_EITHER}[ \t]*(?=\n)")
+AT_ENDS = re.compile(rf"^[ \t]*{_EITHER}|{_EITHER}[ \t]*$", re.M)
 
 
 def is_marked(text: str) -> bool:

@@ -5,14 +5,12 @@ to the shards. Memory holds some 200 bytes per document, and no text.
 """
 
 import contextlib
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
 from helpers.corpus import dedup
 from helpers.corpus.archives import NoDocuments
-from helpers.corpus.partition import read_index
 from helpers.corpus.report import Report
 from helpers.corpus.settings import CorpusSettings
 from helpers.files import atomic_write
@@ -79,7 +77,7 @@ def reduce_parts(
     `files` says for each part which of the report's files its files are. Raises NoDocuments.
     """
     # 1. the fate of each document
-    indices = [read_index(part) for part in parts]
+    indices = [np.load(part.with_suffix(".npy")) for part in parts]
     owners = np.concatenate([np.asarray(numbers)[index["file"]] for numbers, index in zip(files, indices, strict=True)])
     borders = np.cumsum(list(map(len, indices)))[:-1]
     index = np.concatenate(indices)
@@ -90,6 +88,10 @@ def reduce_parts(
     if not kept.any():
         raise NoDocuments(nothing_found(report))
     _count(report, index["characters"], fate, owners)
+    for file in report.files:
+        report.dropped += file.dropped
+        report.lost += file.lost
+        report.rules += file.rules
     if kept.sum() == 1:
         raise NoDocuments(only_one(report))
 
@@ -114,10 +116,6 @@ def reduce_parts(
     report.characters, report.val_characters = (
         int(index["characters"][chosen].sum()) for chosen in (kept, kept & validation)
     )
-    for file in report.files:
-        report.dropped += file.dropped
-        report.lost += file.lost
-        report.rules += file.rules
 
 
 def _count(report: Report, characters: np.ndarray, fate: np.ndarray, owners: np.ndarray) -> None:
@@ -136,8 +134,7 @@ def _count(report: Report, characters: np.ndarray, fate: np.ndarray, owners: np.
 
 def only_one(report: Report) -> str:
     """Return the message of a corpus of one document: why there are no more, and what to do for files of this kind."""
-    dropped = sum((file.dropped for file in report.files), Counter())
-    others = ", ".join(f"{n:,} {reason}" for reason, n in dropped.most_common())
+    others = ", ".join(f"{n:,} {reason}" for reason, n in report.dropped.most_common())
     advice = "Add texts that differ, or give a smaller max_length, which cuts a long text into several documents"
     if {file.mode for file in report.files if file.documents or file.dropped} & {"file", "block"}:
         advice = "Choose how a .txt is cut into documents: document='line' or 'block', or a smaller max_length"

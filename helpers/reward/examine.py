@@ -21,10 +21,7 @@ Interval = tuple[float, float]
 
 
 def marks(
-    model: GPT,
-    tokenizer: PreTrainedTokenizerFast,
-    questions: Sequence[Question],
-    settings: Settings = GREEDY,
+    model: GPT, tokenizer: PreTrainedTokenizerFast, questions: Sequence[Question], settings: Settings = GREEDY
 ) -> np.ndarray:
     """Return which questions a model answers right, (questions,); by default it always takes the likeliest token."""
     answers = answer_batch(model, tokenizer, [as_messages(each.prompt.strip()) for each in questions], settings)
@@ -35,13 +32,11 @@ def marks(
 class Comparison:
     """What became of the answers to the same questions; shares with their 95 % intervals."""
 
-    questions: int
     before: float  # share that was right
     after: float
     gain: float  # after − before
     gain_interval: Interval
-    wrong: int  # answers that were wrong before
-    put_right: float  # the share of them that is right now; 0 if none was wrong
+    put_right: float  # of the answers that were wrong, the share that is right now; 0 if none was
     put_right_interval: Interval
     broken: float  # the share of the others that is wrong now
     broken_interval: Interval
@@ -67,7 +62,5 @@ def compare_marks(questions: Sequence[Question], before: np.ndarray, after: np.n
     low, high = np.quantile(shares[:, 1:], [0.025, 0.975], axis=1)
     gain, put_right, broken = shares[:, 0].tolist()
     intervals: list[Interval] = [(float(a), float(b)) for a, b in zip(low, high, strict=True)]
-    return Comparison(
-        len(before), float(was[0] / n[0]), float(now[0] / n[0]), gain, intervals[0], int(n[0] - was[0]),
-        put_right, intervals[1], broken, intervals[2],
-    )  # fmt: skip
+    right = float(was[0] / n[0]), float(now[0] / n[0])
+    return Comparison(*right, gain, intervals[0], put_right, intervals[1], broken, intervals[2])

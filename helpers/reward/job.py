@@ -30,6 +30,7 @@ from helpers.reward.judge import Asker
 from helpers.reward.policy import Branch, EndingScores
 from helpers.reward.rollout import AnswerOpening, Group, write_endings, write_openings
 from helpers.train import optim
+from helpers.train.settings import check_settings, setting
 
 METHODS = ("grpo", "dpo")
 _SURVEY = 4  # updates' worth of questions whose rewards the asker begins with
@@ -42,32 +43,26 @@ AVERAGED = 0.4  # the share of the time, its last, whose weights are averaged
 class RewardSettings:
     """The parameters of deeper/reward that decide on a training run. Raises ValueError."""
 
-    run: str = "sample"  # name of the run: all files are in runs/<run>/
-    begin: str = "auto"  # the model to begin with: base, chat, or auto: chat if the run has it
-    minutes: float = 1.4  # time of one training run
-    steps: int = 0  # updates, instead of minutes; 0: by the clock
-    questions: int = 64  # questions per update
-    answers: int = 8  # endings per question: a group
-    focus: float = 0.5  # share of the questions that ask what goes wrong; the others ask evenly
-    kl_weight: float = 1.0  # weight of the anchor: how much it costs to move where all is right
-    beta: float = 0.5  # DPO: how far a pair is to be parted; smaller is further
-    lr: float = 3e-4  # learning rate of GRPO at its peak
-    dpo_lr: float = 1e-4  # and of DPO, which makes three updates in the time of one
-    warmup_steps: int = 10  # updates in which the rate climbs
-    precision: str = "auto"  # auto, fp32, bf16 or fp16
-    device: str = "auto"  # auto, cpu, cuda or mps
-    seed: int = 0  # which questions, which answers
+    run: str = setting("sample")  # name of the run: all files are in runs/<run>/
+    begin: str = setting("auto", words=("auto", "base", "chat"))  # model to begin with; auto: chat if the run has it
+    minutes: float = setting(1.4)  # time of one training run
+    steps: int = setting(0, least=0)  # updates, instead of minutes; 0: by the clock
+    questions: int = setting(64, least=1)  # questions per update
+    answers: int = setting(8, least=2)  # endings per question: a group
+    focus: float = setting(0.5, least=0, most=1)  # share of the questions that ask what goes wrong; others ask evenly
+    kl_weight: float = setting(1.0)  # weight of the anchor: how much it costs to move where all is right
+    beta: float = setting(0.5)  # DPO: how far a pair is to be parted; smaller is further
+    lr: float = setting(3e-4)  # learning rate of GRPO at its peak
+    dpo_lr: float = setting(1e-4)  # and of DPO, which makes three updates in the time of one
+    warmup_steps: int = setting(10, least=0)  # updates in which the rate climbs
+    precision: str = setting("auto", words=("auto", "fp32", "bf16", "fp16"))  # auto, fp32, bf16 or fp16
+    device: str = setting("auto")  # auto, cpu, cuda or mps
+    seed: int = setting(0)  # which questions, which answers
 
     def __post_init__(self) -> None:
-        for name, least in (("questions", 1), ("answers", 2), ("steps", 0), ("warmup_steps", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least {least}")
+        check_settings(self)
         if not self.steps and self.minutes <= 0:
             raise ValueError(f"minutes is {self.minutes}: it must be above 0, unless steps says how many updates")
-        if not 0 <= self.focus <= 1:
-            raise ValueError(f"focus is {self.focus}: it is a share, between 0 and 1")
-        if self.begin not in ("auto", "base", "chat"):
-            raise ValueError(f"begin is '{self.begin}': choose auto, base or chat")
 
 
 def load_beginning(settings: RewardSettings) -> tuple[GPT, PreTrainedTokenizerFast, str]:
@@ -133,22 +128,21 @@ class Learner:
         """Return an ending of each group that is all right: there the model should stay as it was."""
         return [(group.opening.ids, group.endings[:1]) for group in groups if group.mean == 1]
 
-    def drift(self, branches: Sequence[Branch], log_p: Tensor) -> Tensor:
-        """Return the mean KL(before ‖ now) per token of these endings, whose `log_p` now is (N, V).
-
-        In this direction it costs to give up what the model could say before, so answers stay varied.
-        """
-        with torch.no_grad():
-            before = policy.score_endings(self.start, branches, self.precision).log_p
-        return policy.kl(before, log_p).mean()
-
     def score_both(
         self, learnt: Sequence[Branch], held: Sequence[Branch]
     ) -> tuple[EndingScores, Tensor, dict[str, float]]:
-        """Return (scores of `learnt`, drift on `held`, figures for the log), from one pass over both."""
+        """Return (scores of `learnt`, drift on `held`, figures for the log), from one pass over both.
+
+        The drift is the mean KL(before ‖ now) per token. In this direction it costs to give up what the model could say
+        before, so answers stay varied.
+        """
         scored = policy.score_endings(self.model, [*learnt, *held], self.precision)
         own = scored.ending < sum(len(endings) for _, endings in learnt)  # (N,) whether it is of `learnt`
-        drift = self.drift(held, scored.log_p[~own]) if held else scored.log_p.new_zeros(())
+        drift = scored.log_p.new_zeros(())
+        if held:
+            with torch.no_grad():
+                before = policy.score_endings(self.start, held, self.precision).log_p
+            drift = policy.kl(before, scored.log_p[~own]).mean()
         entropy = policy.entropy(scored.log_p.detach()).mean()
         figures = {"kl": float(drift.detach()), "entropy": float(entropy)}
         return EndingScores(scored.log_p[own], scored.chosen[own], scored.ending[own]), drift, figures

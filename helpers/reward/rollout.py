@@ -73,11 +73,10 @@ def write_openings(
     openings = []
     for question, prompt, row in zip(questions, prompts, rows, strict=True):
         text = judge.opening(question, decode(tokenizer, row.new))  # what ended the sentence is among the ids
-        if text is not None:
-            # the first ids that spell it; where a token reaches over its end, none do
-            spelt = (n for n in range(len(row.new) + 1) if decode(tokenizer, row.new[:n]) == text)
-            if (kept := next(spelt, None)) is not None:
-                openings.append(AnswerOpening(question, prompt + row.new[:kept], text))
+        # the first ids that spell it; where a token reaches over its end, none do
+        kept = next((n for n in range(len(row.new) + 1) if decode(tokenizer, row.new[:n]) == text), None)
+        if text is not None and kept is not None:
+            openings.append(AnswerOpening(question, prompt + row.new[:kept], text))
     return openings
 
 
@@ -94,15 +93,13 @@ def write_endings(
     """
     short, whole = _drawn(_ENDING, _SENTENCE_ENDS, rng), _drawn(_WHOLE, (), rng)
     rows = [
-        Row(each.ids, short if each.text else whole, n * answers + i)
+        [Row(each.ids, short if each.text else whole, n * answers + i) for i in range(answers)]
         for n, each in enumerate(openings)
-        for i in range(answers)
     ]
     for settings in (short, whole):  # apart, because one long answer makes all rows of the cache long
-        write_rows(model, tokenizer, [row for row in rows if row.settings is settings], _ROWS)
+        write_rows(model, tokenizer, [row for own in rows for row in own if row.settings is settings], _ROWS)
     groups = []
-    for number, each in enumerate(openings):
-        own = rows[number * answers : (number + 1) * answers]
+    for each, own in zip(openings, rows, strict=True):
         # ending the turn was a choice too, and is learnt
         endings = [row.new + [tokenizer.eos_token_id] * (row.reason == "end") for row in own]
         texts = [decode(tokenizer, row.new) for row in own]

@@ -30,8 +30,7 @@ from helpers.corpus.find import BUILT_IN
 from helpers.files import occupied
 from helpers.manifest import RoomError, notebook_parameters, read_manifest, unfinished
 from helpers.progress import Note
-from helpers.run.lessons import stage_notebook
-from helpers.run.parameters import Values
+from helpers.run.parameters import Values, stage_notebook
 from helpers.run.verify import finished_unchanged, note_finished
 from helpers.wording import duration
 

@@ -1,16 +1,19 @@
 """Which notebooks run, and with which parameters: defaults, presets, the command line; checked before anything runs.
 
-Knows the notebooks by name and by their parameters, and nothing of what they do.
+Lessons are parted from the pipeline: cells tagged `lesson` only teach, and the other cells need none of them. A run of
+one's own text leaves them out, and its rooms are the same as with them. Knows nothing of what a cell does.
 """
 
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import yaml
+from nbformat import NotebookNode
 
 from helpers import paths
 from helpers.corpus.find import resolve_source
@@ -19,6 +22,7 @@ from helpers.wording import called_here, did_you_mean
 
 Values = dict[str, dict[str, Any]]  # {stage: {parameter: value}}
 
+LESSON = "lesson"  # tag of a cell
 _FILES = ("vocab_file",)  # parameters that name files which the user brings
 
 
@@ -43,6 +47,33 @@ def choose_stages(words: list[str]) -> list[str]:
             raise Refused(f"no stage is called '{word}'{did_you_mean(word, paths.NOTEBOOKS)}")
     chosen = {names[word] for word in words}
     return [stage for stage in paths.NOTEBOOKS if stage in chosen]
+
+
+# ---- lessons ----
+
+
+def stage_notebook(stage: str, lessons: bool) -> NotebookNode:
+    """Return a stage's notebook; without lessons, the cells that only teach and their prose are left out."""
+    book = nbformat.read(paths.notebook(stage), as_version=4)
+    if not lessons:
+        kept: list[NotebookNode] = []
+        for part in _parts(book.cells):
+            rest = [cell for cell in part if LESSON not in cell.metadata.get("tags", [])]
+            # prose whose code is all left out would lead to nothing
+            kept += rest if rest == part or any(cell.cell_type == "code" for cell in rest) else []
+        book.cells = kept
+    return book
+
+
+def _parts(cells: list[NotebookNode]) -> Iterator[list[NotebookNode]]:
+    """Yield prose together with the code that follows it."""
+    part: list[NotebookNode] = []
+    for before, cell in zip([None, *cells], cells, strict=False):
+        if before is not None and before.cell_type == "code" and cell.cell_type != "code":
+            yield part
+            part = []
+        part.append(cell)
+    yield part
 
 
 # ---- presets ----

@@ -11,7 +11,7 @@ from helpers import paths
 from helpers.corpus.find import BUILT_IN, same_files
 from helpers.files import known_sha256
 from helpers.manifest import MANIFEST, RoomError, open_room, read_manifest, unfinished
-from helpers.run.lessons import stage_notebook
+from helpers.run.parameters import stage_notebook
 from helpers.wording import run_again
 
 NOT_MADE = "not finished yet"
@@ -123,10 +123,9 @@ def finished_unchanged(run: str, stage: str, values: dict[str, Any], lessons: bo
     if manifest["parameters"] != values or _code_of(copy) != _code_of(original):
         return False
     # 3. the same input files, and no new one
-    inputs = {paths.run_dir(run) / name: wanted for name, wanted in manifest["inputs"].items()}
-    if any(not file.is_file() or known_sha256(file) != wanted for file, wanted in inputs.items()):
+    if _changed_files(run, manifest["inputs"]):
         return False
-    return same_files(values.get("source", BUILT_IN), inputs)
+    return same_files(values.get("source", BUILT_IN), [paths.run_dir(run) / name for name in manifest["inputs"]])
 
 
 def _code_of(notebook: nbformat.NotebookNode) -> list[str]:

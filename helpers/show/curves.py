@@ -29,7 +29,7 @@ from helpers.show.figures import (
     show_figure,
 )
 from helpers.show.metrics_file import Field, RunRows
-from helpers.show.text import show_table
+from helpers.show.text import table
 from helpers.wording import duration
 
 TICKS = [0.1, 0.2, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20]  # of the axis of bits per character
@@ -269,7 +269,7 @@ def names_in_figure(names: Sequence[str]) -> list[str]:
 HEADER = ["run", "steps", "time", "training bits/char", "validation bits/char", "tokens/s", "gradient norm"]
 
 
-def compare_runs(runs: Mapping[str, RunRows], baselines: Mapping[str, float] | None = None, x: str = "step") -> None:
+def compare(runs: Mapping[str, RunRows], baselines: Mapping[str, float] | None = None, x: str = "step") -> None:
     """Show several runs in one figure and a table: `compare({"a": "runs/a/model/metrics.jsonl", …})`.
 
     `x` is step or train_seconds (time in updates, without validation and saving). `baselines` are in bits per
@@ -304,7 +304,7 @@ def compare_runs(runs: Mapping[str, RunRows], baselines: Mapping[str, float] | N
     words = ", ".join(f"{line[0]} {line[4]}" for line in lines) or "no run"
     show_figure(fig, f"validation bits per character: {words}")
     shown = [i for i in range(len(HEADER)) if i == 0 or not lines or any(line[i] != log.UNKNOWN for line in lines)]
-    show_table([[line[i] for i in shown] for line in lines], [HEADER[i] for i in shown])
+    table([[line[i] for i in shown] for line in lines], [HEADER[i] for i in shown])
 
 
 # ---- curves of any numbers ----

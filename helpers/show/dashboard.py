@@ -203,17 +203,15 @@ async def watch(
     floor: float | None = None,
     baselines: Mapping[str, float] | None = None,
     interval: float = 0.2,
-    live: bool | None = None,
 ) -> None:
     """Show a run until it ends: `await watch(training)`; raises what the run raised.
 
     The cell must be asynchronous: a kernel that is busy in a plain loop never sees a click. The Stop button and the
     kernel's own stop ask the run to save and end, and the watching continues until it has ended.
     `floor` and `baselines` are in bits per character; `interval` is the time between two looks at the file, in seconds.
-    `live` False prints lines instead; None means live unless the environment variable HEADLESS is set.
+    Where the environment variable HEADLESS is set, lines are printed instead.
     """
-    live = not os.environ.get("HEADLESS") if live is None else live
-    view: Live | Lines = (Live if live else Lines)(training, floor, baselines or {})
+    view: Live | Lines = (Lines if os.environ.get("HEADLESS") else Live)(training, floor, baselines or {})
     tail = log.Tail(training.metrics_path)
     stopped = False
     try:

@@ -2,10 +2,9 @@
 
 import math
 from collections.abc import Callable, Sequence
-from numbers import Real
 from typing import Any
 
-from helpers.show.text import cell_text
+from helpers.show.text import cell_text, is_number
 
 
 def expecting(known: object) -> Callable[[object, str], None]:
@@ -42,19 +41,14 @@ def judged(guess: Any, answer: Any, close: float = 0.0) -> str:
         return "No guess yet"
     said = f"Your guess: {shown(guess)}"
     value = plain(answer)
-    tried = as_number(guess) if is_real(value) else plain(guess)
-    if is_real(value) and is_real(tried):
+    tried = as_number(guess) if is_number(value) else plain(guess)
+    if is_number(value) and is_number(tried):
         if math.isclose(tried, value, rel_tol=1e-9):
             return f"{said}, right"
         if abs(tried - value) <= close * abs(value):
             return f"{said}, close enough"
         return f"{said}, too {'high' if tried > value else 'low'}"
     return f"{said}, {'right' if tried == value else 'not right'}"
-
-
-def is_real(value: Any) -> bool:
-    """Return whether a value is a number; True and False are answers to yes-or-no questions."""
-    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def as_number(guess: Any) -> Any:

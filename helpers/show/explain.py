@@ -23,7 +23,7 @@ from helpers.show.text import (
     render_table,
     show_all,
     show_html,
-    show_table,
+    table,
     unstyled,
     with_marks,
 )
@@ -126,7 +126,7 @@ def filters(steps: Sequence["Step"]) -> None:
         removed, lost = round(fmean(work.removed for work in works)), percent(fmean(work.lost for work in works))
         rows.append((works[0].name, removed, lost, f"{100 * gained:+.1f}", example))
     header = ["filter", "tokens it took away", "their probability", "written token, points", "took most at"]
-    show_table(rows, header)
+    table(rows, header)
 
 
 def render_copied(copied: "Copied") -> tuple[str, str]:
@@ -169,7 +169,7 @@ MEASURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
 )
 
 
-def show_grid(cells: Sequence["Cell"]) -> None:
+def grid(cells: Sequence["Cell"]) -> None:
     """Show the cells of `memorization.write_grid`: one table per measure, temperature down, top-p across."""
     top_ps = list(dict.fromkeys(cell.top_p for cell in cells))
     at = {(cell.temperature, cell.top_p): cell for cell in cells}
@@ -232,7 +232,8 @@ def _draw_attention(names: list[str], rows: list[list[float]], title: str, note:
                 figures = 13 if cell > 34 else 12 if len(digits) < 3 else 10
                 picture.text(x + cell / 2, y + cell / 2, digits, figures, ink)
         if upright:
-            picture.text_upright(left + cell * (i + 0.5), top - 8, short[i], size)
+            x, y = left + cell * (i + 0.5), top - 8
+            picture.add("text", short[i], x=x, y=y, font_size=size, fill=INK, transform=f"rotate(-50 {x:.1f} {y:.1f})")
         else:
             picture.text(left + cell * (i + 0.5), top - 14, short[i], size)
     picture.text(24, top - 14, "from ↓  to →", 12, GREY, "start")

@@ -117,11 +117,6 @@ def last_value(rows: Sequence[Mapping], event: str, field: Field) -> float | Non
     return float(known[-1]) if len(known) else None
 
 
-def part_starts(n: int, points: int) -> np.ndarray:
-    """Return the first index of each of at most `points` equal parts of n values."""
-    return np.linspace(0, n, min(n, points) + 1).astype(int)[:-1]
-
-
 def averaged(
     rows: Sequence[Mapping], event: str, field: Field, points: int = 400
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -132,7 +127,7 @@ def averaged(
     steps, values = field_values(rows, event, field)
     if len(steps) <= points:
         return steps, values, values, values
-    at = part_starts(len(steps), points)
+    at = np.linspace(0, len(steps), points + 1).astype(int)[:-1]  # where each part starts
     known = np.isfinite(values)
     n = np.add.reduceat(known, at, dtype=float)
     total = np.add.reduceat(np.where(known, values, 0), at)

@@ -10,23 +10,16 @@ from typing import TYPE_CHECKING
 logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
 
 # ruff: noqa: E402, F401
-from helpers.show.curves import compare_runs as compare
-from helpers.show.curves import curves, expert_load, panels
+from helpers.show.curves import compare, curves, expert_load, panels
 from helpers.show.dashboard import samples_over_time, spikes, watch
 from helpers.show.exercise import expecting, predict
-from helpers.show.explain import attention, copied, explained, filters
-from helpers.show.explain import show_grid as grid
+from helpers.show.explain import attention, copied, explained, filters, grid
 from helpers.show.figures import length_histogram, schedule, window_diagram, zipf
 from helpers.show.figures import share_covered as coverage
 from helpers.show.lattice import grammar_path, lattice, merges
 from helpers.show.metrics_file import read_metrics
 from helpers.show.svg import drawing
-from helpers.show.text import show_documents as documents
-from helpers.show.text import show_labels as labels
-from helpers.show.text import show_pieces as pieces
-from helpers.show.text import show_probabilities as probabilities
-from helpers.show.text import show_samples as samples
-from helpers.show.text import show_table as table
+from helpers.show.text import documents, labels, pieces, probabilities, samples, table
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -95,10 +95,6 @@ class Picture:
         self.add("text", words, x=x, y=y + 0.35 * size, font_size=size, fill=colour, text_anchor=anchor,
                  font_weight="bold" if bold else None)  # fmt: skip
 
-    def text_upright(self, x: float, y: float, words: str, size: float) -> None:
-        """Add a line of words that rises to the right from (x, y), to stand above a narrow column."""
-        self.add("text", words, x=x, y=y, font_size=size, fill=INK, transform=f"rotate(-50 {x:.1f} {y:.1f})")
-
     def path(self, points: Sequence[Point], colour: str = GREY, width: float = 1.6) -> None:
         """Add a line through points."""
         d = "M" + " L".join(f"{_number(x)},{_number(y)}" for x, y in points)
@@ -116,9 +112,7 @@ class Picture:
         corners = [(x1, y1), *((back[0] + sign * aside[0], back[1] + sign * aside[1]) for sign in (1, -1))]
         self.add("polygon", points=" ".join(f"{_number(x)},{_number(y)}" for x, y in corners), fill=colour)
 
-    def circle(
-        self, x: float, y: float, radius: float, fill: str = PAPER, line: str | None = GREY, width: float = 1.3
-    ) -> None:
+    def circle(self, x: float, y: float, radius: float, fill: str, line: str | None, width: float = 1.3) -> None:
         """Add a circle."""
         self.add("circle", cx=x, cy=y, r=radius, fill=fill, stroke=line, stroke_width=width if line else None)
 

@@ -156,7 +156,7 @@ def render_table(rows: Iterable[Sequence], header: Sequence[str]) -> tuple[str, 
     return html, "\n".join(plain_table(flat, right))
 
 
-def show_table(rows: Iterable[Sequence], header: Sequence[str]) -> None:
+def table(rows: Iterable[Sequence], header: Sequence[str]) -> None:
     """Show rows of numbers and text under a header."""
     show_html(*render_table(rows, header))
 
@@ -168,13 +168,13 @@ def render_noted(text: str, note: str, characters: int | None = None) -> tuple[s
     return card(escape(text), escape(note)), f"[{note}]\n{text}"
 
 
-def show_documents(texts: Iterable[str], limit: int = 3) -> None:
+def documents(texts: Iterable[str], limit: int = 3) -> None:
     """Show the first `limit` documents, each cut after 400 characters."""
     first = enumerate(islice(texts, limit), 1)
     show_all(render_noted(text, f"{i} · {len(text):,} characters", 400) for i, text in first)
 
 
-def show_pieces(cuts: Mapping[str, Sequence[str]]) -> None:
+def pieces(cuts: Mapping[str, Sequence[str]]) -> None:
     """Show how one text is cut in several ways: {"thulac": ["我", "喜欢"], "tokenizer": [...]}."""
     rows, plain = [], []
     for name, tokens in cuts.items():
@@ -215,7 +215,7 @@ def render_probabilities(rows: Iterable[tuple[str, float, float]]) -> tuple[str,
     return html, "\n".join(plain_table(flat, [False] * 4))
 
 
-def show_probabilities(rows: Iterable[tuple[str, float, float]]) -> None:
+def probabilities(rows: Iterable[tuple[str, float, float]]) -> None:
     """Show the distribution of the next token as bars: rows of (token, probability before, probability after)."""
     show_html(*render_probabilities(rows))
 
@@ -229,7 +229,7 @@ def render_continuation(text: str, prompt: str = "") -> str:
     return f'<span style="opacity:.7">{escape(prompt)}</span>{sign}{escape(rest)}'
 
 
-def show_samples(texts: Iterable[str], prompt: str = "") -> None:
+def samples(texts: Iterable[str], prompt: str = "") -> None:
     """Show generated texts, the prompt at their beginning dimmed; in plain text, ▸ ends it."""
     texts, rendered = list(texts), []
     for i, text in enumerate(texts, 1):
@@ -240,7 +240,7 @@ def show_samples(texts: Iterable[str], prompt: str = "") -> None:
     show_all(rendered)
 
 
-def show_labels(inputs: Sequence[str], labels: Sequence[str | None]) -> None:
+def labels(inputs: Sequence[str], labels: Sequence[str | None]) -> None:
     """Show each input token above the label that it is trained to predict; a label None is masked, and dimmed."""
     if len(inputs) != len(labels):
         raise ValueError(f"{len(inputs)} inputs and {len(labels)} labels: a window has as many of one as of the other")

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedTokenizerFast
 
 from helpers.files import sha256, tidy_folder, write_folder
@@ -38,21 +37,9 @@ class BadCheckpoint(RuntimeError):
 
 def _gather(tensors: dict[str, torch.Tensor], writes: bool) -> dict[str, torch.Tensor]:
     """Return the tensors whole, or none where this process does not write; all that hold a part must call this."""
-    whole = {}
-    for name, tensor in tensors.items():
-        tensor = tensor.detach()
-        full = distributed.whole(tensor)
-        if writes:  # off the device at once: one whole tensor fits there, perhaps not all
-            whole[name] = (full.cpu() if full is not tensor else full).contiguous()
-    return whole
-
-
-def _shard_like(whole: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Return `whole`; if `wanted` has its shape and is spread over processes, this process's part of it."""
-    if isinstance(wanted, DTensor) and wanted.shape == whole.shape:
-        mesh = wanted.device_mesh
-        return distribute_tensor(whole.to(mesh.device_type), mesh, wanted.placements, src_data_rank=None)
-    return whole
+    whole = ((name, distributed.whole(tensor.detach())) for name, tensor in tensors.items())
+    # off the device at once: one whole tensor fits there, perhaps not all
+    return {name: full.cpu().contiguous() for name, full in whole if writes}
 
 
 def _flatten(states: list[dict]) -> dict[str, torch.Tensor]:
@@ -63,12 +50,6 @@ def _flatten(states: list[dict]) -> dict[str, torch.Tensor]:
         for index, entry in state.items()
         for key, value in entry.items()
     }
-
-
-def _own_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return a model's parameters, tied ones once, and the buffers that belong to its state."""
-    saved = model.state_dict().keys()
-    return dict(model.named_parameters()) | {name: b for name, b in model.named_buffers() if name in saved}
 
 
 def _read(file: Path) -> dict[str, torch.Tensor]:
@@ -102,7 +83,7 @@ def save(
     # 1. the tensors, whole
     folder = root / f"step-{step:08d}"
     held = [optimizer.state_dict() for optimizer in optimizers]
-    weights = _gather(_own_tensors(model), writes)
+    weights = _gather(dict(model.named_parameters()), writes)
     moments = _gather(_flatten([each["state"] for each in held]), writes)
     if not writes:
         return folder
@@ -166,15 +147,13 @@ def verify_checkpoint(folder: Path) -> dict:
     """Check a checkpoint's files against their checksums and return its state; raise BadCheckpoint naming the file."""
     try:
         checksums = json.loads((folder / _CHECKSUMS).read_text("utf-8"))
+        found = {name: sha256(folder / name) for name in (_WEIGHTS, _OPTIMIZER, _STATE)}
     except (OSError, ValueError) as error:
-        raise BadCheckpoint(f"{folder / _CHECKSUMS} cannot be read: {error}") from None
-    for name in (_WEIGHTS, _OPTIMIZER, _STATE):
-        file = folder / name
-        try:
-            if sha256(file) != checksums.get(name):
-                raise BadCheckpoint(f"{file} is damaged: its checksum is not the one in {_CHECKSUMS}")
-        except OSError as error:
-            raise BadCheckpoint(f"{file} cannot be read: {error}") from None
+        where = getattr(error, "filename", None) or folder / _CHECKSUMS
+        raise BadCheckpoint(f"{where} cannot be read: {error}") from None
+    for name, digest in found.items():
+        if digest != checksums.get(name):
+            raise BadCheckpoint(f"{folder / name} is damaged: its checksum is not the one in {_CHECKSUMS}")
     return json.loads((folder / _STATE).read_text("utf-8"))
 
 
@@ -219,12 +198,12 @@ def _loss_of(state: Mapping[str, Any] | None) -> float:
 
 def restore_weights(folder: Path, model: torch.nn.Module) -> None:
     """Copy a checkpoint's weights into `model`, in place; BadCheckpoint if they are of another model's shape."""
-    weights, own = _read(folder / _WEIGHTS), _own_tensors(model)
+    weights, own = _read(folder / _WEIGHTS), dict(model.named_parameters())
     if {name: t.shape for name, t in own.items()} != {name: t.shape for name, t in weights.items()}:
         raise BadCheckpoint(f"{folder} holds a model of another shape: its config is not the one of this run")
     with torch.no_grad():
         for name, tensor in own.items():
-            tensor.copy_(_shard_like(weights[name], tensor))
+            tensor.copy_(distributed.part_like(weights[name], tensor))
 
 
 def restore(folder: Path, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -243,7 +222,7 @@ def restore(folder: Path, model: torch.nn.Module, optimizers: Sequence[torch.opt
     for name, value in moments.items():  # as _flatten named them
         number, index, key = name.split(".", 2)
         parameter = parameters[int(number)][int(index)]
-        states[int(number)].setdefault(int(index), {})[key] = _shard_like(value, parameter)
+        states[int(number)].setdefault(int(index), {})[key] = distributed.part_like(value, parameter)
     for optimizer, state, group in zip(optimizers, states, groups, strict=True):
         optimizer.load_state_dict({"state": state, "param_groups": group})
 
@@ -259,7 +238,7 @@ def export_model(
 
     `weights`: what is written instead of the model's own tensors, such as those that LoRA was merged into.
     """
-    whole = _gather(_own_tensors(model) if weights is None else weights, writes)
+    whole = _gather(dict(model.named_parameters()) if weights is None else weights, writes)
     if not writes:
         return
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from helpers import parallel
@@ -83,6 +84,14 @@ def gather_over_ranks(values: list) -> list:
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor whole, also where each process holds a part of it; then all of them must call this."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def part_like(tensor: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """Return a whole tensor; if `wanted` has its shape and is spread over processes, this process's part of it."""
+    if isinstance(wanted, DTensor) and wanted.shape == tensor.shape:
+        mesh = wanted.device_mesh
+        return distribute_tensor(tensor.to(mesh.device_type), mesh, wanted.placements, src_data_rank=None)
+    return tensor
 
 
 def choose_parallel(

@@ -16,14 +16,14 @@ from helpers.train.settings import TrainSettings
 from helpers.vocab.chat import TEXT_SAMPLING
 from helpers.vocab.tokenizer import fetch_settings
 
-_SHAPE = ("n_embd", "n_layer", "n_head", "n_kv_head", "n_experts", "experts_per_token", "aux_loss_coef")
+SHAPE = ("n_embd", "n_layer", "n_head", "n_kv_head", "n_experts", "experts_per_token", "aux_loss_coef")
 
 
 def config_from_settings(settings: TrainSettings, tokenizer: PreTrainedTokenizerFast, n_ctx: int) -> GPTConfig:
     """Return the config of the model that the settings ask for; a pretrained model's is its own."""
     if settings.pretrained_model:
         return _pretrained_config(settings.pretrained_model, tokenizer, n_ctx)
-    shape = {name: getattr(settings, name) for name in _SHAPE}
+    shape = {name: getattr(settings, name) for name in SHAPE}
     shape["dropout"] = max(0.0, settings.dropout)  # the rules measure before they decide on it
     return make_config(settings.architecture, len(tokenizer), n_ctx=n_ctx, **shape)
 

@@ -14,7 +14,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 import uuid
 from collections.abc import Callable
@@ -220,26 +219,23 @@ def launch_training(settings: TrainSettings) -> dict[str, Any]:
     RuntimeError, and no process is left.
     """
     room = paths.room(settings.run, "train")
-    with tempfile.TemporaryDirectory(prefix="launch-") as folder:
-        file = Path(folder, "parameters.json")
-        file.write_text(json.dumps(dataclasses.asdict(settings) | {"resume": True}), "utf-8")
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=settings.devices,
-            run_id=uuid.uuid4().hex,
-            rdzv_backend="c10d",
-            rdzv_endpoint="127.0.0.1:0",
-            max_restarts=settings.restarts,
-            monitor_interval=0.5,
-        )
-        try:
-            elastic_launch(config, sys.executable)("-m", "helpers.train", "--prepared", str(file))
-        except ChildFailedError as error:
-            raise RuntimeError(
-                f"one of the {settings.devices} training processes failed; its own message is above. "
-                f"Started again, the run goes on from the last checkpoint in {room}."
-            ) from error
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=settings.devices,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        max_restarts=settings.restarts,
+        monitor_interval=0.5,
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "helpers.train", "--prepared", str(room / "parameters.json"))
+    except ChildFailedError as error:
+        raise RuntimeError(
+            f"one of the {settings.devices} training processes failed; its own message is above. "
+            f"Started again, the run goes on from the last checkpoint in {room}."
+        ) from error
     return json.loads((room / "figures.json").read_text("utf-8"))
 
 

@@ -62,15 +62,13 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         losses = torch.zeros_like(labels, dtype=wide)
         correct = torch.zeros_like(labels)
 
-        # 1. buffers: a chunk of logits, and for a CPU those of `_in_slices`
+        # 1. a buffer for a chunk of logits; a CPU works on as many rows at once as its cache holds
         on_cpu = device.type == "cpu"
         each = dtype.itemsize + (wide.itemsize if at_once is _at_once else 0)  # it has a second, wider tensor
         rows = max(1, min(len(positions), rows_at_once(words, device.type, each)))
-        if not on_cpu:
-            rows = max(1, _evenly(len(positions), rows))
+        rows = rows if on_cpu else _evenly(len(positions), rows)
         chunk = torch.empty(-(-rows // PAD_TO_MULTIPLE) * PAD_TO_MULTIPLE, words, dtype=dtype, device=device)
-        slice_rows = max(1, min(rows, CACHED // words))
-        buffers = torch.empty(2, slice_rows, words, dtype=wide, device=device) if on_cpu else None
+        slice_rows = max(1, CACHED // words) if on_cpu else rows
         block = max(1, CACHED // width) if on_cpu else words  # rows of the matrix
         for at in positions.split(rows) if len(positions) else ():
             # 2. the chunk's logits
@@ -78,8 +76,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             h = nn.functional.pad(h, (0, 0, 0, -len(at) % PAD_TO_MULTIPLE))  # (padded, C)
             torch.mm(h, matrix.T, out=chunk[: len(h)])  # (padded, V)
             # 3. loss and right guesses; then the gradient of the logits takes their place
-            z = chunk[: len(at)]
-            losses[at], right = _in_slices(z, y, buffers, learns) if buffers is not None else at_once(z, y, learns)
+            slices = zip(chunk[: len(at)].split(slice_rows), y.split(slice_rows), strict=True)
+            scored = [(_at_once if on_cpu else at_once)(z, y_z, learns) for z, y_z in slices]
+            losses[at], right = (torch.cat(parts) for parts in zip(*scored, strict=True))
             correct[at] = right.to(correct.dtype)
             # 4. from there the gradients of hidden states and matrix
             if learns:
@@ -112,37 +111,23 @@ def _evenly(count: int, most: int) -> int:
     return -(-count // -(-count // most)) if count else most
 
 
-def _in_slices(
-    chunk: torch.Tensor, y: torch.Tensor, buffers: torch.Tensor, learns: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return losses (n,) and right guesses (n,) of logits (n, V) with labels y (n,): a few rows in a CPU's cache.
-
-    With `learns` the gradient of the logits takes their place. buffers: (2, rows of a slice, V), fp32 or wider.
-    """
-    losses, right = [], []
-    logits, p = buffers
-    for z, y_z in zip(chunk.split(len(p)), y.split(len(p)), strict=True):
-        logits_z = logits[: len(z)].copy_(z)
-        p_z = torch.softmax(logits_z, -1, out=p[: len(z)])
-        loss, guess = _cross_entropy(logits_z, p_z, y_z)
-        losses.append(loss)
-        right.append(guess == y_z)
-        if learns:
-            z.copy_(_less_one(p_z, y_z))
-    return torch.cat(losses), torch.cat(right)
-
-
 def _at_once(z: torch.Tensor, y: torch.Tensor, learns: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the same as `_in_slices`, with a GPU's kernels, which read half precision and compute in fp32."""
+    """Return losses (n,) and right guesses (n,) of logits z (n, V) with labels y (n,), computed in fp32 or wider.
+
+    With `learns` the gradient of the logits takes their place.
+    """
     p = torch.softmax(z, -1, dtype=torch.promote_types(z.dtype, torch.float32))  # (n, V)
-    loss, guess = _cross_entropy(z, p, y)
-    if learns:
-        z.copy_(_less_one(p, y))
+    top, guess = z.max(-1)
+    # log Σ exp from the most likely word, whose p is at least 1/V: no second pass, and never log 0
+    log_sum = top - p.gather(1, guess[:, None])[:, 0].log()
+    loss = log_sum - z.gather(1, y[:, None])[:, 0]
+    if learns:  # p with 1 less at the labels
+        z.copy_(p.scatter_add_(1, y[:, None], p.new_full((len(p), 1), -1.0)))
     return loss, guess == y
 
 
 def _for_compiler(z: torch.Tensor, y: torch.Tensor, learns: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the same once more, written for a compiler: it makes two kernels of it, and no tensor beside z."""
+    """Return the same, written for a compiler: it makes two kernels of it, and no tensor beside z."""
     logits = z.to(torch.promote_types(z.dtype, torch.float32))  # (n, V)
     top, guess = logits.max(-1, keepdim=True)  # (n, 1)
     total = (logits - top).exp().sum(-1, keepdim=True)
@@ -153,19 +138,6 @@ def _for_compiler(z: torch.Tensor, y: torch.Tensor, learns: bool) -> tuple[torch
     return loss[:, 0], guess[:, 0] == y
 
 
-def _cross_entropy(logits: torch.Tensor, p: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the losses (n,) of logits (n, V) with probabilities p (n, V) and labels y (n,), and the guesses (n,)."""
-    top, guess = logits.max(-1)
-    # log Σ exp from the most likely word, whose p is at least 1/V: no second pass, and never log 0
-    log_sum = top - p.gather(1, guess[:, None])[:, 0].log()
-    return log_sum - logits.gather(1, y[:, None])[:, 0], guess
-
-
-def _less_one(p: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return p (n, V) with 1 less at the labels y (n,): the gradient of the logits. It takes p's place."""
-    return p.scatter_add_(1, y[:, None], p.new_full((len(p), 1), -1.0))
-
-
 class Loss(nn.Module):
     """Model and cross-entropy in one module, so that what wraps it for data parallel training sees both.
 
@@ -173,8 +145,6 @@ class Loss(nn.Module):
     `expert_load` counts in training how often this process chose each expert: (n_layer, n_experts), no part of the
     state; None for a dense model.
     """
-
-    model: GPT
 
     def __init__(self, model: GPT, compile: bool = False):
         super().__init__()

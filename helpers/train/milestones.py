@@ -30,7 +30,7 @@ from helpers.vocab.tokenizer import decode
 
 FIRST_GUESS = 1000  # total of a time budget before an update is measured: large, so that the first is in the warm-up
 PACE_UPDATES = 20  # last updates whose median time is the pace
-_PAUSE = 60.0  # seconds between two checkpoints at least, where a time budget makes many short epochs
+PAUSE = 60.0  # seconds between two checkpoints at least, where a time budget makes many short epochs
 
 
 class Diverged(RuntimeError):
@@ -74,10 +74,6 @@ class Session:
     def seconds(self) -> float:
         """Return the seconds since the run began."""
         return time.perf_counter() - self.begin
-
-    def paused(self) -> bool:
-        """Return whether the last checkpoint is old enough for another one."""
-        return time.perf_counter() - self.saved > _PAUSE
 
 
 class StepBudget:

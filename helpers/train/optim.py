@@ -8,14 +8,12 @@ are computed together. Knows nothing of data, of the loop, or of a model beyond 
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from helpers.model.gpt import GPT
-from helpers.train.distributed import whole
+from helpers.train.distributed import part_like, whole
 from helpers.train.settings import TrainSettings
 
 SCHEDULES = ("linear", "cosine", "wsd", "constant")
@@ -139,17 +137,10 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(
-        self,
-        params: Iterable[nn.Parameter],
-        lr: float,
-        weight_decay: float = 0.0,
-        momentum: float = 0.95,
-        dtype: torch.dtype = torch.float32,
+        self, params: Iterable[nn.Parameter], lr: float, weight_decay: float, momentum: float, dtype: torch.dtype
     ):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
         self.dtype = dtype
-        if flat := [tuple(p.shape) for group in self.param_groups for p in group["params"] if p.ndim != 2]:
-            raise ValueError(f"Muon moves matrices only, not tensors of shape {flat[0]}: leave those to AdamW")
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # no loss is computed again here
@@ -169,9 +160,4 @@ class Muon(torch.optim.Optimizer):
                 # 3. weight decay, and the step: 0.2 · √(longer side) gives its numbers AdamW's typical size
                 for (p, _), step in zip(pairs, steps, strict=True):
                     p.mul_(1 - group["lr"] * group["weight_decay"])
-                    p.sub_(_part(step, p), alpha=group["lr"] * 0.2 * math.sqrt(max(shape)))
-
-
-def _part(tensor: torch.Tensor, like: Any) -> torch.Tensor:
-    """Return this process's part of a tensor that all processes have computed."""
-    return distribute_tensor(tensor, like.device_mesh, like.placements) if isinstance(like, DTensor) else tensor
+                    p.sub_(part_like(step, p), alpha=group["lr"] * 0.2 * math.sqrt(max(shape)))

@@ -8,7 +8,6 @@ benchmarks/README.md). So an update is measured. Knows no rule for a number that
 import contextlib
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -31,7 +30,7 @@ from helpers.model.gpt import GPT
 from helpers.parallel import cores
 from helpers.tokens.windows import TokenStream, Windows
 from helpers.train import optim
-from helpers.train.initial import config_from_settings, model_from_settings
+from helpers.train.initial import SHAPE, config_from_settings, model_from_settings
 from helpers.train.log import find_tracker
 from helpers.train.loss import Loss, load_batch, training_memory
 from helpers.train.settings import TrainSettings
@@ -64,9 +63,9 @@ def require_its_tokenizer(settings: TrainSettings) -> None:
 
 
 def plan_run(settings: TrainSettings) -> dict[str, int]:
-    """Return windows, updates and tokens of a run, before anything is trained.
+    """Return the updates of an epoch and of a run, before anything is trained.
 
-    With a time budget total_steps and tokens are 0. Raises ValueError for what would fail once the room is prepared,
+    With a time budget total_steps is 0. Raises ValueError for what would fail once the room is prepared,
     and a model that is there has made way: a shape, device or tracker that cannot be, a warm-up as long as the run.
     """
     require_its_tokenizer(settings)
@@ -83,13 +82,7 @@ def plan_run(settings: TrainSettings) -> dict[str, int]:
             f"({tokens['windows']} windows, {per_update} an update, {settings.epochs} epochs): "
             "the learning rate would reach lr only at the end. Lower warmup_steps, or train more epochs."
         )
-    return {
-        "windows": tokens["windows"],
-        "windows_per_update": per_update,
-        "steps_per_epoch": steps_per_epoch,
-        "total_steps": total_steps,
-        "tokens": 0 if settings.max_minutes else tokens["tokens"] * settings.epochs,
-    }
+    return {"steps_per_epoch": steps_per_epoch, "total_steps": total_steps}
 
 
 def forecast(settings: TrainSettings) -> dict[str, Any]:
@@ -152,9 +145,8 @@ def _dead_tokens(train: Windows, vocab_size: int) -> float:
 
 def _ignored(settings: TrainSettings) -> list[str]:
     """Return a concern about what was given of a shape although a pretrained model brings its own."""
-    shape = ("architecture", "n_embd", "n_layer", "n_head", "n_kv_head", "n_experts", "experts_per_token", "dropout")
-    default = TrainSettings()
-    names = [name for name in (*shape, "aux_loss_coef") if getattr(settings, name) != getattr(default, name)]
+    default, shape = TrainSettings(), ("architecture", *SHAPE, "dropout")
+    names = [name for name in shape if getattr(settings, name) != getattr(default, name)]
     if not (settings.pretrained_model and names):
         return []
     return [f"{', '.join(names)}: given, but a pretrained model keeps its own."]
@@ -243,7 +235,10 @@ def measure_update(
         return UpdateTime(*map(min, update(count), update(count)))
 
     # 2. one window tells how many fit into the time; on a GPU it does not, where many take hardly longer than one
-    with _threads_of_each(settings.devices, device):
+    with contextlib.ExitStack() as stack:
+        if settings.devices > 1 and device.type == "cpu":  # as many threads as each process will have: `join_group`
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(max(1, cores() // settings.devices))
         one = timed(1)
         count = most if device.type == "cuda" else max(1, min(most, int(probe / one.per_window)))
         while count > 1:
@@ -255,15 +250,3 @@ def measure_update(
             count //= 2
             empty_cache(device)
         return one
-
-
-@contextlib.contextmanager
-def _threads_of_each(processes: int, device: torch.device) -> Iterator[None]:
-    """Compute with as many threads as each of several processes on this CPU will have, see `join_group`."""
-    before = torch.get_num_threads()
-    if processes > 1 and device.type == "cpu":
-        torch.set_num_threads(max(1, cores() // processes))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -12,7 +12,7 @@ from typing import Any
 from helpers.wording import did_you_mean
 
 
-def _setting(
+def setting(
     default: Any, *, least: float = -math.inf, most: float = math.inf, below: float = math.inf,
     words: tuple[str, ...] = (), affects: str = "result",
 ) -> Any:  # fmt: skip
@@ -32,59 +32,58 @@ class TrainSettings:
     run or on other settings is checked in `plan.plan_run`.
     """
 
-    run: str = _setting("sample", affects="watching")  # name of the run: all files are in runs/<run>/
+    run: str = setting("sample", affects="watching")  # name of the run: all files are in runs/<run>/
     # the model
-    architecture: str = _setting("llama", words=("llama", "gpt2", "qwen3", "moe"))  # moe: with experts
-    n_embd: int = _setting(0, least=0)  # width; 0: by rule
-    n_layer: int = _setting(0, least=0)  # blocks; 0: by rule
-    n_head: int = _setting(0, least=0)  # attention heads per block; 0: by rule
-    n_kv_head: int = _setting(0, least=0)  # heads for keys and values, shared by the others (llama, moe); 0: n_head
-    n_experts: int = _setting(4, least=1)  # experts per block (moe)
-    experts_per_token: int = _setting(1, least=1)  # experts that see each token (moe)
-    aux_loss_coef: float = _setting(5e-4, least=0)  # weight of the loss that keeps the experts' work even (moe)
-    dropout: float = _setting(-1.0)  # fraction of activations switched off while training; -1: by rule
-    pretrained_model: str = _setting("")  # train this model further: a folder or a Hub name; "" means fresh weights
+    architecture: str = setting("llama", words=("llama", "gpt2", "qwen3", "moe"))  # moe: with experts
+    n_embd: int = setting(0, least=0)  # width; 0: by rule
+    n_layer: int = setting(0, least=0)  # blocks; 0: by rule
+    n_head: int = setting(0, least=0)  # attention heads per block; 0: by rule
+    n_kv_head: int = setting(0, least=0)  # heads for keys and values, shared by the others (llama, moe); 0: n_head
+    n_experts: int = setting(4, least=1)  # experts per block (moe)
+    experts_per_token: int = setting(1, least=1)  # experts that see each token (moe)
+    aux_loss_coef: float = setting(5e-4, least=0)  # weight of the loss that keeps the experts' work even (moe)
+    dropout: float = setting(-1.0)  # fraction of activations switched off while training; -1: by rule
+    pretrained_model: str = setting("")  # train this model further: a folder or a Hub name; "" means fresh weights
     # how long, and how much per update
-    epochs: int = _setting(0, least=0)  # times that the model sees the corpus; 0: by rule
-    max_minutes: float = _setting(0.0, least=0)  # time budget in minutes, instead of epochs; 0: none, or by rule
-    patience: int = _setting(0, least=0, affects="end")  # validations without a better one that end it; 0: never
-    batch_size: int = _setting(0, least=0)  # windows per forward pass and process; 0: by rule
-    gradient_accumulation: int = _setting(0, least=0)  # forward passes per update; 0: by rule
+    epochs: int = setting(0, least=0)  # times that the model sees the corpus; 0: by rule
+    max_minutes: float = setting(0.0, least=0)  # time budget in minutes, instead of epochs; 0: none, or by rule
+    patience: int = setting(0, least=0, affects="end")  # validations without a better one that end it; 0: never
+    batch_size: int = setting(0, least=0)  # windows per forward pass and process; 0: by rule
+    gradient_accumulation: int = setting(0, least=0)  # forward passes per update; 0: by rule
     # the optimizer
-    optimizer: str = _setting("muon", words=("adamw", "muon"))  # adamw, or muon for the matrices and adamw for the rest
-    lr: float = _setting(0.0, least=0)  # learning rate at its peak; 0: by rule
-    momentum: float = _setting(0.8, least=0, below=1)  # Muon: decay of the running mean of gradients
-    beta2: float = _setting(0.95, least=0, below=1)  # AdamW: decay of the running mean of squared gradients
-    eps: float = _setting(1e-8, least=0)  # AdamW: added to the root of that mean
-    warmup_steps: int = _setting(20, least=0)  # updates in which the rate climbs from 0 to lr
-    schedule: str = _setting("linear", words=("linear", "cosine", "wsd", "constant"))  # how it falls; wsd: at the end
-    final_lr_fraction: float = _setting(0.0, least=0, most=1)  # where it ends, as a fraction of lr
-    weight_decay: float = _setting(0.01, least=0)  # pull of matrices and tables towards 0
-    max_grad_norm: float = _setting(1.0, least=0)  # a longer gradient is shortened to this; 0 means no limit
+    optimizer: str = setting("muon", words=("adamw", "muon"))  # adamw, or muon for the matrices and adamw for the rest
+    lr: float = setting(0.0, least=0)  # learning rate at its peak; 0: by rule
+    momentum: float = setting(0.8, least=0, below=1)  # Muon: decay of the running mean of gradients
+    beta2: float = setting(0.95, least=0, below=1)  # AdamW: decay of the running mean of squared gradients
+    eps: float = setting(1e-8, least=0)  # AdamW: added to the root of that mean
+    warmup_steps: int = setting(20, least=0)  # updates in which the rate climbs from 0 to lr
+    schedule: str = setting("linear", words=("linear", "cosine", "wsd", "constant"))  # how it falls; wsd: at the end
+    final_lr_fraction: float = setting(0.0, least=0, most=1)  # where it ends, as a fraction of lr
+    weight_decay: float = setting(0.01, least=0)  # pull of matrices and tables towards 0
+    max_grad_norm: float = setting(1.0, least=0)  # a longer gradient is shortened to this; 0 means no limit
     # the machine
-    precision: str = _setting("auto", words=("auto", "fp32", "bf16", "fp16"))  # auto, fp32, bf16 or fp16
-    compile: bool = _setting(False, affects="speed")  # let torch compile the model's body
-    device: str = _setting("auto", affects="speed")  # auto, cpu, cuda or mps
-    devices: int = _setting(1, least=1, affects="speed")  # processes that train together, each with its windows
-    parallel: str = _setting("auto", words=("auto", "ddp", "fsdp"), affects="speed")  # each has the model, or a part
-    restarts: int = _setting(1, least=0, affects="watching")  # times that all are started again after one has failed
+    precision: str = setting("auto", words=("auto", "fp32", "bf16", "fp16"))  # auto, fp32, bf16 or fp16
+    compile: bool = setting(False, affects="speed")  # let torch compile the model's body
+    device: str = setting("auto", affects="speed")  # auto, cpu, cuda or mps
+    devices: int = setting(1, least=1, affects="speed")  # processes that train together, each with its windows
+    parallel: str = setting("auto", words=("auto", "ddp", "fsdp"), affects="speed")  # each has the model, or a part
+    restarts: int = setting(1, least=0, affects="watching")  # times that all are started again after one has failed
     # what is written; steps are updates
-    log_step: int = _setting(10, least=1, affects="watching")  # steps between two rows of the log
-    eval_step: int = _setting(200, least=0, affects="watching")  # steps between two validations; 0: one per epoch
-    sample_step: int = _setting(100, least=0, affects="watching")  # steps between two samples; 0: at the end of the run
-    checkpoint_step: int = _setting(0, least=0, affects="watching")  # steps between two checkpoints; 0: one per epoch
-    keep: int = _setting(3, least=0, affects="watching")  # newest epochs whose models stay, epoch-N/; 0: none
-    tracker: str = _setting("", affects="watching")  # a module that gets the curves too: wandb, swanlab, …
-    resume: bool = _setting(True, affects="watching")  # continue an interrupted run of the same settings
-    seed: int = _setting(0, least=0)  # first weights, order of the windows, dropout
+    log_step: int = setting(10, least=1, affects="watching")  # steps between two rows of the log
+    eval_step: int = setting(200, least=0, affects="watching")  # steps between two validations; 0: one per epoch
+    sample_step: int = setting(100, least=0, affects="watching")  # steps between two samples; 0: at the end of the run
+    checkpoint_step: int = setting(0, least=0, affects="watching")  # steps between two checkpoints; 0: one per epoch
+    keep: int = setting(3, least=0, affects="watching")  # newest epochs whose models stay, epoch-N/; 0: none
+    tracker: str = setting("", affects="watching")  # a module that gets the curves too: wandb, swanlab, …
+    resume: bool = setting(True, affects="watching")  # continue an interrupted run of the same settings
+    seed: int = setting(0, least=0)  # first weights, order of the windows, dropout
 
     def __post_init__(self) -> None:
         # 1. what a range does not say
         if _is_number(self.dropout) and not (self.dropout == -1 or 0 <= self.dropout < 1):
             raise ValueError(f"dropout is {self.dropout}: give a fraction from 0 to less than 1, or -1 for the rule's")
         # 2. each for itself
-        for each in fields(self):
-            _check(each.name, getattr(self, each.name), each.default, **dict(each.metadata))
+        check_settings(self)
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, Any]) -> "TrainSettings":
@@ -111,25 +110,24 @@ class TrainSettings:
         return decisive | {"gradient_accumulation": self.gradient_accumulation * self.devices}
 
 
-def _check(
-    name: str, value: Any, default: Any, *, least: float, most: float, below: float, words: tuple[str, ...], **_: Any
-) -> None:
-    """Raise ValueError for what is no value of a field, see `_setting`."""
-    kind = type(default)
-    if not (_is_number(value) if kind is float else type(value) is kind):
-        raise ValueError(f"{name} is {value!r}: give {_KINDS[kind]}, like {default!r}")
-    if words and value not in words:
-        raise ValueError(f"{name} is '{value}'{did_you_mean(value, words)}")
-    if kind not in (int, float):
-        return
-    limits = {
-        "finite": abs(value) < math.inf,
-        f"at least {least}": value >= least,
-        f"at most {most}": value <= most,
-        f"less than {below}": value < below,
-    }
-    if broken := [limit for limit, kept in limits.items() if not kept]:
-        raise ValueError(f"{name} is {value}: it must be {broken[0]}")
+def check_settings(record: Any) -> None:
+    """Raise ValueError for a value of a dataclass that its field does not take, see `setting`."""
+    for each in fields(record):
+        name, value, kind, given = each.name, getattr(record, each.name), type(each.default), each.metadata
+        if not (_is_number(value) if kind is float else type(value) is kind):
+            raise ValueError(f"{name} is {value!r}: give {_KINDS[kind]}, like {each.default!r}")
+        if given["words"] and value not in given["words"]:
+            raise ValueError(f"{name} is '{value}'{did_you_mean(value, given['words'])}")
+        if kind not in (int, float):
+            continue
+        limits = {
+            "finite": abs(value) < math.inf,
+            f"at least {given['least']}": value >= given["least"],
+            f"at most {given['most']}": value <= given["most"],
+            f"less than {given['below']}": value < given["below"],
+        }
+        if broken := [limit for limit, kept in limits.items() if not kept]:
+            raise ValueError(f"{name} is {value}: it must be {broken[0]}")
 
 
 _KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a text in quotes"}

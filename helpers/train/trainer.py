@@ -20,17 +20,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedTokenizerFast
 
-from helpers.device import (
-    DTYPES,
-    autocast,
-    empty_cache,
-    is_out_of_memory,
-    matmul_rate,
-    memory_peak,
-    pick_device,
-    pick_precision,
-    widest_float,
-)
+from helpers import device
 from helpers.files import write_text
 from helpers.model.gpt import GPT
 from helpers.progress import tell
@@ -38,7 +28,7 @@ from helpers.tokens.windows import Examples, epoch_order
 from helpers.train import distributed, optim
 from helpers.train.log import MetricsLog, RunningMeans, SpikeDetector
 from helpers.train.loss import Loss, load_batch
-from helpers.train.milestones import Diverged, Milestones, Session, StepBudget, resume
+from helpers.train.milestones import PAUSE, Diverged, Milestones, Session, StepBudget, resume
 from helpers.train.settings import TrainSettings
 from helpers.vocab.tokenizer import decode
 
@@ -132,29 +122,28 @@ class Trainer:
         self.folder, self.tokenizer, self.stop = folder, tokenizer, stop
         # 1. the machine
         rank, size = distributed.world()
-        self.device = pick_device(settings.device)
-        self.precision = pick_precision(settings.precision, self.device)
+        self.device = device.pick_device(settings.device)
+        self.precision = device.pick_precision(settings.precision, self.device)
         parallel = distributed.choose_parallel(settings, model.config, train.n_ctx, self.precision, self.device)
         # 2. model, loss and optimizers
         self.local_loss = Loss(model, settings.compile).to(self.device).train()
         self.loss_of = distributed.distribute(self.local_loss, parallel, self.device)
-        self.optimizers = optim.make_optimizers(model, settings, DTYPES[self.precision])
+        self.optimizers = optim.make_optimizers(model, settings, device.DTYPES[self.precision])
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         # 3. where the run is
+        self.windows_per_update = settings.batch_size * settings.gradient_accumulation * size
         folder.mkdir(parents=True, exist_ok=True)
         self.log = MetricsLog(folder, rank == 0, settings.tracker, asdict(settings))
         self.progress, judged = resume(folder, identity, model, self.optimizers, self.scaler, self.log)
         self.order = epoch_order(train.lengths, settings.seed, self.progress.epoch)
         self.budget = StepBudget(settings, len(train), self.windows_per_update, int(val.lengths.sum()))
         bits = {split: 1 / math.log(2) / chars for split, chars in chars_per_token.items()}  # of a nat per token
-        self.pace = Pace(model, train.n_ctx, size * matmul_rate(self.precision, self.device), bits["train"])
+        self.pace = Pace(model, train.n_ctx, size * device.matmul_rate(self.precision, self.device), bits["train"])
         now = time.perf_counter()
-        allowed = folder / MICRO_BATCH  # what memory allowed a process before this one
-        micro_batch = (
-            min(settings.batch_size, int(allowed.read_text("utf-8"))) if allowed.exists() else settings.batch_size
-        )
-        self.session = Session(micro_batch, now - self.progress.seconds, now)
+        # what memory allowed a process before this one
+        allowed = int(file.read_text("utf-8")) if (file := folder / MICRO_BATCH).exists() else settings.batch_size
+        self.session = Session(min(settings.batch_size, allowed), now - self.progress.seconds, now)
         self.session.total_steps = self.budget.total_steps(self.progress)
         self.milestones = Milestones(
             self.local_loss, self.optimizers, self.scaler, val, settings, folder, tokenizer, identity, self.log,
@@ -165,11 +154,6 @@ class Trainer:
             self.milestones.end_early()
         self.gradient_complete = False  # all of this update's backward passes are done
         self.skips_in_a_row = 0
-
-    @property
-    def windows_per_update(self) -> int:
-        """Return how many windows an update takes, over all processes."""
-        return self.settings.batch_size * self.settings.gradient_accumulation * distributed.world()[1]
 
     # ---- one update ----
 
@@ -201,7 +185,7 @@ class Trainer:
         for number, micro_batch in enumerate(micro_batches, 1):
             batch = load_batch(self.train, micro_batch, self.device)  # inputs, labels: (B, T) each
             with self.exchange_gradients(number == len(micro_batches)):
-                with autocast(self.precision, self.device):
+                with device.autocast(self.precision, self.device):
                     scores = self.loss_of(*batch)
                 # × processes: they exchange the average of their gradients, and what we want is the sum
                 self.scaler.scale(scores.objective * (size / n_labels)).backward()
@@ -215,7 +199,8 @@ class Trainer:
         # 6. the one exchange besides the gradients
         window_losses = torch.cat(losses)
         progress.seconds = session.seconds()
-        total = self.exchange(float(window_losses.to(widest_float(self.device)).sum()), float(torch.cat(correct).sum()))
+        loss = float(window_losses.to(device.widest_float(self.device)).sum())
+        total = self.exchange(loss, float(torch.cat(correct).sum()))
 
         # 7. the step of the optimizers
         optim.step(self.optimizers, self.scaler, finite=math.isfinite(total.loss) and math.isfinite(norm))
@@ -240,7 +225,7 @@ class Trainer:
         """Return the sums over all processes of what this one computed and was asked."""
         first = distributed.world()[0] == 0
         total_steps = self.budget.total_steps(self.progress) if first else 0
-        stop_file, paused = (self.folder / "STOP").exists(), first and self.session.paused()
+        stop_file, paused = (self.folder / "STOP").exists(), first and time.perf_counter() - self.session.saved > PAUSE
         own = Totals(loss, correct, stop_file, self.stop(), total_steps, paused)
         return Totals(*distributed.sum_over_ranks(own, self.device))
 
@@ -266,19 +251,18 @@ class Trainer:
                 update = self.step()
                 break
             except (RuntimeError, MemoryError) as error:
-                if self.gradient_complete or not is_out_of_memory(error):
+                if self.gradient_complete or not device.is_out_of_memory(error):
                     raise
                 if session.micro_batch == 1:
                     raise MemoryError(
                         "memory runs out at a single window: choose a smaller model, or a smaller n_ctx in notebook 03"
                     ) from error
                 session.micro_batch = -(-session.micro_batch // 2)
+                write_text(self.folder / MICRO_BATCH, str(session.micro_batch))
                 if distributed.world()[1] > 1:  # one process cannot try again alone: the launcher starts all again
-                    write_text(self.folder / MICRO_BATCH, str(session.micro_batch))
                     raise
-            empty_cache(self.device)  # here the error, and all that it held, is gone
+            device.empty_cache(self.device)  # here the error, and all that it held, is gone
         if session.micro_batch < before:
-            write_text(self.folder / MICRO_BATCH, str(session.micro_batch))
             self.log.write("out_of_memory", step=step, micro_batch=session.micro_batch)
         return update
 
@@ -355,7 +339,7 @@ class Trainer:
             "epoch": progress.epoch + progress.position / len(self.train),
             "lr": lr,
             "grad_norm": grad_norm,
-            "memory": memory_peak(self.device),
+            "memory": device.memory_peak(self.device),
             "seconds": self.session.seconds(),
             "train_seconds": progress.updating,
             "seconds_left": left * progress.updating / progress.step,

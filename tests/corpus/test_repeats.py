@@ -8,7 +8,7 @@ from corpora import SENTENCE, all_texts, build
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.corpus import cleaning, partition, repeats
+from helpers.corpus import cleaning, dedup, partition
 
 AD = "更多好书请访问 www.example.com"
 # lines, and what those that may be dirt are counted as
@@ -20,8 +20,8 @@ def find(tmp_path, *parts):
     """Return the keys of the lines that repeat in parts, each a list of documents."""
     files = [tmp_path / f"{number}.places" for number in range(len(parts))]
     for file, texts in zip(files, parts, strict=True):
-        repeats.write_places(repeats.count_places(texts), sum(map(len, texts)), file)
-    return frozenset().union(*repeats.find_repeated(files))
+        dedup.write_places(dedup.count_places(texts), sum(map(len, texts)), file)
+    return frozenset().union(*dedup.find_repeated(files))
 
 
 def strip_repeats(tmp_path, texts):
@@ -51,7 +51,7 @@ def test_refrains_formulas_headings_and_separators_may_repeat(tmp_path, line):
 
 
 def test_what_stands_there_once_or_twice_stays(tmp_path):
-    texts = [f"{SENTENCE}{n}\n阅读 https://example.com/book\n第3页" for n in range(repeats.REPEATS - 1)]
+    texts = [f"{SENTENCE}{n}\n阅读 https://example.com/book\n第3页" for n in range(dedup.REPEATS - 1)]
     texts += [f"更多见 https://example.org/abs/{n}.{n * 7}" for n in range(30)]  # numbers make another address of one
     assert strip_repeats(tmp_path, texts)[0] == texts
 
@@ -67,7 +67,7 @@ def test_a_web_address_in_a_text_that_was_copied_is_no_advertisement(tmp_path):
 def test_in_a_large_corpus_more_places_are_needed(tmp_path, monkeypatch):
     texts = [f"{SENTENCE * 8}{n}\n{AD if n % 25 == 0 else ''}" for n in range(100)]  # 4 places in 12,000 characters
     for sparse, found in ((30_000_000, 1), (2500, 1), (2000, 0)):
-        monkeypatch.setattr(repeats, "SPARSE", sparse)
+        monkeypatch.setattr(dedup, "SPARSE", sparse)
         assert len(find(tmp_path, texts)) == found
 
 
@@ -87,7 +87,7 @@ def test_no_other_line_is_changed(tmp_path_factory, texts):
             places[shape, rest] = max(places.get((shape, rest), 0), count if rest else 0)
     for (shape, _), count in places.items():
         alone[shape] += count
-    dirt = {shape for shape, count in alone.items() if count >= repeats.REPEATS}
+    dirt = {shape for shape, count in alone.items() if count >= dedup.REPEATS}
     cleaned, counts, _ = strip_repeats(tmp_path_factory.mktemp("places"), texts)
     kept = [[line for line in text.split("\n") if MARKED.get(line) not in dirt] for text in texts]
     assert [text.strip("\n") for text in cleaned] == ["\n".join(lines).strip("\n") for lines in kept]

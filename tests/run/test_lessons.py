@@ -8,7 +8,7 @@ import nbformat
 import pytest
 
 from helpers import paths
-from helpers.run.lessons import LESSON, stage_notebook
+from helpers.run.parameters import LESSON, stage_notebook
 
 
 def code_of(book):

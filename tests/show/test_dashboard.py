@@ -77,12 +77,13 @@ def test_stop_button_works_while_the_cell_runs_and_no_widget_is_left(shown, tmp_
     check_left_behind(shown, "stopped at step")
 
 
-@pytest.mark.parametrize("live", [True, False])
-def test_the_kernels_stop_saves_and_ends_cleanly(shown, tmp_path, live):
+@pytest.mark.parametrize("headless", ["", "1"])
+def test_the_kernels_stop_saves_and_ends_cleanly(shown, tmp_path, monkeypatch, headless):
+    monkeypatch.setenv("HEADLESS", headless)
     training = FakeTraining(tmp_path, 5_000)
 
     async def watch_and_cancel():
-        watching = asyncio.create_task(show.watch(training, interval=0, live=live))
+        watching = asyncio.create_task(show.watch(training, interval=0))
         await steps_taken(training)
         watching.cancel()
         await watching
