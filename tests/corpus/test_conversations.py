@@ -153,13 +153,6 @@ def test_what_is_no_turn_is_counted_field_by_field():
 # ---- the document ----
 
 
-def test_a_conversation_is_a_text_that_knows_its_turns():
-    document = Conversation(talk("问\n题", "答", system="线"))
-    assert document == "线\n问\n题\n答" and isinstance(document, str)
-    assert list(document.messages) == talk("问\n题", "答", system="线")
-    assert list(Conversation.of_lines("一\n二\n三\n四").messages) == talk("一", "二", "三", "四")
-
-
 def test_a_conversation_that_is_too_long_loses_whole_exchanges_at_its_end():
     document = Conversation(talk("甲甲", "乙乙", "丙丙", "丁丁", system="线"))
     assert len(document) == 13
