@@ -155,6 +155,12 @@ EVERY = dict(
 IN_ORDER = "repetition_penalty presence_penalty no_repeat_ngram temperature top_k top_p min_p typical_p".split()
 
 
+def test_no_repeat_ngram_reads_the_whole_text():
+    ids, written, seen = torch.tensor([[0, 1, 2, 0]]), torch.tensor([[2]]), torch.tensor([[-1, -1, -1, 0]])
+    after = sampling.apply_filters(torch.ones(1, 4), ids, written, seen, no_repeat_ngram=2)
+    assert after.tolist() == [[1, -math.inf, 1, 1]]
+
+
 def test_an_unknown_setting_is_refused():
     with pytest.raises(TypeError, match="top_z"):
         sampling.apply_filters(torch.zeros(1, 3), torch.zeros((1, 1), dtype=torch.long), top_k=1, top_z=2)
