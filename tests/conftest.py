@@ -57,6 +57,15 @@ def run(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def chat_run(tmp_path, monkeypatch):
+    """A run whose base model is ready to be taught to answer."""
+    from chats import make_chat_run  # as in `run`
+
+    monkeypatch.setenv("RUNS_DIR", str(tmp_path / "runs"))
+    return make_chat_run()
+
+
+@pytest.fixture
 def house(tmp_path, monkeypatch):
     """Make a repository of stand-in notebooks, and work in a folder that is not it."""
     from house import make_house

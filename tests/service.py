@@ -6,7 +6,6 @@ import copy
 import functools
 import json
 import threading
-import time
 from concurrent.futures import Future
 from dataclasses import fields
 from functools import cache
@@ -209,18 +208,10 @@ def post(body, path="/generate", **kwargs):
 
 
 async def until(condition):
-    """Wait until a condition is true; the time is for a busy machine."""
+    """Wait until a condition is true; the time is for a busy machine. Without an event loop: `until` of displays."""
     async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.002)
-
-
-def wait_until(condition, seconds=60.0):
-    """Do the same in a test without an event loop."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.002)
 
 
 def events_of(data):

@@ -10,19 +10,19 @@ import pytest
 from exercises import (
     CHECK,
     PYTHON,
+    SOLVED,
     UNSOLVED,
+    WRONG,
     code_lines,
     compiles,
     edited,
     exercises,
     let_through,
     printed,
-    solved,
     tagged,
     verdict_problems,
-    with_wrong_answers,
 )
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from nbformat.v4 import new_code_cell, new_notebook, new_output
 from wrong_answers import WRONG_ANSWERS
 
 from helpers import paths
@@ -79,46 +79,7 @@ def test_each_exercise_has_wrong_answers(stage):
         assert len({*given, start, exercise.solution.strip()}) == len(given) + 2, f"{stage} {number}: one comes twice"
 
 
-# ---- an exercise is solved as it publishes, and what its check lets through is named ----
-
-SOURCE = f"""def after(n):
-    return ...
-{CHECK}
-print("Right: 3 follows 2" if after(2) == 3 else "Not yet: after(2) is not 3")"""
-ANSWER = """<details><summary>Hint</summary>
-
-Count from one.
-</details>
-<details><summary>Solution</summary>
-
-```python
-def after(n):
-    n += 1
-    return n
-```
-</details>"""
-
-
-def chapter():
-    """Return a notebook of two exercises."""
-    exercise = [(new_markdown_cell, "Write `after`."), (new_code_cell, SOURCE), (new_markdown_cell, ANSWER)]
-    cells = [new(source, metadata={"tags": ["exercise"]}) for new, source in exercise * 2]
-    return new_notebook(cells=cells)
-
-
-WRONG = {number: "# it stays\nn += 1 ⇒ n += 0\n" for number in (1, 2)}
-TOO_GOOD = "# two follows zero, but three follows two\ndef after(n):\n    return n + 1 if n else 2\n"
-
-
-def executed(answers):
-    """Return the small notebook with these wrong answers, and what its cells say to them."""
-    book = with_wrong_answers(solved(chapter()), answers)
-    for cell in book.cells:
-        said = []
-        if CHECK in cell.source:
-            exec(cell.source, {"print": said.append})
-            cell.outputs = [new_output("stream", name="stdout", text="\n".join(said))]
-    return book
+# ---- what a check lets through is named; `test_notebooks` finds an answer that is put in wrongly ----
 
 
 def test_an_edit_must_stand_once_in_the_solution():
@@ -128,7 +89,10 @@ def test_an_edit_must_stand_once_in_the_solution():
 
 
 def test_a_wrong_answer_that_passes_is_named():
-    answers = WRONG | {2: WRONG[2] + TOO_GOOD}
-    [found] = let_through(executed(answers), answers)
-    assert "but three follows two" in found and "Right: 3 follows 2" in found
-    assert let_through(executed(WRONG), answers) == ["2 wrong answers were tried, not 3"]
+    cells = [
+        new_code_cell(f"# wrong: {verdict}", metadata={"tags": [WRONG]}, outputs=[new_output("stream", text=verdict)])
+        for verdict in (f"{UNSOLVED}it is not 3", f"{SOLVED}3 follows 2")
+    ]
+    [found] = let_through(new_notebook(cells=cells), {1: "# one\n", 2: "# another\n"})
+    assert found.startswith("# wrong: Right") and "3 follows 2" in found
+    assert let_through(new_notebook(cells=cells[:1]), {1: "# one\n# two\n"}) == ["1 wrong answers were tried, not 2"]

@@ -148,25 +148,23 @@ def test_a_change_runs_the_rooms_that_it_reaches(commands):
     assert skipped(changed) == [True, True, True, True, False, True]
 
 
-def test_every_notebook_runs_to_its_end_without_an_error_or_a_warning(run):
-    for stage in paths.STAGES:
-        book = nbformat.read(paths.executed_copy(run, stage), as_version=4)
-        code = [cell for cell in book.cells if cell.cell_type == "code"]
-        assert all(cell.execution_count for cell in code)
-        outputs = [output for cell in code for output in cell.outputs]
-        assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+def check_copy(run, stage):
+    """Assert that an executed copy has neither an error nor a warning, and that each exercise says what it must.
+
+    That is what is missing on one's own text, and that it is right in `sample`.
+    """
+    book = nbformat.read(paths.executed_copy(run, stage), as_version=4)
+    code = [cell for cell in book.cells if cell.cell_type == "code"]
+    assert all(cell.execution_count for cell in code)
+    outputs = [output for cell in code for output in cell.outputs]
+    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+    for exercise in exercises(book):
+        assert not verdict_problems(exercise, SOLVED if run == "sample" else UNSOLVED), f"{stage} [{exercise.cell.id}]"
 
 
-def check_exercises(run, stage):
-    """Assert that each exercise of an executed copy says what it must: missing on one's own text, right in `sample`."""
-    wanted = SOLVED if run == "sample" else UNSOLVED
-    for exercise in exercises(nbformat.read(paths.executed_copy(run, stage), as_version=4)):
-        assert not verdict_problems(exercise, wanted), f"{stage} [{exercise.cell.id}]"
-
-
-def test_each_exercise_says_what_is_missing_and_each_published_solution_solves_it(run):
-    for stage in paths.STAGES:
-        check_exercises(run, stage)
+@pytest.mark.parametrize("stage", paths.STAGES)
+def test_every_notebook_runs_to_its_end_and_each_published_solution_solves_its_exercise(run, stage):
+    check_copy(run, stage)
 
 
 @pytest.mark.parametrize("commands", ["sample"], indirect=True)
@@ -208,10 +206,7 @@ def test_a_side_door_runs_on_the_rooms_of_the_run(run):
     for side_door in DOORS[run]:
         manifest = open_room(run, side_door)
         assert set(manifest["result"]) >= RESULT[side_door] and manifest["inputs"] and manifest["outputs"]
-        book = nbformat.read(paths.executed_copy(run, side_door), as_version=4)
-        outputs = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
-        assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
-        check_exercises(run, side_door)
+        check_copy(run, side_door)
         assert f"id='{side_door}'" in page
     assert all(passed for _, passed, _ in verify_run(run))
 

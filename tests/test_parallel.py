@@ -77,9 +77,10 @@ def die(_):
     raise KilledWorker
 
 
-def test_a_worker_of_a_cluster_that_was_killed_is_told_in_the_same_words():
-    with parallel.executor(1) as pool, pytest.raises(RuntimeError, match="memory was full.*fewer workers"):
-        parallel.map_shards(pool, die, range(4))
+@pytest.mark.parametrize(("workers", "task"), [(1, die), (2, end_at_two)])
+def test_a_worker_that_was_killed_is_told_in_words_also_on_a_cluster(workers, task):
+    with parallel.executor(workers) as pool, pytest.raises(RuntimeError, match="memory was full.*fewer workers"):
+        parallel.map_shards(pool, task, range(4))
 
 
 def test_a_label_shows_progress_and_its_absence_shows_nothing(capfd, monkeypatch):
@@ -130,11 +131,6 @@ def test_a_lazy_source_is_never_held_whole(monkeypatch):
         items = (order.append(("taken", n)) or n for n in range(3))
         parallel.map_shards(here, lambda n: order.append(("done", n)), items)
     assert order == [(what, n) for n in range(3) for what in ("taken", "done")]
-
-
-def test_a_worker_that_was_killed_is_told_in_words():
-    with parallel.executor(2) as pool, pytest.raises(RuntimeError, match="memory was full.*fewer workers"):
-        parallel.map_shards(pool, end_at_two, range(4))
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "nonsense://x"])

@@ -10,6 +10,8 @@ def test_runs_stay_in_the_repository_unless_told_otherwise(monkeypatch, tmp_path
     assert paths.room("a", "tokenize") == paths.repo_root() / "runs" / "a" / "tokens"
     monkeypatch.setenv("RUNS_DIR", str(tmp_path))
     assert paths.room("a", "train") == tmp_path / "a" / "model"
+    assert paths.room("a", "tournament") == tmp_path / "a" / "tournament"
+    assert paths.executed_copy("a", "tournament") == tmp_path / "a" / "notebooks" / "tournament.ipynb"
 
 
 @pytest.mark.parametrize("name", ["songci", "西游记", "a-b_c.2"])
@@ -23,18 +25,10 @@ def test_a_run_name_never_leaves_the_runs_folder_and_is_a_text(name):
         paths.run_dir(name)
 
 
-def test_a_side_door_has_a_notebook_and_a_room_and_is_no_stage(monkeypatch, tmp_path):
-    monkeypatch.setenv("RUNS_DIR", str(tmp_path))
-    assert not paths.SIDE_DOORS.keys() & paths.STAGES.keys()
-    assert paths.notebook("tournament") == paths.repo_root() / "notebooks" / "deeper" / "tournament.ipynb"
-    assert paths.room("a", "tournament") == tmp_path / "a" / "tournament"
-    assert paths.executed_copy("a", "tournament") == tmp_path / "a" / "notebooks" / "tournament.ipynb"
-
-
 def test_no_two_notebooks_share_a_room_or_a_copy():
     rooms = [room for _, room in paths.NOTEBOOKS.values()]
     copies = [paths.notebook(stage).name for stage in paths.NOTEBOOKS]
-    assert len(set(rooms)) == len(set(copies)) == len(paths.NOTEBOOKS)
+    assert len(set(rooms)) == len(set(copies)) == len(paths.NOTEBOOKS) == len(paths.STAGES) + len(paths.SIDE_DOORS)
 
 
 def test_shards_come_in_order_and_by_split(monkeypatch, tmp_path):

@@ -68,15 +68,6 @@ tokens_if_seen_often = tokens_if_seen_once = 2
     4: """
 # only the first occurrence
 i += 2 ⇒ return merged + list(pieces[i + 2 :])
-# what was merged is used again
-def merge(pieces, pair):
-    merged = []
-    for left, right in zip(pieces, [*pieces[1:], ""]):
-        if (left, right) == tuple(pair):
-            merged.append(left + right)
-        elif merged[-1:] != [pair[0] + pair[1]]:
-            merged.append(left)
-    return merged
 # another pair with the same characters is merged as well
 tuple(pieces[i : i + 2]) == tuple(pair) ⇒ "".join(pieces[i : i + 2]) == "".join(pair)
 pieces[i] + pieces[i + 1] ⇒ "".join(pair)
@@ -87,8 +78,6 @@ return merged ⇒ pieces[:] = merged
     5: """
 # the shortest word first
 max_word_length, 1, -1 ⇒ 2, max_word_length + 1
-# words of two characters are never tried
-max_word_length, 1, -1 ⇒ max_word_length, 2, -1
 # from the right
 def longest_match(text):
     pieces, end = [], len(text)
@@ -104,8 +93,6 @@ WRONG_ANSWERS["tokenize"] = {
     1: """
 # without <bos> and <eos>
 max()) ⇒ max()) - 2
-# the mean
-longest = round(len(stream) / len(stream.documents))
 """,
     2: """
 # how many ids there are, not the largest
@@ -139,8 +126,6 @@ windows[at].append(number) ⇒ windows[at].append(lengths[number])
 
 WRONG_ANSWERS["train"] = {
     1: """
-# bits
-my_loss, my_perplexity = -math.log2(1 / 2), 2
 # the sign
 my_loss, my_perplexity = math.log(1 / 2), 2.0
 # two to the power of the nats
@@ -151,8 +136,6 @@ math.exp(my_loss) ⇒ 2**my_loss
 past & own ⇒ own
 # a position may not look at itself
 tril() ⇒ tril(-1)
-# row and column are exchanged
-tril() ⇒ triu()
 # numbers, not True and False: attention would add them to the scores
 past & own ⇒ past.float() * own
 """,
@@ -161,15 +144,10 @@ past & own ⇒ past.float() * own
 (update + 1) ⇒ update
 # the wave begins with the run, not after the warm-up
 (update - warmup) / (total - warmup) ⇒ update / total
-# a quarter of a wave
-0.5 * (1 + math.cos(math.pi * progress)) ⇒ math.cos(math.pi / 2 * progress)
 """,
     4: """
 # per micro-batch, not per label
 sum(labels) ⇒ len(sums)
-# the weights are the losses
-def batch_loss(sums, labels):
-    return sum(total * total / count for total, count in zip(sums, labels)) / sum(sums)
 """,
     5: """
 # below the floor is overfitting
@@ -183,8 +161,6 @@ WRONG_ANSWERS["generate"] = {
     1: """
 # warmer, not colder
 my_temperature = 1 / 0.22
-# the share itself
-my_temperature = 0.9
 """,
     2: """
 # the token that reaches p goes as well
@@ -218,18 +194,12 @@ penalty if scores[token] < 0 else scores[token] / penalty ⇒ 1.5 if scores[toke
 
 WRONG_ANSWERS["serve"] = {
     1: """
-# how late a question was sent, without its answer
-zip(due, answered ⇒ zip(due, sent
-# every clock starts with the probe
-[end - begin for begin, end in zip(due, answered, strict=True)] ⇒ answered
 # the silence counts in full for each of the four
 [end - begin for begin, end in zip(due, answered, strict=True)] ⇒ [1, 1, 290, 290, 290, 290]
 """,
     2: """
 # everybody
 origins = ["*"]
-# without its scheme
-origins = ["friend.example"]
 # without encryption as well
 origins = ["https://friend.example", "http://friend.example"]
 """,
@@ -264,8 +234,6 @@ response = web ⇒ await asyncio.wrap_future(future)
 
 WRONG_ANSWERS["chat"] = {
     1: """
-# whose the id is moves, and the id does not
-ids[1:] ⇒ ids[:-1]
 # the id moves, and whose it is does not
 is_answer[1:] ⇒ is_answer[:-1]
 # everything after the first answer's beginning
@@ -288,8 +256,6 @@ def may_see(positions):
     3: """
 # A twice
 outputs * r ⇒ r * inputs
-# their product
-r * inputs + outputs * r ⇒ (r * inputs) * (outputs * r)
 # the rank is always 8
 r * inputs + outputs * r ⇒ 8 * (inputs + outputs)
 """,
@@ -315,11 +281,6 @@ if b[name] != value} ⇒ if name == next((name for name in a if b[name] != a[nam
 (value, b[name]) ⇒ (b[name], value)
 """,
     2: """
-# means
-def paired(before, after):
-    if len(before) < 2 or sum(before) == sum(after):
-        return "unclear"
-    return "better" if sum(after) < sum(before) else "worse"
 # one seed is enough
 len(pairs_of_seeds) < 2 ⇒ False
 # only the first two seeds
@@ -341,8 +302,6 @@ sum(values) / width ⇒ sum(values) / len(values)
     4: """
 # the seconds are forgotten
 tokens_per_second * seconds ⇒ tokens_per_second
-# divided by the seconds instead of the updates
-seconds / updates ⇒ updates / seconds
 """,
 }
 
@@ -350,8 +309,6 @@ WRONG_ANSWERS["reward"] = {
     1: """
 # itself is among the others
 (sum(rewards) - reward) ⇒ sum(rewards)
-# divided by all
-(len(rewards) - 1) ⇒ len(rewards)
 # always two others
 (len(rewards) - 1) ⇒ 2
 """,
@@ -368,8 +325,6 @@ len(set(line)) > 1 ⇒ len(set(line)) == 5
 1 - p**n - (1 - p) ** n ⇒ 1 - p**n
 # exactly one is right
 1 - p**n - (1 - p) ** n ⇒ n * p * (1 - p) ** (n - 1)
-# groups of two, whatever n
-1 - p**n - (1 - p) ** n ⇒ 2 * p * (1 - p)
 """,
     4: """
 # the plain difference of the logarithms, which can be negative
@@ -385,12 +340,8 @@ mean() ⇒ sum()
 
 WRONG_ANSWERS["tournament"] = {
     1: """
-# multiplied by the ratio
-/ ratio ⇒ * ratio
 # nats per character
 / math.log(2) / ratio ⇒ / ratio
-# a bit is taken for 1/ln 2 nats
-/ math.log(2) ⇒ * math.log(2)
 """,
     2: r"""
 # pairs side by side: one that begins inside another is missed

@@ -59,14 +59,6 @@ def test_a_stopped_run_goes_on_to_the_bit(chat_run, rank):
     assert all(torch.equal(want[name], got[name]) for name in want)
 
 
-def test_a_file_stop_ends_it_and_one_that_is_left_behind_ends_nothing(chat_run):
-    tuning = job.prepare_tuning(ChatSettings(**SHORT))
-    (paths.room(chat_run, "chat") / "STOP").touch()
-    assert tuning.run().items() >= {"ended": "stopped", "steps": 1}.items()
-    figures = fine_tune()
-    assert figures["ended"] == "finished" and figures["steps"] == figures["total_steps"] > 1
-
-
 def test_other_settings_begin_anew_and_keep_what_was_there(chat_run):
     fine_tune(epochs=1)
     first = weights(chat_run)["lm_head.weight"]

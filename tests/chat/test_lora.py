@@ -86,5 +86,3 @@ def test_a_rank_decides_how_many_numbers_are_trained():
     assert counts[1] == 2 * counts[0]
     with pytest.raises(ValueError, match="1 or more"):
         lora.add_lora(tiny_model(TOK), 0)
-    first, second = (dict(with_adapters("llama").named_parameters()) for _ in range(2))
-    assert all(torch.equal(first[name], second[name]) for name in first)  # of one seed

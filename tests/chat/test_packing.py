@@ -11,20 +11,11 @@ from helpers.chat.data import Conversations, fitting, pack_windows
 from helpers.tokens.windows import IGNORE
 from helpers.train.loss import Loss
 from helpers.vocab import chat
-from helpers.vocab.chat import Encoded
 
 TOK = characters_tokenizer()
 chat.add_template(TOK)
 ENCODED = [chat.encode_messages(TOK, talk) for talk in TALKS[:40]]
 ARCHITECTURES = pytest.mark.parametrize("architecture", ["llama", "gpt2", "moe"])
-
-
-def test_the_example_in_the_docstring():
-    talks = [Encoded([1, 2, 3, 4], [False, False, True, True]), Encoded([5, 6, 7], [False, False, True])]
-    inputs, labels, positions = Conversations(talks, 6, 0)[0]
-    assert inputs.tolist() == [1, 2, 3, 5, 6, 0]
-    assert labels.tolist() == [IGNORE, 3, 4, IGNORE, 7, IGNORE]
-    assert positions.tolist() == [0, 1, 2, 0, 1, 0]
 
 
 def test_every_answer_is_a_label_once_and_nothing_else_is():

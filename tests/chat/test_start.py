@@ -26,27 +26,21 @@ def test_a_runs_own_model_knows_the_roles_by_what_stood_in_their_places(chat_run
     assert load_start(chat_run, n_ctx=64)[2] == 64 and load_start(chat_run, n_ctx=4096)[2] == N_CTX
 
 
-def test_a_model_without_roles_gets_two_rows_more(chat_run, tmp_path):
-    names = tokenizer.parse_special_tokens("pad:[PAD] bos:[CLS] eos:[SEP] unk:[UNK]")
+@pytest.mark.parametrize(
+    ("named", "roles", "architecture", "more"),
+    [("", ["<user>", "<assistant>"], "gpt2", 2), (" user:[USER] assistant:[BOT]", ["[USER]", "[BOT]"], "llama", 0)],
+)
+def test_roles_that_are_missing_or_have_other_names_are_begun_too(chat_run, tmp_path, named, roles, architecture, more):
+    names = tokenizer.parse_special_tokens("pad:[PAD] bos:[CLS] eos:[SEP] unk:[UNK]" + named)
     own = tokenizer.build_words({"浇水": 3}, "今天浇水很热。", names)
-    model, tok, _ = load_start(chat_run, folder_of(tmp_path / "theirs", own, "gpt2"))
-    assert len(tok) == model.config.vocab_size == len(own) + 2
-    rows = model.embed_tokens.weight
-    assert rows.shape[0] == len(tok) and torch.equal(rows[len(own)], rows[own.bos_token_id])
-    assert torch.equal(rows[len(own) + 1], rows[tokenizer.encode(own, "\n")[0]])
-    assert model.lm_head.weight is rows
-    assert {len(own), len(own) + 1} <= set(model.generation["suppress_tokens"])
-
-
-def test_roles_that_have_other_names_are_begun_too(chat_run, tmp_path):
-    names = tokenizer.parse_special_tokens("pad:[PAD] bos:[CLS] eos:[SEP] unk:[UNK] user:[USER] assistant:[BOT]")
-    own = tokenizer.build_words({"浇水": 3}, "今天浇水很热。", names)
-    model, tok, _ = load_start(chat_run, folder_of(tmp_path / "theirs", own))
-    rows = model.embed_tokens.weight
-    user, assistant, unk = tok.convert_tokens_to_ids(["[USER]", "[BOT]", "[UNK]"])
-    assert len(tok) == len(own) and torch.equal(rows[user], rows[tok.bos_token_id])
+    model, tok, _ = load_start(chat_run, folder_of(tmp_path / "theirs", own, architecture))
+    rows, (user, assistant) = model.embed_tokens.weight, tok.convert_tokens_to_ids(roles)
+    assert len(rows) == len(tok) == model.config.vocab_size == len(own) + more
+    assert torch.equal(rows[user], rows[own.bos_token_id])
     assert torch.equal(rows[assistant], rows[tokenizer.encode(own, "\n")[0]])
-    assert not torch.equal(rows[unk], rows[assistant])
+    assert not torch.equal(rows[own.unk_token_id], rows[assistant])
+    assert model.lm_head.weight is rows
+    assert {user, assistant} <= set(model.generation["suppress_tokens"])
 
 
 def test_a_models_own_template_is_kept_and_says_what_ends_a_turn(chat_run, tmp_path):

@@ -14,7 +14,7 @@ import pytest
 from corpora import SENTENCE, everything, make_tar, names, zst
 
 from helpers.corpus import archives, encodings, formats
-from helpers.corpus.archives import EXTENSIONS, NoDocuments, is_ignored, kind_of
+from helpers.corpus.archives import EXTENSIONS, NoDocuments, kind_of
 from helpers.corpus.encodings import BadFile
 from helpers.corpus.find import find_inputs
 from helpers.corpus.records import ReadOptions
@@ -58,10 +58,6 @@ def pack(path, data):
 def test_kinds(name, kind):
     assert kind_of(name) == kind
     assert name.lower().endswith(EXTENSIONS) == (kind[0] not in (".pdf.gz", ""))
-
-
-def test_what_programs_leave_behind_is_ignored():
-    assert [is_ignored(name) for name in (".a.txt", "~$a.txt", "desktop.ini", "a.txt")] == [True, True, True, False]
 
 
 @pytest.mark.parametrize(("pack", "suffix"), [(gzip.compress, ".gz"), (zst, ".zst")])

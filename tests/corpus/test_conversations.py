@@ -86,11 +86,9 @@ def test_forms(record, expected):
         ({"messages": []}, "no question with an answer"),
         ({"messages": [*talk("问"), *masked("答", loss=False)]}, "no question with .* not to be learned"),
         ({"messages": talk("问")}, "no question with an answer"),
-        ({"messages": talk(system="线")}, "no question with an answer"),
         ({"messages": [{"role": "user", "content": "一"}] * 2}, "turn 2 is of the user, where the assistant should"),
         ({"messages": talk("问", "答")[1:]}, "turn 1 is of the assistant, where the user should"),
         ({"messages": talk("问", "答") + talk(system="线")}, "turn 3 is a system line"),
-        ({"messages": talk(system="线") * 2}, "turn 2 is a system line"),
         ({"messages": talk("问", " \n", "问", "答", system="线")}, "turn 3, of the assistant, says nothing"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "turn 1 is of 'tool'; known are system, developer, user"),
         ({"messages": [{"content": "x"}]}, "turn 1 says neither under 'role' nor under 'from' who speaks"),
@@ -153,13 +151,6 @@ def test_what_is_no_turn_is_counted_field_by_field():
 # ---- the document ----
 
 
-def test_a_conversation_is_a_text_that_knows_its_turns():
-    document = Conversation(talk("问\n题", "答", system="线"))
-    assert document == "线\n问\n题\n答" and isinstance(document, str)
-    assert list(document.messages) == talk("问\n题", "答", system="线")
-    assert list(Conversation.of_lines("一\n二\n三\n四").messages) == talk("一", "二", "三", "四")
-
-
 def test_a_conversation_that_is_too_long_loses_whole_exchanges_at_its_end():
     document = Conversation(talk("甲甲", "乙乙", "丙丙", "丁丁", system="线"))
     assert len(document) == 13
@@ -208,22 +199,16 @@ def test_mending_mojibake_moves_no_border(contents, codec, as_gbk):
 # ---- files ----
 
 
-def test_what_is_no_conversation_is_counted_with_file_place_and_reason(raw):
+def test_what_is_no_conversation_is_counted_with_its_place_and_reason(raw):
     rows = [{"messages": talk("问", "答")}, {"messages": talk("问")}, {"question": "问", "answer": ""}, {"title": "题"}]
-    rows.append({"messages": [*talk("问"), *masked("答", weight=0), *talk("再问", "再答")]})
+    rows += [{"messages": [*talk("问"), *masked("答", weight=0), *talk("再问", "再答")]}, {"问": "问二", "答": "答二"}]
     (raw / "a.jsonl").write_text("\n".join(json.dumps(row) for row in rows), "utf-8")
-    (raw / "b.json").write_text(json.dumps(rows), "utf-8")
-    (raw / "c.csv").write_text("question,answer\n问,答\n只问\n问二,答二\n", "utf-8")
     report = build(raw)
-    unlearned = {"with a first answer that is not to be learned": 2}
-    assert report.dropped == {"unreadable": 7, "duplicate": 2} | unlearned and report.documents == 2
-    for file, unit in zip(report.files, ("line", "item", "row"), strict=True):
-        assert file.notes[0] == "read as conversations" or file.name == "c.csv"
-        told = "; ".join(file.notes)
-        assert f"{unit} 3: turn 2, of the assistant, says nothing" in told or "row 3: fields: 1, columns: 2" in told
-        assert "take turns" in told and "text_key" in told or unit == "row"
-    told = "; ".join(report.files[0].notes)
-    assert "line 2: no question with an answer" in told
+    assert report.dropped == {"unreadable": 3, "with a first answer that is not to be learned": 1}
+    first, *notes = report.files[0].notes
+    told = "; ".join(notes)
+    assert first == "read as conversations" and "take turns" in told and "text_key" in told
+    assert "line 2: no question with an answer" in told and "line 3: turn 2, of the assistant, says nothing" in told
     assert "line 4: nothing under 'text'" in told and "keys there: title" in told
 
 

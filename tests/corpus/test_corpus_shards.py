@@ -9,7 +9,7 @@ from helpers.corpus import split
 from helpers.corpus.__main__ import export_json
 from helpers.corpus.build import build_corpus
 from helpers.corpus.shards import read_texts, shard_documents, shard_paths
-from helpers.manifest import RoomError, write_manifest
+from helpers.manifest import write_manifest
 
 
 @pytest.fixture
@@ -19,11 +19,6 @@ def corpus(raw, monkeypatch):
     (raw / "b.txt").write_text("别的", "utf-8")
     report = build(raw, document="line", val_fraction=0.2)
     write_manifest("test", "corpus", parameters={}, inputs=[], outputs=report.outputs, result={})
-
-
-def test_a_room_that_is_not_there_names_the_notebook():
-    with pytest.raises(RoomError, match="01_corpus"):
-        shard_paths("nobody", "train")
 
 
 def test_documents_come_in_order_with_their_source(corpus):

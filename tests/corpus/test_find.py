@@ -17,7 +17,7 @@ def library(tmp_path):
     for name in (*ALL, "x.pdf", "none"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"")
-    for name in (".DS_Store", ".hidden.txt", "~$lock.txt", "deep/Thumbs.db"):
+    for name in (".DS_Store", ".hidden.txt", "~$lock.txt", "deep/Thumbs.db", "desktop.ini"):
         (tmp_path / name).write_bytes(b"")
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "x.txt").write_bytes(b"")

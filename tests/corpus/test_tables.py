@@ -39,7 +39,6 @@ SEVERAL, LONGER, SHORTER = "a row may be several rows", "a row has more than 2",
         ('id,text\n1,"甲",乙\n2,丙\n', ["丙"], "row 2: fields: 3, columns: 2"),
         ("id,text,n\n1,甲\n2,乙,3\n3\n", ["甲", "乙"], SHORTER),
         ("id,text,n\n1,甲\n2,乙,3\n3\n", ["甲", "乙"], "row 4: fields: 1, columns: 3. Does one hold a line end"),
-        ("id,text\n1,甲\n乙\n", ["甲"], "row 3: fields: 1, columns: 2. Does one hold a line end"),
         ("text,n\n四,4, ,\n\n五,5\n", ["四", "五"], ""),
         # no column, no end
         ("标题,正文\n一,二\n", "no column 'text'; the columns are 标题, 正文", ""),

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from models import N_CTX, naive_logits
+from models import N_CTX
 
 from helpers.generate import generate, sampling
 from helpers.generate.batch import DecodeBatch, Row, active_filters, banned, prompt_ids, window_start
@@ -17,25 +17,6 @@ PROMPTS = ["绿萝怎么浇水？", "", "龟背竹喜欢散射光，冬天", "�
 SAMPLED = Settings(max_new_tokens=30, temperature=0.9, top_k=40, top_p=0.95, repetition_penalty=1.2, seed=3)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.mark.parametrize("length", [1, N_CTX - 1, N_CTX, N_CTX + 1, 3 * N_CTX])
-def test_logits_equal_those_without_cache_past_the_window(net, tok, length):
-    """A prompt of any length, and a text that grows past the context, is no crash: the window slides as documented.
-
-    Every logit at every length agrees with a full forward pass to 1e-4.
-    """
-    short = Row([tok.bos_token_id, 9, 10], Settings(max_new_tokens=3 * N_CTX + 2, seed=1))
-    long = Row(range(8, 8 + length), Settings(max_new_tokens=3 * N_CTX + 2, seed=2))
-    batch = DecodeBatch(net, tok)
-    batch.add([short])
-    batch.step()
-    batch.add([long])
-    while long in batch.rows and short in batch.rows:
-        for row, logits in zip(batch.rows, batch.logits, strict=True):
-            torch.testing.assert_close(logits[None], naive_logits(net, tok, row.ids), atol=1e-4, rtol=1e-4)
-        batch.step()
-    assert len(short.new) > 2 or short.finished
 
 
 def test_window_start_slides_by_halves():

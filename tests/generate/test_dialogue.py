@@ -51,13 +51,6 @@ def test_the_oldest_leave_and_the_window_never_slides(small, tok):
     assert len(answer_prompt(tok, talk.messages[:-1], models.N_CTX, 1, most=10).ids) <= 10
 
 
-def test_a_question_that_is_too_long_is_not_part_of_the_conversation(small, tok):
-    talk = Dialogue(small, tok)
-    with pytest.raises(chat.TooLong, match="the question has 42 tokens, and 20 are free"):
-        list(talk.ask("土" * 39, SETTINGS))
-    assert talk.messages == []
-
-
 @pytest.mark.parametrize("written", [0, 1])
 def test_what_was_written_before_a_stop_counts(small, tok, written):
     talk, stop = Dialogue(small, tok), threading.Event()

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from models import N_CTX, PLANTS, naive_logits, plants_model
@@ -23,7 +23,7 @@ from helpers.model.huggingface import save_model
 from helpers.train.checkpoint import export_model
 from helpers.vocab.tokenizer import decode, encode
 
-PROMPTS = ["绿萝怎么浇水？", "", "龟背竹喜欢散射光，冬天", "水"]
+PROMPTS = ["绿萝怎么浇水？", "", "龟背竹喜欢散射光，冬天", "水", PLANTS, PLANTS * 3]  # the last two exceed the context
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -174,6 +174,7 @@ def test_no_character_is_ever_cut_in_two(tok, forced):
 
 @hypothesis_settings(max_examples=25)
 @given(seed=st.integers(0, 10**6), length=st.integers(0, 40))
+@example(seed=0, length=0)
 def test_pieces_add_up_to_the_text(tok, seed, length):
     """Also when the model writes byte pieces that are no characters, as an untrained one does."""
     net, settings = plants_model("gpt2", tok), Settings(max_new_tokens=length, seed=seed)
@@ -255,11 +256,6 @@ def test_same_seed_same_text_and_no_global_dice(net, tok):
     assert one == two
     assert len({generate.generate(net, tok, "水", Settings(max_new_tokens=20))[0].text for _ in range(3)}) == 3
     assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
-
-
-def test_no_new_tokens_is_the_prompt(net, tok):
-    assert [s.text for s in generate.generate_batch(net, tok, ["水", ""], Settings(max_new_tokens=0))] == ["水", ""]
-    assert list(generate.stream_text(net, tok, "水", Settings(max_new_tokens=0))) == []
 
 
 def test_impossible_wishes_are_refused_in_words(net, tok):

@@ -222,25 +222,11 @@ def test_a_full_context_is_said(capsys, monkeypatch, chatting):
 
 # ---- scores ----
 
-TEXT = "\ufeff绿萝怎么浇水？\n看土。\r\n\n\n 冬天少浇水。\n"
 
-
-@pytest.mark.parametrize(
-    ("kind", "wanted"),
-    [
-        ("block", ["绿萝怎么浇水？\n看土。", " 冬天少浇水。"]),
-        ("line", ["绿萝怎么浇水？", "看土。", " 冬天少浇水。"]),
-        ("file", ["绿萝怎么浇水？\n看土。\n\n\n 冬天少浇水。"]),
-    ],
-)
-def test_documents_of_a_file(tmp_path, kind, wanted):
-    (tmp_path / "text.txt").write_bytes(TEXT.encode())
-    assert terminal.documents_of_file(tmp_path / "text.txt", kind) == wanted
-
-
-def test_a_score_for_each_document_and_one_for_all(tmp_path, capsys, small, tok):
-    (tmp_path / "text.txt").write_text("绿萝怎么浇水？\n\n冬天少浇水。", "utf-8")
-    assert command("--score", str(tmp_path / "text.txt")) == 0
+@pytest.mark.parametrize(("kind", "between"), [([], "\r\n\r\n"), (["--document", "line"], "\r\n")])
+def test_a_score_for_each_document_and_one_for_all(tmp_path, capsys, small, tok, kind, between):
+    (tmp_path / "text.txt").write_text(f"\ufeff绿萝怎么浇水？{between}冬天少浇水。", "utf-8", newline="")
+    assert command("--score", str(tmp_path / "text.txt"), *kind) == 0
     head, *rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     one, other = score_texts(small, tok, ["绿萝怎么浇水？", "冬天少浇水。"])
     assert head == ["bits per character", "characters", "beginning"]

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from chats import characters_tokenizer, make_chat_run, tiny_model
+from chats import characters_tokenizer, tiny_model
 
 from helpers import paths
 from helpers.corpus.find import BUILT_IN
@@ -162,27 +162,21 @@ def test_settings_that_make_no_sense(changes, words):
 # ---- what it begins with ----
 
 
-@pytest.fixture
-def run(tmp_path, monkeypatch):
-    monkeypatch.setenv("RUNS_DIR", str(tmp_path / "runs"))
-    return make_chat_run()
-
-
-def test_on_a_corpus_of_ones_own_nothing_can_judge(run):
+def test_on_a_corpus_of_ones_own_nothing_can_judge(chat_run):
     with pytest.raises(RoomError, match="a reward needs a judge"):
-        job.load_beginning(replace(SETTINGS, run=run))
+        job.load_beginning(replace(SETTINGS, run=chat_run))
 
 
-def test_it_begins_with_the_chat_model_if_there_is_one(run):
-    outputs = list(paths.room(run, "corpus").glob("*.jsonl"))
-    write_manifest(run, "corpus", parameters={}, inputs=[], outputs=outputs, result={"source": BUILT_IN})
-    settings = replace(SETTINGS, run=run)
+def test_it_begins_with_the_chat_model_if_there_is_one(chat_run):
+    outputs = list(paths.room(chat_run, "corpus").glob("*.jsonl"))
+    write_manifest(chat_run, "corpus", parameters={}, inputs=[], outputs=outputs, result={"source": BUILT_IN})
+    settings = replace(SETTINGS, run=chat_run)
     model, tokenizer, begun = job.load_beginning(settings)
     assert begun == "base" and tokenizer.chat_template and not model.training
-    final = paths.room(run, "chat") / "final_model"
+    final = paths.room(chat_run, "chat") / "final_model"
     save_model(final, model)
     tokenizer.save_pretrained(final)
-    write_manifest(run, "chat", parameters={}, inputs=[], outputs=sorted(final.iterdir()), result={})
+    write_manifest(chat_run, "chat", parameters={}, inputs=[], outputs=sorted(final.iterdir()), result={})
     assert job.load_beginning(settings)[2] == "chat"
     assert job.load_beginning(replace(settings, begin="base"))[2] == "base"
     assert not any(p.requires_grad for p in job.load_beginning(settings)[0].parameters())

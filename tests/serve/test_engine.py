@@ -6,8 +6,8 @@ from concurrent.futures import CancelledError, wait
 import pytest
 import service
 import torch
+from displays import until as wait_until
 from models import PLANTS
-from service import wait_until
 
 from helpers.generate import generate
 from helpers.generate.batch import Row

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from service import FakeEngine, in_thread, wait_until
+from displays import until as wait_until
+from service import FakeEngine, in_thread
 
 from helpers import paths
 

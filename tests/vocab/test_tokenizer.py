@@ -106,7 +106,6 @@ FOUR = "pad:<pad> bos:<bos> eos:<eos> unk:<unk>"
         (FOUR + " bos:<s>", "'bos' comes twice"),
         (FOUR + " user:<bos>", "'<bos>' comes twice"),
         (FOUR.replace("bos:", "bos : "), "'bos' is not written as meaning:name"),
-        (FOUR + " <user>", "'<user>' is not written"),
         (FOUR + " User:<user>", "'User:<user>' is not written"),
         (FOUR + " user:user", "'user' cannot be the name of user"),  # BPE may merge it
         (FOUR + " user:<", "two characters or more"),
