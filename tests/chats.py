@@ -21,8 +21,8 @@ def text_of(messages) -> str:
     return "\n".join(message["content"] for message in messages)
 
 
-drawn = map(exchange_messages, built_in.draw_conversations(500))
-TALKS = list(islice((talk for talk in drawn if len(text_of(talk)) < 110), 220))  # in characters: they fit into a window
+drawn = map(exchange_messages, built_in.draw_conversations(900))
+TALKS = list(islice((talk for talk in drawn if 30 < len(text_of(talk)) < 80), 220))  # they fit into a window
 
 
 def characters_tokenizer():

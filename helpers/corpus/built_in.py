@@ -29,6 +29,7 @@ SHARES = {"story": 0.70, "plain": 0.20, "unknown plant": 0.05, "unknown matter":
 SECOND = 0.40  # share of documents with a second question; an unknown plant's have none
 HELD_OUT = 0.32  # share of (plant, topic) pairs that lose one of their situations: 8 % of the combinations
 EXCHANGES = {1: 0.3, 2: 0.4, 3: 0.3}  # how many exchanges a conversation has, and its share
+SMALL_TALK = 0.10  # share of exchanges that are about no plant
 ANOTHER_PLANT = 0.6  # share of further exchanges that turn to another plant; after an unknown one all do
 TURNING_SHARES = {"story": 0.30, "plain": 0.60, "unknown plant": 0.05, "unknown matter": 0.05}  # of these
 WITNESSES = 3  # other plants of the same value that must still show what a held-out situation leads to
@@ -50,7 +51,7 @@ class Question:
     plant: str
     topic: str  # of a plain question also one of `plain_topics`, or a matter that the grammar doesn't know
     situation: str  # "" in a plain question, which has none
-    kind: str  # "seen" or "held out", what its combination is in the corpus, or "plain"
+    kind: str  # "seen" or "held out", what its combination is in the corpus, "plain", or "small talk"
 
 
 @dataclass(frozen=True)
@@ -414,27 +415,39 @@ def draw_documents(n: int = DEFAULT_DOCUMENTS, seed: int = 0) -> Iterator[Docume
 
 
 def _draw_conversation(rng: random.Random) -> list[AnsweredQuestion]:
-    drawing = _Drawing(rng)
-    about = _draw_first(drawing, SHARES)
-    exchanges, told = [_exchange(drawing, about, 0)], columns(about.topic)
+    drawing, told, about = _Drawing(rng), [], Combination("", "", "")
+    exchanges: list[AnsweredQuestion] = []
     wanted = list(EXCHANGES)[drawing.weigh("exchanges", [(share, str(n)) for n, share in EXCHANGES.items()])]
     while len(exchanges) < wanted:
         begun, known = len(drawing.parts), about.plant in plant_facts()
+        if drawing.weigh("small talk", [(1 - SMALL_TALK, "no"), (SMALL_TALK, "yes")]):
+            exchanges.append(_exchange(drawing, _draw_small_talk(drawing), begun))
+            continue
         if known and drawing.weigh("plant", [(ANOTHER_PLANT, "another"), (1 - ANOTHER_PLANT, "the same")]):
             about = Combination(about.plant, _draw_next(drawing, "next", told), "")
             told = [*told, about.topic]
         else:
-            about = _draw_first(drawing, TURNING_SHARES)
+            about = _draw_first(drawing, TURNING_SHARES if about.plant else SHARES)
             told = columns(about.topic)
         exchanges.append(_exchange(drawing, about, begun))
     return exchanges
+
+
+def _draw_small_talk(drawing: _Drawing) -> Combination:
+    """Draw what somebody says who asks about no plant, and what is answered."""
+    topic = drawing.choose("topic", list(_grammar()["small_talk"]))
+    said = _grammar()["small_talk"][topic]
+    drawing.parts.append(drawing.choose("asked", said["asked"]))
+    drawing.begin_answer()
+    drawing.parts.append(drawing.choose("answer", said["answer"]))
+    return Combination("", topic, "")
 
 
 def _exchange(drawing: _Drawing, about: Combination, begun: int) -> AnsweredQuestion:
     """Return the exchange that a drawing has just written, from part `begun` on."""
     question, answer = "".join(drawing.parts[begun:]).split("\n")
     bits = math.fsum(choice.bits for choice in drawing.choices[drawing.answer_at :])
-    kind = "seen" if about.situation else "plain"
+    kind = "seen" if about.situation else "plain" if about.plant else "small talk"
     return AnsweredQuestion(question, answer, bits, Question(f"{question}\n", *about, kind))
 
 
@@ -442,8 +455,8 @@ def draw_conversations(n: int, seed: int = 0) -> Iterator[list[AnsweredQuestion]
     """Yield `n` distinct conversations, the same for the same seed on every machine.
 
     Each is a document's first exchange, then up to two more: a further question on the same plant, which does not name
-    it, or a first one again, on another plant. No combination is held out and no plain question
-    listed that `draw_documents` doesn't keep out as well.
+    it, or a first one again, on another plant. Now and then somebody says hello or thank you. No combination is held
+    out and no plain question listed that `draw_documents` doesn't keep out as well.
     """
     rng = random.Random(seed)
     seen: set[tuple[str, ...]] = set()
