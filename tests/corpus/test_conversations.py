@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from helpers.corpus import cleaning, conversations, mojibake
 from helpers.corpus.build import build_corpus
-from helpers.corpus.conversations import ASSISTANT, SYSTEM, USER, Conversation, NotAConversation, changed, read_messages
+from helpers.corpus.conversations import (
+    ASSISTANT,
+    SYSTEM,
+    USER,
+    Conversation,
+    NotAConversation,
+    by_turns,
+    changed,
+    read_messages,
+)
 from helpers.corpus.encodings import BadFile
 
 
@@ -157,7 +166,7 @@ def test_a_conversation_is_a_text_that_knows_its_turns():
     document = Conversation(talk("问\n题", "答", system="线"))
     assert document == "线\n问\n题\n答" and isinstance(document, str)
     assert list(document.messages) == talk("问\n题", "答", system="线")
-    assert list(Conversation.of_lines("一\n二\n三\n四").messages) == talk("一", "二", "三", "四")
+    assert list(Conversation(by_turns("一二三四")).messages) == talk("一", "二", "三", "四")
 
 
 def test_a_conversation_that_is_too_long_loses_whole_exchanges_at_its_end():
