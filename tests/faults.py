@@ -89,7 +89,7 @@ def _child(rank: int, size: int, notes: str, env: dict, function, args: tuple) -
         sys.stderr, sys.stdout = open(2, "w", closefd=False, buffering=1), open(1, "w", closefd=False, buffering=1)
         os.environ.update(env)
         torch.set_num_threads(1)
-        trainer.device.matmul_rate = lambda *_: 1e12  # it only fills a column of the log, and takes seconds in fp16
+        trainer.machine.matmul_rate = lambda *_: 1e12  # it only fills a column of the log, and takes seconds in fp16
         if size > 1 and "WORLD_SIZE" not in env:  # with it, the function makes its group itself
             dist.init_process_group("gloo", init_method=f"file://{notes}/store", rank=rank, world_size=size)
         elif size > 1:

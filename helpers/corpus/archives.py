@@ -78,19 +78,16 @@ def is_ignored(name: str) -> bool:
 
 def list_archive(item: Input, left_out: Counter) -> list[Input]:
     """Return the members of an archive that can be read; count the others by reason. Raises BadFile if it is broken."""
-    archive, infos = _open_archive(item.path, item.path.stat().st_mtime_ns)
+    archive, infos = open_archive(item.path, item.path.stat().st_mtime_ns)
     if isinstance(archive, zipfile.ZipFile):
         total = sum(info.file_size for info in infos.values())
         if total > max(SMALL_BYTES, RATIO * item.size):
             raise BadFile(f"it would unpack to {total:,} bytes, more than {RATIO} times its size: a bomb?")
     inputs = []
     for start, info in infos.items():
-        is_folder = info.is_dir() if isinstance(info, zipfile.ZipInfo) else info.isdir()
         name, size, reason = (_zip_member if isinstance(info, zipfile.ZipInfo) else _tar_member)(info)
         parts = name.replace("\\", "/").split("/")
         kind = kind_of(parts[-1])[0]
-        if is_folder:
-            continue
         if ".." in parts or not parts[0] or re.match("[A-Za-z]:", name):
             left_out["members with a path that leads out of their archive"] += 1
         elif any(is_ignored(part) for part in parts if part != "."):
@@ -131,12 +128,12 @@ def _decode_name(raw: bytes, otherwise: str) -> str:
 
 
 @functools.lru_cache(maxsize=1)
-def _open_archive(path: Path, changed: int):
-    """Return an open archive and its members by offset; kept for the next member, as its directory may be long."""
+def open_archive(path: Path, changed: int):
+    """Return an open archive and its files by offset; kept for the next member, as its directory may be long."""
     try:
         if kind_of(path.name)[0] == ".zip":
             zipped = zipfile.ZipFile(path)
-            return zipped, {info.header_offset: info for info in zipped.infolist()}
+            return zipped, {info.header_offset: info for info in zipped.infolist() if not info.is_dir()}
         if kind_of(path.name)[0] == ".tar":
             tar = tarfile.open(path, "r:")
         else:  # each member by itself would be looked for from the start
@@ -145,16 +142,11 @@ def _open_archive(path: Path, changed: int):
                 _unpack(packed, ".gz", path.stat().st_size, plain)
             plain.seek(0)
             tar = tarfile.open(fileobj=plain, mode="r:")
-        return tar, {info.offset: info for info in tar}
+        return tar, {info.offset: info for info in tar if not info.isdir()}
     except (*_DAMAGE, tarfile.TarError, ValueError, OSError) as error:
         if isinstance(error, BadFile) or getattr(error, "filename", None):  # the file itself cannot be opened
             raise
         raise BadFile(f"this archive cannot be opened: {error}") from None
-
-
-def close_archives() -> None:
-    """Close the archive that is kept open; what it was unpacked to is gone then."""
-    _open_archive.cache_clear()
 
 
 # ---- bytes ----
@@ -178,7 +170,7 @@ def plain_file(item: Input) -> Iterator[Path]:
 
 
 def _open_member(item: Input) -> IO[bytes]:
-    archive, infos = _open_archive(item.path, item.path.stat().st_mtime_ns)
+    archive, infos = open_archive(item.path, item.path.stat().st_mtime_ns)
     try:
         member = infos[item.start]
         return archive.open(member) if isinstance(archive, zipfile.ZipFile) else archive.extractfile(member)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from helpers import parallel, paths
 from helpers.corpus import built_in, dedup, download, partition, split
-from helpers.corpus.archives import Input, NoDocuments, close_archives
-from helpers.corpus.conversations import Conversation
+from helpers.corpus.archives import Input, NoDocuments, open_archive
+from helpers.corpus.conversations import Conversation, by_turns
 from helpers.corpus.find import BUILT_IN, find_corpus
 from helpers.corpus.report import FileReport, PartReport, Report
 from helpers.corpus.settings import CorpusSettings
@@ -58,7 +58,7 @@ def build_corpus(run: str, source: str = BUILT_IN, *, workers: int = 0, cluster:
             shutil.rmtree(parts)
             raise
         finally:
-            close_archives()
+            open_archive.cache_clear()  # what an archive was unpacked to is gone then
         shutil.rmtree(parts)
 
         # 3. the report
@@ -100,7 +100,7 @@ def _build_built_in(folder: Path, report: Report, wanted: CorpusSettings) -> Non
     items = built_in.draw_documents(wanted.max_documents or built_in.DEFAULT_DOCUMENTS, wanted.seed)
     bits = {item.text: item.bits for item in items}
     part = folder / "parts" / BUILT_IN
-    texts: list[str] = [Conversation.of_lines(text) for text in bits]
+    texts: list[str] = [Conversation(by_turns(text.split("\n"))) for text in bits]
     partition.write_part(part, [(texts, [0] * len(texts))], wanted, PartReport([FileReport(BUILT_IN)]))
     report.files = [FileReport(BUILT_IN, encoding="-", mode="grammar")]
     changed = [each.name for each in fields(wanted) if getattr(wanted, each.name) != each.default]

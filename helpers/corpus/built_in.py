@@ -88,11 +88,11 @@ class _State(NamedTuple):
     situation: str  # "" in a second question and in a plain one, which have none
 
 
-class _Slot(tuple):
-    """Alternatives, (probability, parts) each, a part being a text or again a slot; and the name they have."""
+class _Slot(NamedTuple):
+    """Alternatives: (probability, template, parts) each, a part being a text or again a slot."""
 
     name: str
-    options: list[tuple[float, str]]  # the alternatives as (probability, template)
+    options: list[tuple[float, str, list]]
 
 
 # ---- the facts, and what follows from them ----
@@ -223,13 +223,11 @@ def _slot(name: str, state: _State) -> _Slot:
         topic, wanted = reference.split(".")  # {light.fact}: the fact of one of the columns that this topic reads
         return _slot(wanted, _State(topic, state.value.split()[columns(state.topic).index(topic)], ""))
 
-    options, alternatives = _alternatives(name, state), []
-    for probability, template in options:
+    slot = _Slot(name, [])
+    for probability, template in _alternatives(name, state):
         pieces = re.split(r"(\{[\w.]+\})", template)
         parts = [inner(p[1:-1]) if p[:1] == "{" and p != "{plant}" else p for p in pieces if p]
-        alternatives.append((probability, tuple(parts)))
-    slot = _Slot(alternatives)
-    slot.name, slot.options = name, options
+        slot.options.append((probability, template, parts))
     return slot
 
 
@@ -242,15 +240,15 @@ class _Drawing:
         self.choices: list[GrammarChoice] = []
         self.answer_at = 0  # how many choices had been made when the last answer began
 
-    def weigh(self, slot: str, options: Sequence[tuple[float, str]]) -> int:
-        """Choose one of [(probability, text)], and return its index."""
+    def weigh(self, slot: str, options: Sequence[tuple]) -> int:
+        """Choose one of [(probability, text, …)], and return its index."""
         # random() is the one call that every Python repeats exactly; where rounding leaves a gap, take the last one
         at, index = self.rng.random(), 0
-        for index, (probability, _) in enumerate(options):  # noqa: B007
+        for index, (probability, *_) in enumerate(options):  # noqa: B007
             at -= probability
             if at < 0:
                 break
-        probability, text = options[index]
+        probability, text, *_ = options[index]
         self.choices.append(GrammarChoice(slot, text.replace("{plant}", self.plant), -math.log2(probability)))
         return index
 
@@ -262,7 +260,7 @@ class _Drawing:
 
     def write(self, slot: _Slot) -> None:
         """Say one of the slot's wordings."""
-        for part in slot[self.weigh(slot.name, slot.options)][1]:
+        for part in slot.options[self.weigh(slot.name, slot.options)][2]:
             if part == "\n":
                 self.begin_answer()
             elif isinstance(part, str):
@@ -308,7 +306,7 @@ def _listed_share(plant: str, topic: str) -> float:
 def _ends(slot: _Slot, text: str, starts: dict[int, float], plant: str) -> dict[int, float]:
     """Return {end: probability} of a slot's wordings in a text, over all places where it may start."""
     found: dict[int, float] = {}
-    for probability, parts in slot:
+    for probability, _, parts in slot.options:
         reached = {start: p * probability for start, p in starts.items()}
         for part in parts:
             if isinstance(part, _Slot):

@@ -63,11 +63,6 @@ class Conversation(str):
         self.messages = kept
         return self
 
-    @classmethod
-    def of_lines(cls, text: str) -> "Conversation":
-        """Return the conversation of a text whose lines are question and answer in turn."""
-        return cls(_by_turns(text.split("\n")))
-
     def with_contents(self, contents: Sequence[str]) -> "Conversation":
         """Return the conversation with other contents.
 
@@ -95,7 +90,8 @@ class Conversation(str):
         return _whole_exchanges(self.messages[:first], self.messages[first:end])
 
 
-def _by_turns(contents: Iterable[str]) -> list[Message]:
+def by_turns(contents: Iterable[str]) -> list[Message]:
+    """Return messages of questions and answers in turn."""
     return [{"role": (USER, ASSISTANT)[i % 2], "content": content} for i, content in enumerate(contents)]
 
 
@@ -225,7 +221,7 @@ def _exchanges(record: dict, pair: tuple[str, str, str], spare: dict[str, int]) 
     asked = [_text(record.get(key), f"'{key}'", spare) for key in asking if key]
     last = "\n".join(text for text in asked if text.strip()), _text(record[answer], f"'{answer}'", spare)
     earlier = [_text(text, f"'{_HISTORY}'", spare) for pair in history for text in pair]
-    return _by_turns([*earlier, *last])
+    return by_turns([*earlier, *last])
 
 
 def text_of(value, spare: dict[str, int]) -> str | None:

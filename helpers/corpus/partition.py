@@ -44,11 +44,6 @@ class Task:
     settings: CorpusSettings
     repeated: frozenset[int] = frozenset()  # keys of its lines that repeat in the corpus; see `dedup`
 
-    def cleaned(self) -> Path:
-        """Return the name of the files of the second pass: without other lines, it is another part."""
-        lines = fingerprint(sorted(self.repeated))[:16]
-        return self.part.with_name(f"{self.part.name}-{lines}") if self.repeated else self.part
-
 
 def digest(text: str) -> str:
     """Return a document's identity: 16 bytes of hash as hex digits. Raises UnicodeEncodeError for lone surrogates."""
@@ -147,7 +142,9 @@ def _count_signs(texts: list[str], numbers: list[int], files: list[FileReport]) 
 
 def clean_task(task: Task) -> Path:
     """Clean and cut the documents that the first pass has read; return their part."""
-    part = task.cleaned()
+    part = task.part
+    if task.repeated:  # without other lines, it is another part
+        part = part.with_name(f"{part.name}-{fingerprint(sorted(task.repeated))[:16]}")
     if not _is_finished(part):
         report = PartReport.read(task.part.with_suffix(".report"))
         write_part(part, _clean_batches(task, report), task.settings, report)

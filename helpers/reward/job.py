@@ -199,7 +199,8 @@ class Learner:
                 return
         per_update, rng = max(settings.questions // 2, 1), self.asker.random
         while self.progress < 1:
-            branches = [pair.branch for pair in rng.sample(found, min(per_update, len(found)))]
+            pairs = rng.sample(found, min(per_update, len(found)))
+            branches = [(pair.opening, (pair.won, pair.lost)) for pair in pairs]
             scored, drift, row = self.score_both(branches, rng.sample(held, min(per_update, len(held))))
             with torch.no_grad():
                 before = policy.score_endings(self.start, branches, self.precision)

@@ -54,11 +54,6 @@ class Pair(NamedTuple):
     won: list[int]
     lost: list[int]
 
-    @property
-    def branch(self) -> Branch:
-        """The pair as `policy.score_endings` takes it: won, lost."""
-        return self.opening, (self.won, self.lost)
-
 
 def preference_pairs(groups: Iterable[Group]) -> list[Pair]:
     """Return a pair of each mixed group: the first ending that earned most, and the first that earned least."""

@@ -136,7 +136,9 @@ def execute(run: str, stage: str, values: dict[str, Any], environment: Mapping[s
             )  # fmt: skip
         except PapermillExecutionError as error:
             problem = f"{error.ename}: {error.evalue}"
-            where = f"cell [{error.exec_count}]: {_first_line(error.source)}"
+            lines = [line.strip() for line in error.source.splitlines()]
+            code = next((line for line in lines if line and not line.startswith("#")), "")
+            where = f"cell [{error.exec_count}]: {code}"
         except RuntimeError:  # in a cell (DeadKernelError), or before the first
             problem = _why_it_died(stderr)
             where = "the last cell that has a number"
@@ -149,12 +151,6 @@ def execute(run: str, stage: str, values: dict[str, Any], environment: Mapping[s
 def _literally(path: Path) -> str:
     """Return a path as papermill takes it, which puts parameters in place of braces."""
     return str(path).replace("{", "{{").replace("}", "}}")
-
-
-def _first_line(source: str) -> str:
-    """Return a cell's first line of code, or its first comment if it has none."""
-    lines = [line.strip() for line in source.splitlines() if line.strip()]
-    return next((line for line in lines if not line.startswith("#")), lines[0] if lines else "")
 
 
 def _why_it_died(stderr: IO[str]) -> str:

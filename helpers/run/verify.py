@@ -119,8 +119,7 @@ def finished_unchanged(run: str, stage: str, values: dict[str, Any], lessons: bo
     if "read" not in copy.metadata or _changed_figures(run, copy):  # see `note_finished`
         return False
     # 2. the same parameters, the same code
-    original = stage_notebook(stage, lessons)
-    if manifest["parameters"] != values or _code_of(copy) != _code_of(original):
+    if manifest["parameters"] != values or _code_of(copy) != _code_of(stage_notebook(stage, lessons)):
         return False
     # 3. the same input files, and no new one
     if _changed_files(run, manifest["inputs"]):

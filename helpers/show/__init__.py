@@ -5,12 +5,12 @@ the browser. All of it says the same where styles are stripped, as on GitHub, an
 its result and returns None unless its docstring says otherwise.
 
     notebook        what notebooks call: show.table, show.zipf, show.watch, …
-    figures         the style of figures; lengths, Zipf's law, coverage, learning rate, windows
+    figures         the style of figures; lengths, Zipf's law, coverage, windows
     svg             boxes, words and arrows as SVG text; the drawings of notebooks/images
     lattice         a text's lattice of pieces, merges of BPE, a path through the grammar
     text            documents, tokens, tables, probabilities, labels as HTML
     metrics_file    a run's metrics.jsonl: read while it grows, as arrays, in words
-    curves          a run's loss, its panels and its experts; runs compared; curves of any numbers
+    curves          a run's learning rate, loss, panels and experts; runs compared; curves of any numbers
     dashboard       a run watched live, with a Stop button; its samples and loss spikes
     explain         probabilities in colours, filters, copied stretches, diversity, attention of a text
     panel           sliders for sampling

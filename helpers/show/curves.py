@@ -1,4 +1,4 @@
-"""The curves of a training run: loss, small panels, experts' load; runs compared; and curves of any numbers.
+"""The curves of a training run: learning rate, loss, small panels, experts' load; runs compared; any numbers.
 
 Of a run it reads the rows of metrics.jsonl alone. What a row lacks is not drawn; a NaN is a gap.
 """
@@ -12,22 +12,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from numpy.typing import ArrayLike
 
 from helpers.show import metrics_file as log
-from helpers.show.figures import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    PLAIN,
-    RUST,
-    THOUSANDS,
-    VIOLET,
-    canvas,
-    draw_schedule,
-    mosaic,
-    show_figure,
-)
+from helpers.show.figures import BLUE, GREEN, GREY, INK, PLAIN, RUST, THOUSANDS, VIOLET, canvas, mosaic, show_figure
 from helpers.show.metrics_file import Field, RunRows
 from helpers.show.text import table
 from helpers.wording import duration
@@ -170,7 +158,25 @@ def expert_load(metrics: RunRows) -> None:
     show_figure(fig, words)
 
 
-# ---- a run: its loss, and small panels under it ----
+# ---- a run: its learning rate and its loss, and small panels under it ----
+
+
+def schedule(lrs: Sequence[float]) -> None:
+    """Show the learning rate of every step."""
+    fig, ax = canvas(2.4, xlabel="step", ylabel="learning rate")
+    draw_schedule(ax, np.arange(1, len(lrs) + 1), np.array(lrs, dtype=float))
+    show_figure(fig, f"learning rate over {len(lrs):,} steps")
+
+
+def draw_schedule(ax: Axes, steps: ArrayLike, lrs: ArrayLike) -> None:
+    """Draw the learning rate, with its peak as the only number on the axis."""
+    ax.plot(steps, lrs, color=GREEN)
+    ax.fill_between(steps, lrs, color=GREEN, alpha=0.08, linewidth=0)
+    peak = np.nanmax(lrs, initial=0)
+    ax.set_ylim(0, 1.12 * peak or 1)
+    ax.set_yticks([0, peak], ["0", f"{peak:.2g}"])
+    ax.xaxis.set_major_formatter(THOUSANDS)
+
 
 POINTS = 120  # of a line in a panel
 FEW = 30  # where single steps say little
@@ -218,10 +224,7 @@ def draw_panel(
 
 
 def run_figure(
-    rows: Sequence[Mapping],
-    floor: float | None = None,
-    baselines: Mapping[str, float] | None = None,
-    live: bool = False,
+    rows: Sequence[Mapping], floor: float | None, baselines: Mapping[str, float], live: bool = False
 ) -> Figure:
     """Return a run's loss with its panels under it: all that have data; while the run is live, the first three."""
     panels = [panel for panel in PANELS if log.last_value(rows, "step", panel[1]) is not None]
@@ -232,7 +235,7 @@ def run_figure(
     names = ["".join(f"{i}" if i < len(panels) else "." for i in line) for line in lines]
     heights = [3.1, *[1.15] * len(lines)]
     fig, axes = mosaic(sum(heights), "\n".join(["L" * (across or 1), *names]), height_ratios=heights)
-    draw_loss(axes["L"], rows, floor, baselines or {})
+    draw_loss(axes["L"], rows, floor, baselines)
     axes["L"].set_xlabel("step")
     for i, panel in enumerate(panels):
         draw_panel(axes[f"{i}"], rows, *panel)
@@ -260,12 +263,6 @@ def _facts(rows: Sequence[Mapping]) -> list[str]:
     return [done, time, *losses, log.fixed(speed, ",.0f"), log.fixed(norm, ".3g")]
 
 
-def names_in_figure(names: Sequence[str]) -> list[str]:
-    """Return the names of runs; if the figure's font lacks a letter of one, or one is too long, numbers instead."""
-    drawable = all(name.isascii() and name.isprintable() and 0 < len(name) <= _LONGEST_NAME for name in names)
-    return list(names) if drawable else [f"run {i}" for i in range(1, len(names) + 1)]
-
-
 HEADER = ["run", "steps", "time", "training bits/char", "validation bits/char", "tokens/s", "gradient norm"]
 
 
@@ -279,7 +276,9 @@ def compare(runs: Mapping[str, RunRows], baselines: Mapping[str, float] | None =
     if x not in log.AXES:
         raise ValueError(f"x is '{x}': choose one of {', '.join(log.AXES)}")
     every = {name: log.rows_of(metrics) for name, metrics in runs.items()}
-    short_names = names_in_figure(list(every))
+    # numbers, if the figure's font lacks a letter of a name, or one is too long
+    drawable = all(name.isascii() and name.isprintable() and 0 < len(name) <= _LONGEST_NAME for name in every)
+    short_names = list(every) if drawable else [f"run {i}" for i in range(1, len(every) + 1)]
     # 1. the figure: validation bold, training thin
     fig, ax = canvas(4.0, xlabel=log.AXES[x])
     ends: list[tuple[float, str, str]] = []

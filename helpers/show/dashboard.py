@@ -170,10 +170,7 @@ class Lines:
         self.training, self.floor, self.baselines = training, floor, baselines
         self.due = self.warn = 0.0  # when the next line, and the next warning, may be printed
         self.pending: list[Mapping] = []  # troubles that were not yet printed
-
-    def stop(self) -> None:
-        """Ask the run to save and end."""
-        self.training.stop()
+        self.stop = training.stop
 
     def update(self, rows: Sequence[Mapping], new: Sequence[Mapping]) -> None:
         """Print a line if there is something to say."""

@@ -11,22 +11,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, SupportsFloat
 
 from helpers.generate.surprisal import LEVELS, level
+from helpers.show import text as page
 from helpers.show.svg import BLUE, GREY, INK, Picture, between, shortened, width_of
-from helpers.show.text import (
-    CONTINUES,
-    HUES,
-    card,
-    cell_text,
-    element,
-    percent,
-    render_continuation,
-    render_table,
-    show_all,
-    show_html,
-    table,
-    unstyled,
-    with_marks,
-)
 
 if TYPE_CHECKING:  # these load torch
     from helpers.generate.explain import Step
@@ -45,7 +31,7 @@ def coloured(text: str, probability: float, note: str = "") -> str:
     """Return text as HTML, coloured by how probable its characters were; `note` is shown under the mouse."""
     alpha = ALPHAS[level(probability)]
     title = f' title="{escape(note)}"' if note else ""
-    colour = f' style="background:rgba({HUES[1]},{alpha});border-radius:2px"' if alpha else ""
+    colour = f' style="background:rgba({page.HUES[1]},{alpha});border-radius:2px"' if alpha else ""
     return f"<span{colour}{title}>{escape(text)}</span>" if colour or title else escape(text)
 
 
@@ -54,7 +40,7 @@ def legend() -> str:
     names = ["a half or more", *(f"from {100 * least:.0f} %" for least in LEVELS[1:]), "less"]
     spans = [coloured(f" {name} ", least) for name, least in zip(names, [*LEVELS, 0.0], strict=True)]
     below = f"less than {100 * LEVELS[SURPRISE - 1]:.0f} %"
-    signs = unstyled(f" (in colours; without them {below} is underlined, with its bits)")
+    signs = page.unstyled(f" (in colours; without them {below} is underlined, with its bits)")
     return f'<div style="font-size:.8em">probability of a character: {" · ".join(spans)}{signs}</div>'
 
 
@@ -67,7 +53,7 @@ def with_bits(html: str, bits: float) -> str:
 
 def probabilities_in_words(alternatives: Iterable[tuple[str, float]]) -> str:
     """Return (text, probability) pairs in words: 水 34.5 %, 光 12.0 %; ■ is the end, which has no text."""
-    return ", ".join(f"{with_marks(text) or END} {percent(probability)}" for text, probability in alternatives)
+    return ", ".join(f"{page.with_marks(text) or END} {page.percent(share)}" for text, share in alternatives)
 
 
 def whole_characters(steps: Sequence["Step"]) -> list[list["Step"]]:
@@ -85,13 +71,13 @@ def whole_characters(steps: Sequence["Step"]) -> list[list["Step"]]:
 
 def step_in_words(step: "Step") -> str:
     """Return all that is known of a step, for under the mouse: a line for the model, then one per filter."""
-    lines = [f"{percent(step.probability)}, number {step.rank:,} of the model's choices, {step.bits:.2f} bits"]
+    lines = [f"{page.percent(step.probability)}, number {step.rank:,} of the model's choices, {step.bits:.2f} bits"]
     lines.append(f"likeliest: {probabilities_in_words(step.alternatives)}")
     for work in step.filters:
-        line = f"{work.name}: {percent(work.chosen)}"
+        line = f"{work.name}: {page.percent(work.chosen)}"
         if work.removed:
             likeliest = probabilities_in_words(work.likeliest)
-            line += f"; took away {work.removed:,} tokens with {percent(work.lost)}: {likeliest} …"
+            line += f"; took away {work.removed:,} tokens with {page.percent(work.lost)}: {likeliest} …"
         lines.append(line)
     return "\n".join(lines)
 
@@ -101,7 +87,7 @@ def explained(steps: Sequence["Step"], prompt: str = "") -> None:
 
     A token without text is a piece of a character, and is shown as … where that is not completed.
     """
-    body = render_continuation(prompt, prompt) + (unstyled(CONTINUES) if prompt else "")
+    body = page.render_continuation(prompt, prompt) + (page.unstyled(page.CONTINUES) if prompt else "")
     for group in whole_characters(steps):
         text = group[-1].text
         bits = sum(step.bits for step in group) / max(1, len(text))  # per character
@@ -109,9 +95,9 @@ def explained(steps: Sequence["Step"], prompt: str = "") -> None:
     rows = []
     for step in steps:
         likeliest = probabilities_in_words(step.alternatives[:3])
-        rows.append((step.text or PIECE, percent(step.probability), step.rank, round(step.bits, 2), likeliest))
-    _, plain = render_table(rows, ["text", "probability", "rank", "bits", "likeliest"])
-    show_html(card(body) + legend(), plain)
+        rows.append((step.text or PIECE, page.percent(step.probability), step.rank, round(step.bits, 2), likeliest))
+    _, plain = page.render_table(rows, ["text", "probability", "rank", "bits", "likeliest"])
+    page.show_html(page.card(body) + legend(), plain)
 
 
 def filters(steps: Sequence["Step"]) -> None:
@@ -121,12 +107,12 @@ def filters(steps: Sequence["Step"]) -> None:
         before = [step.filters[i - 1].chosen if i else step.probability for step in steps]
         gained = fmean(work.chosen - p for work, p in zip(works, before, strict=True))
         worst = max(range(len(steps)), key=lambda at: works[at].lost)
-        context = with_marks("".join(step.text for step in steps[:worst])[-6:])
+        context = page.with_marks("".join(step.text for step in steps[:worst])[-6:])
         example = f"{context}▸ {probabilities_in_words(works[worst].likeliest[:3])}" if works[worst].removed else ""
-        removed, lost = round(fmean(work.removed for work in works)), percent(fmean(work.lost for work in works))
+        removed, lost = round(fmean(work.removed for work in works)), page.percent(fmean(work.lost for work in works))
         rows.append((works[0].name, removed, lost, f"{100 * gained:+.1f}", example))
     header = ["filter", "tokens it took away", "their probability", "written token, points", "took most at"]
-    table(rows, header)
+    page.table(rows, header)
 
 
 def render_copied(copied: "Copied") -> tuple[str, str]:
@@ -137,7 +123,7 @@ def render_copied(copied: "Copied") -> tuple[str, str]:
         owners[stretch.start : stretch.end] = [stretch] * len(stretch)
     # 2. runs of characters with the same owner
     html = plain = ""
-    hues = cycle(HUES[:2])
+    hues = cycle(page.HUES[:2])
     for owner, indices in groupby(range(len(owners)), key=owners.__getitem__):
         run = "".join(copied.text[i] for i in indices)
         if owner is None:
@@ -146,10 +132,10 @@ def render_copied(copied: "Copied") -> tuple[str, str]:
         note = f"{len(owner)} characters, {owner.times:,} times, first in document {owner.document:,}"
         alpha = 0.28 if 2 * len(run) >= len(owner) else 0.14  # paler: the rest is in a longer stretch
         style = f"background:rgba({next(hues)},{alpha});border-radius:2px"
-        html += f'{unstyled("【")}<span style="{style}" title="{note}">{escape(run)}</span>{unstyled("】")}'
+        html += f'{page.unstyled("【")}<span style="{style}" title="{note}">{escape(run)}</span>{page.unstyled("】")}'
         plain += f"【{run}】"
-    note = f"longest stretch {copied.longest} characters · {percent(copied.share)} of its {copied.n}-grams known"
-    return card(html, note), f"[{note}]\n{plain}"
+    note = f"longest stretch {copied.longest} characters · {page.percent(copied.share)} of its {copied.n}-grams known"
+    return page.card(html, note), f"[{note}]\n{plain}"
 
 
 def copied(texts: Iterable["Copied"]) -> None:
@@ -158,14 +144,14 @@ def copied(texts: Iterable["Copied"]) -> None:
     In plain text, and without styles, they stand in 【】. Of stretches that overlap, the longest is shown whole; two
     hues alternate, so that neighbours can be distinguished.
     """
-    show_all(map(render_copied, texts))
+    page.show_all(map(render_copied, texts))
 
 
 MEASURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("diversity", "diversity: n-grams that differ", "{:.2f}".format),
     ("repetition", "repetition within a text", "{:.2f}".format),
     ("longest", "longest copied stretch, characters", "{:.1f}".format),
-    ("share", "n-grams known from training", percent),
+    ("share", "n-grams known from training", page.percent),
 )
 
 
@@ -176,12 +162,12 @@ def grid(cells: Sequence["Cell"]) -> None:
     rendered = []
     for field, title, in_words in MEASURES:
         rows = [
-            [cell_text(t), *(in_words(getattr(at[t, p], field)) for p in top_ps)]
+            [page.cell_text(t), *(in_words(getattr(at[t, p], field)) for p in top_ps)]
             for t in dict.fromkeys(cell.temperature for cell in cells)
         ]
-        html, plain = render_table(rows, ["t \\ p", *map(cell_text, top_ps)])
-        rendered.append((element("div", "font-size:.85em;margin-top:.6em", title) + html, f"{title}\n{plain}"))
-    show_all(rendered)
+        html, plain = page.render_table(rows, ["t \\ p", *map(page.cell_text, top_ps)])
+        rendered.append((page.element("div", "font-size:.85em;margin-top:.6em", title) + html, f"{title}\n{plain}"))
+    page.show_all(rendered)
 
 
 def attention(names: Sequence[str], weights: Iterable[Iterable[SupportsFloat]], title: str = "") -> None:
@@ -193,13 +179,13 @@ def attention(names: Sequence[str], weights: Iterable[Iterable[SupportsFloat]], 
     matrix = [[float(weight) for weight in row] for row in weights]
     if len(names) != len(matrix):
         raise ValueError(f"{len(names)} tokens and {len(matrix)} rows of weights: each token needs its row")
-    first, seen = max(0, len(names) - MOST_TOKENS), list(map(with_marks, names))
+    first, seen = max(0, len(names) - MOST_TOKENS), list(map(page.with_marks, names))
     note = f"{title} (the last {MOST_TOKENS} of {len(names)} tokens)" if first else title
     plain = [note] if note else []
     for i, row in enumerate(matrix[first:], first):
         most = sorted(range(i + 1), key=lambda j: -row[j])[:3]
         likeliest = [j for j in most if row[j] >= PRINTED] or most[:1]
-        plain.append(f"{seen[i]} → " + ", ".join(f"{seen[j]} {percent(row[j])}" for j in likeliest))
+        plain.append(f"{seen[i]} → " + ", ".join(f"{seen[j]} {page.percent(row[j])}" for j in likeliest))
     _draw_attention(seen[first:], [row[first:] for row in matrix[first:]], title, note, cut=first > 0).show(plain)
 
 

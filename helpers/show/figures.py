@@ -1,4 +1,4 @@
-"""Figures of text and plans: lengths, Zipf's law, coverage, learning rate, windows; and the style of all figures.
+"""Figures of text and plans: lengths, Zipf's law, coverage, windows; and the style of all figures.
 
 Each is drawn on its own `Figure`, without pyplot: nothing stays open, no backend is chosen, any thread may draw.
 """
@@ -17,7 +17,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullFormatter
-from numpy.typing import ArrayLike
 from PIL import Image
 
 INK, GREY, GRID = "#333333", "#8a8f98", "#e8e8ea"
@@ -158,23 +157,6 @@ def share_covered(counts: Mapping[str, int], vocab_size: int | None = None) -> N
     ax.xaxis.set_major_formatter(THOUSANDS)
     ax.yaxis.set_major_formatter(PERCENT)
     show_figure(fig, f"share of the text covered by the commonest of {len(frequencies):,} words")
-
-
-def schedule(lrs: Sequence[float]) -> None:
-    """Show the learning rate of every step."""
-    fig, ax = canvas(2.4, xlabel="step", ylabel="learning rate")
-    draw_schedule(ax, np.arange(1, len(lrs) + 1), np.array(lrs, dtype=float))
-    show_figure(fig, f"learning rate over {len(lrs):,} steps")
-
-
-def draw_schedule(ax: Axes, steps: ArrayLike, lrs: ArrayLike) -> None:
-    """Draw the learning rate, with its peak as the only number on the axis."""
-    ax.plot(steps, lrs, color=GREEN)
-    ax.fill_between(steps, lrs, color=GREEN, alpha=0.08, linewidth=0)
-    peak = np.nanmax(lrs, initial=0)
-    ax.set_ylim(0, 1.12 * peak or 1)
-    ax.set_yticks([0, peak], ["0", f"{peak:.2g}"])
-    ax.xaxis.set_major_formatter(THOUSANDS)
 
 
 def window_diagram(n_tokens: int, n_ctx: int, stride: int) -> None:

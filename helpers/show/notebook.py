@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
 
 # ruff: noqa: E402, F401
-from helpers.show.curves import compare, curves, expert_load, panels
+from helpers.show.curves import compare, curves, expert_load, panels, schedule
 from helpers.show.dashboard import samples_over_time, spikes, watch
 from helpers.show.exercise import expecting, predict
 from helpers.show.explain import attention, copied, explained, filters, grid
-from helpers.show.figures import length_histogram, schedule, window_diagram, zipf
+from helpers.show.figures import length_histogram, window_diagram, zipf
 from helpers.show.figures import share_covered as coverage
 from helpers.show.lattice import grammar_path, lattice, merges
 from helpers.show.metrics_file import read_metrics

@@ -16,7 +16,6 @@ from helpers.model.gpt import GPT
 from helpers.train.distributed import part_like, whole
 from helpers.train.settings import TrainSettings
 
-SCHEDULES = ("linear", "cosine", "wsd", "constant")
 WSD_DECAY = 0.2  # the last part of a warm-up–stable–decay schedule, in which the rate falls
 
 
@@ -55,13 +54,10 @@ def make_optimizers(
     tables = [p for name, p in named if p.ndim == 2 and not name.startswith("layers.")]
     # 2. an optimizer for each
     lr, weight_decay, betas = settings.lr, settings.weight_decay, (0.9, settings.beta2)
-    decayed, optimizers = tables, list[torch.optim.Optimizer]()
-    if settings.optimizer == "muon":
-        optimizers.append(Muon(matrices, lr, weight_decay, settings.momentum, dtype))
-    else:
-        decayed = matrices + tables
+    muon = [Muon(matrices, lr, weight_decay, settings.momentum, dtype)] if settings.optimizer == "muon" else []
+    decayed = tables if muon else matrices + tables
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return [*optimizers, torch.optim.AdamW(groups, lr=lr, betas=betas, eps=settings.eps, fused=True)]
+    return [*muon, torch.optim.AdamW(groups, lr=lr, betas=betas, eps=settings.eps, fused=True)]
 
 
 def begin_step(optimizers: Sequence[torch.optim.Optimizer], lr: float) -> None:

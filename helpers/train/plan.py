@@ -14,17 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from helpers import device as machine
 from helpers import paths
-from helpers.device import (
-    DTYPES,
-    autocast,
-    empty_cache,
-    is_out_of_memory,
-    memory_free,
-    pick_device,
-    pick_precision,
-    wait,
-)
 from helpers.manifest import open_room
 from helpers.model.gpt import GPT
 from helpers.parallel import cores
@@ -71,7 +62,7 @@ def plan_run(settings: TrainSettings) -> dict[str, int]:
     require_its_tokenizer(settings)
     tokens = open_room(settings.run, "tokenize")["result"]
     config_from_settings(settings, load_tokenizer(paths.room(settings.run, "vocab")), tokens["n_ctx"])
-    pick_precision(settings.precision, pick_device(settings.device))
+    machine.pick_precision(settings.precision, machine.pick_device(settings.device))
     find_tracker(settings.tracker)
     per_update = settings.batch_size * settings.gradient_accumulation * settings.devices
     steps_per_epoch = math.ceil(tokens["windows"] / per_update)
@@ -93,13 +84,13 @@ def forecast(settings: TrainSettings) -> dict[str, Any]:
     """
     # 1. the run's own model and windows
     planned = plan_run(settings)
-    device = pick_device(settings.device)
-    precision = pick_precision(settings.precision, device)
+    device = machine.pick_device(settings.device)
+    precision = machine.pick_precision(settings.precision, device)
     tokens = open_room(settings.run, "tokenize")["result"]
     tokenizer = load_tokenizer(paths.room(settings.run, "vocab"))
     train, _ = load_windows(settings.run, tokens, tokenizer.pad_token_id)
-    empty_cache(device)
-    free = memory_free(device)  # before the measured model takes a part of it
+    machine.empty_cache(device)
+    free = machine.memory_free(device)  # before the measured model takes a part of it
     model = model_from_settings(settings, tokenizer, tokens["n_ctx"])
     # 2. time
     pace = measure_update(model, train, settings, settings.batch_size, precision, device, _PROBE)
@@ -117,7 +108,7 @@ def forecast(settings: TrainSettings) -> dict[str, Any]:
     # 3. memory
     config = model.config
     del model
-    empty_cache(device)  # where several processes train, one of them trains on this device
+    machine.empty_cache(device)  # where several processes train, one of them trains on this device
     memory = training_memory(
         config, settings.batch_size, optimizer=settings.optimizer, precision=precision, n_ctx=tokens["n_ctx"],
         device=device.type,
@@ -212,7 +203,7 @@ def measure_update(
     middle = int(np.searchsorted(train.lengths[order], train.lengths.mean()))
     most = min(batch_size, len(train))
     loss_of = Loss(model).to(device).train()
-    optimizers = optim.make_optimizers(model, replace(settings, lr=1e-4), DTYPES[precision])
+    optimizers = optim.make_optimizers(model, replace(settings, lr=1e-4), machine.DTYPES[precision])
     scaler = torch.amp.GradScaler(device.type, enabled=False)
 
     def update(count: int) -> UpdateTime:
@@ -220,14 +211,14 @@ def measure_update(
         batch = load_batch(train, order[first : first + count], device)
         begin = time.perf_counter()
         model.zero_grad()
-        with autocast(precision, device):
+        with machine.autocast(precision, device):
             objective = loss_of(*batch).objective
         objective.backward()
-        wait(device)
+        machine.wait(device)
         between = time.perf_counter()
         optim.clip_gradient(optimizers, list(model.parameters()), 1.0, scaler)
         optim.step(optimizers, scaler, finite=True)
-        wait(device)
+        machine.wait(device)
         return UpdateTime((between - begin) / count, time.perf_counter() - between)
 
     def timed(count: int) -> UpdateTime:
@@ -245,8 +236,8 @@ def measure_update(
             try:
                 return timed(count)
             except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
+                if not machine.is_out_of_memory(error):
                     raise
             count //= 2
-            empty_cache(device)
+            machine.empty_cache(device)
         return one

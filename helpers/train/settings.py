@@ -79,11 +79,9 @@ class TrainSettings:
     seed: int = setting(0, least=0)  # first weights, order of the windows, dropout
 
     def __post_init__(self) -> None:
-        # 1. what a range does not say
-        if _is_number(self.dropout) and not (self.dropout == -1 or 0 <= self.dropout < 1):
-            raise ValueError(f"dropout is {self.dropout}: give a fraction from 0 to less than 1, or -1 for the rule's")
-        # 2. each for itself
         check_settings(self)
+        if not (self.dropout == -1 or 0 <= self.dropout < 1):  # what a range does not say
+            raise ValueError(f"dropout is {self.dropout}: give a fraction from 0 to less than 1, or -1 for the rule's")
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, Any]) -> "TrainSettings":
@@ -114,7 +112,8 @@ def check_settings(record: Any) -> None:
     """Raise ValueError for a value of a dataclass that its field does not take, see `setting`."""
     for each in fields(record):
         name, value, kind, given = each.name, getattr(record, each.name), type(each.default), each.metadata
-        if not (_is_number(value) if kind is float else type(value) is kind):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (is_number if kind is float else type(value) is kind):
             raise ValueError(f"{name} is {value!r}: give {_KINDS[kind]}, like {each.default!r}")
         if given["words"] and value not in given["words"]:
             raise ValueError(f"{name} is '{value}'{did_you_mean(value, given['words'])}")
@@ -131,7 +130,3 @@ def check_settings(record: Any) -> None:
 
 
 _KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a text in quotes"}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

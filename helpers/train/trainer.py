@@ -20,7 +20,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedTokenizerFast
 
-from helpers import device
+from helpers import device as machine
 from helpers.files import write_text
 from helpers.model.gpt import GPT
 from helpers.progress import tell
@@ -122,13 +122,13 @@ class Trainer:
         self.folder, self.tokenizer, self.stop = folder, tokenizer, stop
         # 1. the machine
         rank, size = distributed.world()
-        self.device = device.pick_device(settings.device)
-        self.precision = device.pick_precision(settings.precision, self.device)
+        self.device = machine.pick_device(settings.device)
+        self.precision = machine.pick_precision(settings.precision, self.device)
         parallel = distributed.choose_parallel(settings, model.config, train.n_ctx, self.precision, self.device)
         # 2. model, loss and optimizers
         self.local_loss = Loss(model, settings.compile).to(self.device).train()
         self.loss_of = distributed.distribute(self.local_loss, parallel, self.device)
-        self.optimizers = optim.make_optimizers(model, settings, device.DTYPES[self.precision])
+        self.optimizers = optim.make_optimizers(model, settings, machine.DTYPES[self.precision])
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         # 3. where the run is
@@ -139,7 +139,7 @@ class Trainer:
         self.order = epoch_order(train.lengths, settings.seed, self.progress.epoch)
         self.budget = StepBudget(settings, len(train), self.windows_per_update, int(val.lengths.sum()))
         bits = {split: 1 / math.log(2) / chars for split, chars in chars_per_token.items()}  # of a nat per token
-        self.pace = Pace(model, train.n_ctx, size * device.matmul_rate(self.precision, self.device), bits["train"])
+        self.pace = Pace(model, train.n_ctx, size * machine.matmul_rate(self.precision, self.device), bits["train"])
         now = time.perf_counter()
         # what memory allowed a process before this one
         allowed = int(file.read_text("utf-8")) if (file := folder / MICRO_BATCH).exists() else settings.batch_size
@@ -185,7 +185,7 @@ class Trainer:
         for number, micro_batch in enumerate(micro_batches, 1):
             batch = load_batch(self.train, micro_batch, self.device)  # inputs, labels: (B, T) each
             with self.exchange_gradients(number == len(micro_batches)):
-                with device.autocast(self.precision, self.device):
+                with machine.autocast(self.precision, self.device):
                     scores = self.loss_of(*batch)
                 # × processes: they exchange the average of their gradients, and what we want is the sum
                 self.scaler.scale(scores.objective * (size / n_labels)).backward()
@@ -199,7 +199,7 @@ class Trainer:
         # 6. the one exchange besides the gradients
         window_losses = torch.cat(losses)
         progress.seconds = session.seconds()
-        loss = float(window_losses.to(device.widest_float(self.device)).sum())
+        loss = float(window_losses.to(machine.widest_float(self.device)).sum())
         total = self.exchange(loss, float(torch.cat(correct).sum()))
 
         # 7. the step of the optimizers
@@ -251,7 +251,7 @@ class Trainer:
                 update = self.step()
                 break
             except (RuntimeError, MemoryError) as error:
-                if self.gradient_complete or not device.is_out_of_memory(error):
+                if self.gradient_complete or not machine.is_out_of_memory(error):
                     raise
                 if session.micro_batch == 1:
                     raise MemoryError(
@@ -261,7 +261,7 @@ class Trainer:
                 write_text(self.folder / MICRO_BATCH, str(session.micro_batch))
                 if distributed.world()[1] > 1:  # one process cannot try again alone: the launcher starts all again
                     raise
-            device.empty_cache(self.device)  # here the error, and all that it held, is gone
+            machine.empty_cache(self.device)  # here the error, and all that it held, is gone
         if session.micro_batch < before:
             self.log.write("out_of_memory", step=step, micro_batch=session.micro_batch)
         return update
@@ -339,7 +339,7 @@ class Trainer:
             "epoch": progress.epoch + progress.position / len(self.train),
             "lr": lr,
             "grad_norm": grad_norm,
-            "memory": device.memory_peak(self.device),
+            "memory": machine.memory_peak(self.device),
             "seconds": self.session.seconds(),
             "train_seconds": progress.updating,
             "seconds_left": left * progress.updating / progress.step,

@@ -86,7 +86,7 @@ def test_an_archive_that_may_not_be_opened_is_one_bad_file(raw, monkeypatch):
     (raw / "a.txt").write_text("一\n\n二\n\n三", "utf-8")
     with zipfile.ZipFile(raw / "b.zip", "w") as archive:
         archive.writestr("c.txt", "四")
-    monkeypatch.setattr(archives, "_open_archive", functools.lru_cache(forbidden))  # root may read what chmod forbids
+    monkeypatch.setattr(archives, "open_archive", functools.lru_cache(forbidden))  # root may read what chmod forbids
     report = build(raw)
     assert all_texts() == ["一", "三", "二"] and "NOT USED" in dict((row[0], row[-1]) for row in report.rows())["b.zip"]
 

@@ -41,7 +41,7 @@ def worded(name, plant, topic, situation="", rng=random.Random(0)):  # noqa: B00
 
 def expand(slot):
     """Yield (text, probability) of every derivation of a slot, independently of drawing and parsing."""
-    for probability, parts in slot:
+    for probability, _, parts in slot.options:
         choices = [[(part, 1.0)] if isinstance(part, str) else list(expand(part)) for part in parts]
         for chosen in itertools.product(*choices):
             yield "".join(text for text, _ in chosen), probability * math.prod(p for _, p in chosen)

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from helpers.corpus import cleaning, conversations, mojibake
 from helpers.corpus.build import build_corpus
-from helpers.corpus.conversations import ASSISTANT, SYSTEM, USER, Conversation, NotAConversation, changed, read_messages
+from helpers.corpus.conversations import (
+    ASSISTANT,
+    SYSTEM,
+    USER,
+    Conversation,
+    NotAConversation,
+    by_turns,
+    changed,
+    read_messages,
+)
 from helpers.corpus.encodings import BadFile
 
 

@@ -25,4 +25,3 @@ def test_only_mixed_groups_give_a_pair():
     rewards = [1.0, 1.0], [0.0, 0.0], [0.0, 1.0, 0.0, 1.0]
     found = losses.preference_pairs(group([[10], [11], [12], [13]][: len(each)], each) for each in rewards)
     assert found == [losses.Pair([1, 2, 3], [11], [10])]
-    assert found[0].branch == ([1, 2, 3], ([11], [10]))

@@ -128,7 +128,7 @@ def test_dpo_takes_the_step_of_trl(tmp_path):
     found = [losses.Pair(opening, a, b) for (opening, a), (_, b) in zip(won, lost, strict=True)]
     texts = {TOK.decode(ids) for pair in found for ids in (pair.won, pair.lost)}
     assert texts == {text + TOK.eos_token for pair in endings for text in pair}
-    ours, branches = model(), [pair.branch for pair in found]
+    ours, branches = model(), [(pair.opening, (pair.won, pair.lost)) for pair in found]
     with torch.no_grad():
         reference = losses.ending_totals(policy.score_endings(before, branches), 2 * len(found))
     losses.preference_loss(

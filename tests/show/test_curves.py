@@ -19,9 +19,9 @@ def test_names_of_lines_do_not_cover_each_other():
 
 
 def test_a_live_figure_has_fewer_panels():
-    whole, live = (curves.run_figure(full_rows(50), live=live) for live in (False, True))
+    whole, live = (curves.run_figure(full_rows(50), None, {}, live) for live in (False, True))
     assert len(live.axes) == 1 + curves.LIVE < len(whole.axes) == 1 + len(curves.PANELS)
-    assert len(curves.run_figure([]).axes) == 1
+    assert len(curves.run_figure([], None, {}).axes) == 1
 
 
 def test_the_words_of_a_figure_are_its_right_end():

@@ -46,7 +46,7 @@ def test_no_row_however_odd_breaks_the_dashboard(shown, tmp_path, seed):
     show.spikes(read)
     show.expert_load(read)
     show.compare({"odd": read}, x=chance.choice(list(metrics_file.AXES)))
-    figures.png(curves.run_figure(read, 1.0))
+    figures.png(curves.run_figure(read, 1.0, {}))
 
 
 def test_headless_prints_lines_and_leaves_the_figure(shown, tmp_path, monkeypatch, capsys):

@@ -44,7 +44,7 @@ def test_figures_of_nearly_nothing(shown):
     show.schedule([])
     show.window_diagram(2, 8, 8)
     for rows in ([], [{"event": "step", "step": 1, "bits_per_char": float("nan")}]):
-        figures.show_figure(curves.run_figure(rows, floor=1.0), "nothing yet")
+        figures.show_figure(curves.run_figure(rows, 1.0, {}), "nothing yet")
     for axis in metrics_file.AXES:
         show.compare({"none": [], "one": rows_of(1)}, x=axis)
     show.compare({})

@@ -60,11 +60,11 @@ def test_a_stop_that_comes_while_processes_start_is_heeded(run, tmp_path):
 def test_a_run_goes_on_where_auto_means_another_precision(run, monkeypatch):
     """From a CPU to a card without bf16: there is no loss scale to restore."""
     updates = iter(range(100))
-    monkeypatch.setattr(trainer.device, "pick_precision", lambda *_: "fp32")
+    monkeypatch.setattr(trainer.machine, "pick_precision", lambda *_: "fp32")
     job.prepare_room(settings(run))
     stopped = job.run_training(settings(run), stop=lambda: next(updates) == 3)
     assert 0 < stopped["steps"] < stopped["total_steps"]
-    monkeypatch.setattr(trainer.device, "pick_precision", lambda *_: "fp16")
+    monkeypatch.setattr(trainer.machine, "pick_precision", lambda *_: "fp16")
     assert job.run_training(settings(run))["steps"] == stopped["total_steps"]
 
 

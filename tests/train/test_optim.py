@@ -49,7 +49,7 @@ def same(one: list[torch.Tensor], two: list[torch.Tensor]) -> bool:
 # ---- the rate ----
 
 
-@pytest.mark.parametrize("schedule", optim.SCHEDULES)
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "wsd", "constant"])
 def test_the_rate_warms_up_and_decays_to_its_end(schedule):
     """One article began its schedule at 1.1 x lr, another stepped it once an epoch: constant all along."""
     rates = [optim.learning_rate(step, 100, 2.0, 10, schedule, 0.1) for step in range(100)]
@@ -75,7 +75,7 @@ def test_wsd_is_flat_and_then_linear_in_the_last_fifth():
     assert rates[160:] == pytest.approx([k / 40 for k in range(40, 0, -1)])
 
 
-@pytest.mark.parametrize("schedule", optim.SCHEDULES)
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "wsd", "constant"])
 @pytest.mark.parametrize(("total", "warmup"), [(1, 0), (2, 1), (3, 2), (7, 0)])
 def test_a_very_short_run_never_has_rate_0(schedule, total, warmup):
     """wsd's last fifth of three updates is a whole update; an update at rate 0 would be work for nothing."""

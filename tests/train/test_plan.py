@@ -88,7 +88,7 @@ def test_a_shape_that_a_pretrained_model_ignores_is_said():
 
 def test_free_memory_is_asked_before_a_model_takes_some(run, monkeypatch):
     order = []
-    for module, name in ((plan, "memory_free"), (plan, "model_from_settings"), (plan, "measure_update")):
+    for module, name in ((plan.machine, "memory_free"), (plan, "model_from_settings"), (plan, "measure_update")):
         real = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *a, _real=real, _name=name, **k: order.append(_name) or _real(*a, **k))
     plan.forecast(settings(run))
