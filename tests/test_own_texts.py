@@ -15,7 +15,6 @@ from helpers.run.parameters import plan_parameters, stage_notebook
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 DICE = random.Random(0)
 HAN = [chr(point) for point in range(0x4E00, 0x9FA0)]
-SYLLABLES = [first + rest for first in "b p zh x j t l sh q g".split() for rest in "ā án ěn ì ōng ǒu ū ǎo".split()]
 WORDS = "the soil is dry so give it some water and do not let this plant stand in a cold wind at night".split()
 
 
@@ -33,7 +32,6 @@ TEXTS = {
     "one in English, one in Chinese": [*some(WORDS, 200, 1, " "), *some(HAN[:300], 900, 1)],
     "a word of the one begins the other": ["The soil is dry. " * 20, "The 书评：" + "".join(HAN[:1400])],
     "English": some(WORDS, 60, 80, " "),
-    "pinyin": some(SYLLABLES, 60, 60, " "),
     "codes": [*some("0123456789", 6, 98), *some("ABCDEFGH", 60, 3)],
     "punctuation": some("，。！？；：…—"),
     "emoji": some(["😀", "👨‍👩‍👧", "🌱", "👍🏽"]),

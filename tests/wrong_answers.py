@@ -56,8 +56,6 @@ def words_for(part):
     return round(part * len(words))
 # one word too few
 words.values(), 1 ⇒ words.values()
-# the whole is only what the list covers
-sum(count for word, count in counts.items() if not word.isspace()) ⇒ sum(words.values())
 """,
     3: """
 # a word seen once would not be used
@@ -76,8 +74,6 @@ return merged ⇒ pieces[:] = merged
 +     return pieces
 """,
     5: """
-# the shortest word first
-max_word_length, 1, -1 ⇒ 2, max_word_length + 1
 # from the right
 def longest_match(text):
     pieces, end = [], len(text)

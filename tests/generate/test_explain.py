@@ -67,21 +67,15 @@ def test_it_sees_what_the_plainest_loop_sees(net, tok):
     assert sum(filter.removed > 0 for step in steps for filter in step.filters) > len(steps)
 
 
-def test_without_filters_and_at_the_end_of_the_document(small, tok):
-    tokens = [*tokenizer.encode(tok, "看土。"), tok.eos_token_id]
+def test_without_filters_the_bits_of_a_word_are_shared_by_its_characters_and_bytes_become_one(small, tok):
+    tokens = [*tokenizer.encode(tok, "龟背竹🌱水"), tok.eos_token_id]
     steps = explain.explain_text(small, tok, "水", tokens)
-    assert [step.text for step in steps] == ["看", "土", "。", ""]
+    assert [step.text for step in steps] == ["龟背竹", "", "", "", "🌱", "水", ""]
     assert all(step.filters == () and step.drawn_with == step.probability for step in steps)
-    assert steps[-1].bits_per_character is None and steps[0].bits_per_character == steps[0].bits
-    assert explain.explain_text(small, tok, "水", []) == []
-
-
-def test_the_bits_of_a_word_are_shared_by_its_characters_and_bytes_become_one(small, tok):
-    tokens = tokenizer.encode(tok, "龟背竹🌱水")
-    steps = explain.explain_text(small, tok, "", tokens)
-    assert [step.text for step in steps] == ["龟背竹", "", "", "", "🌱", "水"]
     assert steps[0].bits_per_character == pytest.approx(steps[0].bits / 3)
-    assert {step.bits_per_character for step in steps[1:4]} == {None}
+    assert steps[5].bits_per_character == steps[5].bits
+    assert {step.bits_per_character for step in (*steps[1:4], steps[-1])} == {None}
+    assert explain.explain_text(small, tok, "水", []) == []
 
 
 def test_a_token_that_another_filter_would_have_removed_has_no_chance_after_it(small, tok):

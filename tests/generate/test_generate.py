@@ -2,7 +2,6 @@
 
 import copy
 import random
-import threading
 
 import numpy as np
 import pytest
@@ -209,12 +208,11 @@ def test_a_text_ends_before_a_stop_string(tok, forced, stop, text):
 
 def test_a_text_ends_after_a_sentence(tok, forced):
     """What counts as one, the tests of the detokenizer say."""
+    net = forced([*encode(tok, "“看土。”浇水"), tok.eos_token_id])
     settings = Settings(max_new_tokens=60, temperature=0.0, sentence=True)
-    for written, text in (("“看土。”浇水", "“看土。”"), ("看土，浇水", "看土，浇水")):
-        net = forced([*encode(tok, written), tok.eos_token_id])
-        sample = generate.generate(net, tok, "", settings)[0]
-        assert (sample.text, sample.finished) == (text, True)
-        assert "".join(generate.stream_text(net, tok, "", settings)) == text
+    sample = generate.generate(net, tok, "", settings)[0]
+    assert (sample.text, sample.reason) == ("“看土。”", "stop")
+    assert "".join(generate.stream_text(net, tok, "", settings)) == sample.text
 
 
 # ---- what the model thought ----
@@ -237,15 +235,6 @@ def test_logprobs_are_what_the_model_thought_before_the_filters(net, tok):
         names = [decode(tok, [i]) if i != tok.eos_token_id else "" for i in best.indices[:3].tolist()]
         assert [text for text, _ in written.alternatives] == names
         ids.append(written.token)
-
-
-def test_stream_stops_when_asked(net, tok):
-    stop, seen = threading.Event(), 0
-    for _ in generate.stream_text(net, tok, "", Settings(max_new_tokens=1000, seed=0), stop):
-        seen += 1
-        if seen == 3:
-            stop.set()
-    assert seen <= 4  # one more: what was held back
 
 
 def test_same_seed_same_text_and_no_global_dice(net, tok):
@@ -275,8 +264,6 @@ def test_impossible_wishes_are_refused_in_words(net, tok):
 def test_names_that_nothing_has_are_refused_in_words():
     with pytest.raises(ValueError, match="a run has no model 'chatt'; did you mean 'chat'"):
         generate.load("mine", "chatt")
-    with pytest.raises(ValueError, match="a run has no model 'x'; there is: base, chat, reward"):
-        generate.load("mine", "x")
     for name in ("runs/mine/model/final_model", "runs\\mine"):
         with pytest.raises(ValueError, match=r"is no name of a run: to load a model from a folder, give Path\('runs"):
             generate.load(name)

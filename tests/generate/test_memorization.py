@@ -65,13 +65,6 @@ def test_long_stretches_are_found_whole(head, start, length):
     assert copied.known == 1 and len(copied.stretches[0]) == length
 
 
-def test_a_stretch_never_crosses_into_the_next_document():
-    index = Index(["春眠不", "觉晓", ""])
-    copied = index.copied("春眠不觉晓", n=1)
-    assert [(s.start, s.end, s.document) for s in copied.stretches] == [(0, 3, 0), (3, 5, 1)]
-    assert (index.documents, index.characters, index.whole) == (3, 5, True)
-
-
 @pytest.mark.parametrize(("limit", "held"), [(0, 1), (6, 1), (17, 1), (18, 2)])
 def test_texts_are_held_whole_up_to_the_limit(limit, held):
     """They have 5 and 11 bytes, and a border each."""

@@ -43,10 +43,8 @@ def test_a_right_answer_about_another_plant_passes_the_mark_but_not_the_judge():
     "answer, opening",
     [
         ("它光照越足长得越好，光线差了点。", "它光照越足长得越好，"),
-        (
-            "说实话，茉莉喜欢大太阳，这个位置正合适。",
-            "说实话，茉莉喜欢大太阳，",
-        ),  # the verdict is the ending's matter
+        # the verdict is the ending's matter
+        ("说实话，茉莉喜欢大太阳，这个位置正合适。", "说实话，茉莉喜欢大太阳，"),
         ("茉莉光照越足长得越好。", ""),  # nothing follows the fact
         ("它耐阴，弱光下也能长，光线差了点。", ""),  # a wrong fact
         ("今天天气很好。", ""),

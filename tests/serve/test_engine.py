@@ -112,22 +112,6 @@ def test_the_end_of_a_sample_is_told_once_also_while_others_go_on(start, net, to
     assert sorted(piece.sample for piece in heard if piece.reason) == [0, 1, 2]
 
 
-def test_figures_of_the_engine(start):
-    waits = []
-    engine = start(max_rows=1)
-    engine.on_first_token = waits.append
-    assert engine.alive and (engine.waiting, engine.rows, engine.tokens) == (0, 0, 0)
-    running = engine.submit("", ENDLESS)
-    wait_until(lambda: engine.rows == 1 and engine.tokens > 3)
-    queued = engine.submit("", Settings(max_new_tokens=7))
-    assert engine.waiting == 1 and len(waits) == 1
-    running.cancel()
-    queued.result(60)
-    assert engine.waiting == 0 and len(waits) == 2 and waits[1] > 0
-    engine.close()
-    assert not engine.alive
-
-
 @pytest.mark.parametrize("small", [True, False])
 def test_a_small_model_has_one_thread(start, net, monkeypatch, small):
     seen, step, before = [], decoder_of(net).advance, torch.get_num_threads()

@@ -63,6 +63,7 @@ async def test_the_figures():
     assert 'chinese_gpt_requests_total{route="/v1/completions",status="400"} 1.0' in figures
     assert 'chinese_gpt_rejects_total{reason="invalid"} 1.0' in figures
     assert "chinese_gpt_first_token_seconds_count 3.0" in figures
+    assert [float(line.split()[1]) > 0 for line in figures if "first_token_seconds_sum" in line] == [True]
     assert 'chinese_gpt_request_seconds_count{route="/generate"} 3.0' in figures
     assert "chinese_gpt_tokens_written_total 42.0" in figures
     assert "chinese_gpt_waiting 0.0" in figures and "chinese_gpt_rows 0.0" in figures
