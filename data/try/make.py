@@ -24,6 +24,12 @@ from helpers.serve.static import FILES, fill_in, for_worker
 
 GREEDY = Settings(max_new_tokens=60, temperature=0.0)
 TEXTS = 40  # of each model
+EXAMPLES = [
+    "绿萝能放太阳底下晒吗？",
+    "君子兰怕冷吗？",
+    "百合对猫有毒吗？",
+    "茉莉什么时候开花？",
+]  # what the page offers
 
 
 def pack(run: str, name: str) -> None:
@@ -34,7 +40,11 @@ def pack(run: str, name: str) -> None:
     }
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     known = for_worker(model, tokenizer, DEFAULT_LIMITS)
-    write_packed(TRY_FOLDER / name, model, known | {"about": about | {"id": TRY}, "made": made | {"commit": commit}})
+    write_packed(
+        TRY_FOLDER / name,
+        model,
+        known | {"about": about | {"id": TRY, "examples": EXAMPLES}, "made": made | {"commit": commit}},
+    )
     tokenizer.save_pretrained(TRY_FOLDER / name)
     (TRY_FOLDER / name / "tokenizer.json").rename(TRY_FOLDER / "tokenizer.json")
 

@@ -17,7 +17,6 @@ from helpers.corpus.conversations import (
     USER,
     Conversation,
     NotAConversation,
-    by_turns,
     changed,
     read_messages,
 )

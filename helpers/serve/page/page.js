@@ -83,6 +83,8 @@ async function readModel() {
   const millions = parameters ? `${(parameters / 1e6).toFixed(1)} M` : "";
   const facts = parameters ? both(`${id} · ${millions} 参数，看 ${context} 个词元`, `${millions} parameters, sees ${context} tokens`) : [id];
   byId("model").replaceChildren(...facts);
+  const { prompt } = form.elements;
+  if (examples.length && prompt.value === prompt.defaultValue) prompt.value = examples[0];
   for (const place of document.querySelectorAll(".examples")) place.replaceChildren(...examples.map((text) => button("example", text, "", () => beginWith(text))));
 }
 
