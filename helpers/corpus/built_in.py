@@ -413,8 +413,9 @@ def draw_documents(n: int = DEFAULT_DOCUMENTS, seed: int = 0) -> Iterator[Docume
 
 
 def _draw_conversation(rng: random.Random) -> list[AnsweredQuestion]:
-    drawing, told, about = _Drawing(rng), [], Combination("", "", "")
+    drawing, about = _Drawing(rng), Combination("", "", "")
     exchanges: list[AnsweredQuestion] = []
+    told: list[str] = []
     wanted = list(EXCHANGES)[drawing.weigh("exchanges", [(share, str(n)) for n, share in EXCHANGES.items()])]
     while len(exchanges) < wanted:
         begun, known = len(drawing.parts), about.plant in plant_facts()

@@ -93,7 +93,7 @@ def _has_our_template(tokenizer: PreTrainedTokenizerFast) -> bool:
         return False
     user, assistant = (tokenizer.convert_tokens_to_ids(token) for token in chat.role_tokens(tokenizer).values())
     said = {role: prompt_ids(tokenizer, role)[1:] for role in ("system", "user", "assistant")}
-    talk = [{"role": role, "content": role} for role in (*said, "user")]
+    talk: list[chat.Message] = [{"role": role, "content": role} for role in (*said, "user")]
     question = [user, *said["user"], assistant]
     ids = [tokenizer.bos_token_id, *said["system"], *question, *said["assistant"], tokenizer.eos_token_id, *question]
     return chat.encode_messages(tokenizer, talk, generation_prompt=True).ids == ids
