@@ -48,7 +48,6 @@ def unpack_try() -> None:
     for name in TRY_MODELS:
         packed, final, stage = TRY_FOLDER / name, model_folder(TRY, name), paths.MODELS[name]
         made = json.loads((packed / "model.json").read_text("utf-8"))["made"]
-        final.mkdir(parents=True, exist_ok=True)
         save_model(final, read_packed(packed))
         for file in (TRY_FOLDER / "tokenizer.json", *packed.glob("*_*")):
             shutil.copy(file, final)

@@ -36,8 +36,7 @@ _log = logging.getLogger(__name__)
 
 SENT = [file for file in static.FILES if file.name not in static.LOCAL]
 PAGE = {"/" if file.name == "index.html" else f"/{file.name}": file for file in SENT}  # address -> file
-# settings that each view of the page begins with
-ABOUT = {"defaults": {"texts": TEXT_SAMPLING, "chat": ANSWER_SAMPLING}}
+ABOUT = {"defaults": {"texts": TEXT_SAMPLING, "chat": ANSWER_SAMPLING}}  # what each view of the page begins with
 
 
 @dataclass

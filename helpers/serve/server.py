@@ -275,8 +275,7 @@ def server_parser() -> argparse.ArgumentParser:
     parser.add_argument("--run", required=True, help="the run whose model answers")
     rooms = f"which of its models: {', '.join(paths.MODELS)}; by default the last of them that the run has"
     parser.add_argument("--room", choices=list(paths.MODELS), help=rooms)
-    folder = "write the page as a folder of plain files instead: the model computes in the browser"
-    parser.add_argument("--static", metavar="FOLDER", help=folder)
+    parser.add_argument("--static", metavar="FOLDER", help="write the page as a folder instead: the browser computes")
     parser.add_argument("--host", default="127.0.0.1", help="default 127.0.0.1: only this machine can call")
     parser.add_argument("--port", type=int, default=5005, help="default 5005; 0 takes any free port")
     parser.add_argument("--api-key-file", help="a file that holds the key that callers must send")

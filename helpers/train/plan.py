@@ -54,9 +54,9 @@ def require_its_tokenizer(settings: TrainSettings) -> None:
 
 
 def plan_run(settings: TrainSettings) -> dict[str, int]:
-    """Return the updates of an epoch and of a run, before anything is trained.
+    """Return windows, updates and tokens of a run, before anything is trained.
 
-    With a time budget total_steps is 0. Raises ValueError for what would fail once the room is prepared,
+    With a time budget total_steps and tokens are 0. Raises ValueError for what would fail once the room is prepared,
     and a model that is there has made way: a shape, device or tracker that cannot be, a warm-up as long as the run.
     """
     require_its_tokenizer(settings)
@@ -73,7 +73,13 @@ def plan_run(settings: TrainSettings) -> dict[str, int]:
             f"({tokens['windows']} windows, {per_update} an update, {settings.epochs} epochs): "
             "the learning rate would reach lr only at the end. Lower warmup_steps, or train more epochs."
         )
-    return {"steps_per_epoch": steps_per_epoch, "total_steps": total_steps}
+    return {
+        "windows": tokens["windows"],
+        "windows_per_update": per_update,
+        "steps_per_epoch": steps_per_epoch,
+        "total_steps": total_steps,
+        "tokens": 0 if settings.max_minutes else tokens["tokens"] * settings.epochs,
+    }
 
 
 def forecast(settings: TrainSettings) -> dict[str, Any]:
