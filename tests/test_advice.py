@@ -23,7 +23,7 @@ HELPERS, BOOKS = sorted((ROOT / "helpers").rglob("*.py")), sorted((ROOT / "noteb
 # a command ends with its quotation, its line, two spaces, or where the sentence goes on
 COMMAND = re.compile(r"python -m (helpers[\w.]*)((?: (?!is\b|for\b|--help)[^\s`);,]+)*)")
 # options of argparse, torchrun, TensorBoard, Jupyter
-OTHERS = {"--help", "--nproc-per-node", "--max-restarts", "--logdir", "--log-level"}
+OTHERS = {"--help", "--bind", "--directory", "--nproc-per-node", "--max-restarts", "--logdir", "--log-level"}
 
 
 def strings(tree):

@@ -19,10 +19,11 @@ from pathlib import Path
 import nbformat
 import pytest
 import torch
+from displays import until as wait_until
 from families import CONFIGS, V, lively
 from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
-from service import FakeEngine, chat_tokenizer, in_thread, tiny_engine, wait_until
+from service import FakeEngine, chat_tokenizer, in_thread, tiny_engine
 
 from helpers import paths
 from helpers.corpus import built_in

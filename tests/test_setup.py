@@ -17,7 +17,6 @@ from packaging.utils import canonicalize_name
 
 from helpers import paths
 from helpers.manifest import read_parameters
-from helpers.run.parameters import plan_parameters
 
 ROOT = paths.repo_root()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -403,8 +402,3 @@ def test_links_inside_the_repository_live(path):
         for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`]*`", "", cell.source)):
             if not re.match(r"https?:|mailto:|#", target):
                 assert (path.parent / target.split("#")[0]).exists(), f"{path.name} links to {target}"
-
-
-@pytest.mark.parametrize("preset", sorted((ROOT / "presets").glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_preset_fits_the_notebooks(preset):
-    assert plan_parameters(list(paths.STAGES)[1:], "r", None, [preset.stem], [])

@@ -413,9 +413,8 @@ def draw_documents(n: int = DEFAULT_DOCUMENTS, seed: int = 0) -> Iterator[Docume
 
 
 def _draw_conversation(rng: random.Random) -> list[AnsweredQuestion]:
-    drawing, about = _Drawing(rng), Combination("", "", "")
+    drawing, about, told = _Drawing(rng), Combination("", "", ""), list[str]()
     exchanges: list[AnsweredQuestion] = []
-    told: list[str] = []
     wanted = list(EXCHANGES)[drawing.weigh("exchanges", [(share, str(n)) for n, share in EXCHANGES.items()])]
     while len(exchanges) < wanted:
         begun, known = len(drawing.parts), about.plant in plant_facts()

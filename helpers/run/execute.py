@@ -101,9 +101,10 @@ def run_stages(run: str, values: Values, force: bool, lessons: bool | None = Non
         if lost:
             print(f"{'':14}the whole list is in {paths.executed_copy(run, 'corpus')}")
         print(f"{'report':14}{report.write_report(run)}", flush=True)
-        if "train" in values:
+        finished = not any(unfinished(run, stage) for stage in values)
+        if finished and "train" in values:
             print(f"{'next':14}make serve RUN={run}; to teach it to answer: python -m helpers.run chat --run {run}")
-    return not any(unfinished(run, stage) for stage in values)
+    return finished
 
 
 def _is_built_in(run: str, values: Values) -> bool:

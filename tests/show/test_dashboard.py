@@ -130,7 +130,7 @@ def test_a_picture_that_came_too_soon_is_drawn_when_it_is_due_and_a_long_silence
 
 
 def test_troubles_are_seen_live_and_headless(shown, tmp_path, capsys):
-    training = SimpleNamespace(total_steps=10, metrics_path=tmp_path)
+    training = SimpleNamespace(total_steps=10, metrics_path=tmp_path, stop=None)
     rows = [{"event": "step", "step": 1}, {"event": "checkpoint_failed", "step": 1, "reason": "<disk> full"}]
     view = dashboard.Live(training, None, {})
     view.update(rows, rows)

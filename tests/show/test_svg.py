@@ -14,7 +14,7 @@ from helpers.show import svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 ROOT = paths.repo_root()
-FILES = sorted((ROOT / "notebooks" / "images").iterdir())
+FILES = sorted((ROOT / "notebooks" / "images").glob("*.svg"))
 each = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 
 
