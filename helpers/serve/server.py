@@ -6,6 +6,7 @@ is answered: that is `app`. Crowds of connections and clients that read slowly a
 
 import argparse
 import asyncio
+import contextlib
 import errno
 import gc
 import json
@@ -172,15 +173,17 @@ def base_folder(run: str, model: str) -> Path:
     return Path(room["parameters"].get("pretrained_model") or generate.model_folder(run))
 
 
-def examples(run: str, longest: int = 16, most: int = 4) -> list[str]:
-    """Return short first lines of documents that were kept out of training: what the page offers to begin with."""
-    found: list[str] = []
-    for shard in paths.shards(run, "corpus", "val", ".jsonl")[:1]:
-        with shard.open(encoding="utf-8") as lines:
-            firsts = (json.loads(line)["text"].split("\n")[0] for line in islice(lines, 300))
-            found = list(dict.fromkeys(first for first in firsts if 3 < len(first) <= longest))
-    found = [first for first in found if first.endswith("？")] or found
-    return found[:: max(1, len(found) // most)][:most]
+def examples(run: str) -> list[str]:
+    """Return four short questions of documents that were kept out of training, which the page offers to begin with.
+
+    None of anybody's own documents: a page is for strangers, and nobody has asked to publish these.
+    """
+    with contextlib.suppress(RoomError):
+        if read_manifest(run, "corpus")["result"].get("source") == "sample":
+            with paths.shards(run, "corpus", "val", ".jsonl")[0].open(encoding="utf-8") as lines:
+                firsts = [json.loads(line)["text"].split("\n")[0] for line in islice(lines, 300)]
+            return [first for first in dict.fromkeys(firsts) if first.endswith("？") and len(first) <= 16][:4]
+    return []
 
 
 def load_served(run: str, room: str) -> tuple[GPT, PreTrainedTokenizerFast, dict[str, Any]]:
@@ -192,16 +195,13 @@ def load_served(run: str, room: str) -> tuple[GPT, PreTrainedTokenizerFast, dict
     if room != "base":  # this model was made to answer
         dialogue.check_tokenizer(tokenizer)
     answers = default_settings(generate.model_folder(run, room), chat=True)
-    return (
-        model,
-        tokenizer,
-        {
-            "defaults": {"texts": default_settings(base_folder(run, room)), "chat": answers},
-            "examples": examples(run),
-            "parameters": model.config.sizes()["parameters"],
-            "context": model.config.window,
-        },
-    )
+    about = {
+        "defaults": {"texts": default_settings(base_folder(run, room)), "chat": answers},
+        "examples": examples(run),
+        "parameters": model.config.sizes()["parameters"],
+        "context": model.config.window,
+    }
+    return model, tokenizer, about
 
 
 def write_static(options: argparse.Namespace, limits: Limits) -> int:

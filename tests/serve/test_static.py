@@ -11,7 +11,9 @@ from service import chat_tokenizer, make_run, tiny_model, tiny_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from helpers import paths
 from helpers.generate.generate import TRY_FOLDER
+from helpers.manifest import write_manifest
 from helpers.model.eight_bits import read_packed
 from helpers.serve import server, static
 from helpers.serve.limits import DEFAULT_LIMITS, Limits
@@ -41,11 +43,14 @@ def test_what_the_browser_cannot_do_is_refused(tmp_path, monkeypatch, model, tok
 def test_a_run_becomes_a_folder_by_one_command(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("RUNS_DIR", str(tmp_path))
     make_run()
+    write_manifest("tiny", "corpus", parameters={}, inputs=[], outputs=[], result={"source": "my letters"}, seed=0)
+    (paths.room("tiny", "corpus") / "val-00000.jsonl").write_text('{"text": "这是谁的信？\\n我的。"}\n', "utf-8")
     page = tmp_path / "a page"
     assert server.main(["--run", "tiny", "--static", str(page), "--max-length", "77"]) == 0
     assert "http.server" in (said := capsys.readouterr().out) and f"'{page}'" in said
     known = json.loads((page / "model.json").read_text("utf-8"))
     assert (known["about"]["id"], known["max_length"], known["chat"]) == ("tiny", 77, None)
+    assert known["about"]["examples"] == []  # a page is for strangers
     assert 'class="texts static"' in (page / "index.html").read_text("utf-8")
     assert read_packed(page).config == tiny_model().config
     assert server.main(["--run", "tinny", "--static", str(page)]) == 1
