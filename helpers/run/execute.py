@@ -51,6 +51,13 @@ class ThisPython(AsyncKernelManager):
     environment: ClassVar[Mapping[str, str]] = {}  # of the kernel, besides this process's own
     stderr: ClassVar[IO[str] | None] = None  # where the kernel's process says what no cell shows; None: the terminal
 
+    def __init__(self, **options: Any) -> None:
+        """Talk to the kernel through files of a folder of its own: another program may take a free port before it."""
+        super().__init__(**options)
+        if os.name == "posix":
+            self._folder = tempfile.TemporaryDirectory()
+            self.transport, self.connection_file = "ipc", str(Path(self._folder.name, "kernel.json"))
+
     @property
     def kernel_spec(self) -> KernelSpec:
         """What starts a kernel: this interpreter."""

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Callable, Sequence
+from html import escape
 from typing import Any
 
-from helpers.show.text import cell_text, is_number
+from helpers.show.text import HUES, cell_text, element, is_number, show_html
 
 
 def expecting(known: object) -> Callable[[object, str], None]:
@@ -24,15 +25,21 @@ def expecting(known: object) -> Callable[[object, str], None]:
 
 
 def predict(guess: Any, answer: Any, words: str = "", close: float = 0.0) -> None:
-    """Print whether a reader's guess is right, together with the answer.
+    """Say whether a reader's guess is right; the answer is folded until there is one.
 
     `guess` is None until the reader types one; `answer` is a number, a string, True or False, or a list of those, and
     `words` say what it counts: `predict(my_guess, 1, "of 50 documents stay")`. A number is also right when it differs
     from the answer by at most the share `close` of it (0.1: ten per cent). Strings are compared without regard to case
     and to spaces at their ends.
     """
-    said = f"{shown(answer)} {words}".strip()
-    print(f"{judged(guess, answer, close)}. Answer: {said}{'' if said[-1:] in '.!?。' else '.'}")
+    verdict, said = judged(guess, answer, close), f"{shown(answer)} {words}".strip()
+    said += "" if said[-1:] in ".!?。" else "."
+    right = verdict.endswith(("right", "enough")) and not verdict.endswith("not right")
+    html = f"{'✓ ' * right}{escape(verdict)}. {escape(said)}"
+    if verdict == "No guess yet":
+        html = f"{verdict}.<details><summary>Answer</summary>{escape(said)}</details>"
+    edge = f"border-left:3px solid rgba({HUES[2 if right else 1]},.8);padding-left:.8em"
+    show_html(element("div", edge, html), f"{verdict}. Answer: {said}")
 
 
 def judged(guess: Any, answer: Any, close: float = 0.0) -> str:

@@ -31,9 +31,11 @@ LINES = [
 
 
 @pytest.mark.parametrize(("arguments", "line"), LINES, ids=[line for _, line in LINES])
-def test_one_line_says_the_guess_and_the_answer(arguments, line, capsys):
+def test_one_line_says_the_guess_and_the_answer_which_is_folded_until_there_is_one(arguments, line, shown):
     show.predict(*arguments)
-    assert capsys.readouterr().out == line + "\n"
+    [data] = [output["data"] for output in shown]
+    assert data["text/plain"] == line and ("<details>" in data["text/html"]) == (arguments[0] in (None, ...))
+    assert data["text/html"].count("✓") == (", right." in line or ", close enough." in line)
 
 
 def test_what_the_courses_own_text_shows_is_asserted_and_what_another_lacks_is_said(capsys):
