@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 # what a room says of itself, for the rooms after it and for the report
 RESULT = {
     "corpus": {"documents", "characters", "dropped", "val_documents", "val_characters", "source"},
-    "vocab": {"vocab_size", "coverage", "agreement_f1"},
+    "vocab": {"vocab_size", "coverage"},
     "tokenize": {"tokens", "windows", "chars_per_token"},
     "train": {"steps", "seconds", "tokens_per_second", "val_loss", "val_bits_per_char", "accuracy"},
     "generate": {"longest_copy", "copied_share", "samples"},
@@ -35,6 +35,7 @@ RESULT = {
     "recipes": {"best", "baseline_bits_per_char", "default_bits_per_char", "unclear"},
     "chat": {"val_bits_per_char", "floor_bits_per_char", "conversations", "steps", "plain_bits_tuned"},
     "reward": {"best", "facts_seen", "facts_held_out", "steps"},
+    "words": {"agreement_f1"},
     "tournament": {"best"} | {f"{kind}_bits_per_char" for kind in ("characters", "words", "bpe", "bytes")},
 }
 DOORS = {"sample": [*paths.SIDE_DOORS], "own": ["chat"]}

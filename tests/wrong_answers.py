@@ -47,38 +47,58 @@ continue ⇒ row = ""
 
 WRONG_ANSWERS["vocab"] = {
     1: """
-# a single word, which both know
-my_sentence = "水"
-""",
-    2: """
-# a share of the list, not of the text
-def words_for(part):
-    return round(part * len(words))
-# one word too few
-words.values(), 1 ⇒ words.values()
-""",
-    3: """
 # a word seen once would not be used
 tokens_if_seen_once = 1 ⇒ tokens_if_seen_once = len(encode(tokenizer, sentence))
 # two pieces, whatever it was
 tokens_if_seen_often = tokens_if_seen_once = 2
 """,
-    4: """
-# only the first occurrence
-i += 2 ⇒ return merged + list(pieces[i + 2 :])
-# another pair with the same characters is merged as well
-tuple(pieces[i : i + 2]) == tuple(pair) ⇒ "".join(pieces[i : i + 2]) == "".join(pair)
-pieces[i] + pieces[i + 1] ⇒ "".join(pair)
-# no new list: the given one is changed
-return merged ⇒ pieces[:] = merged
-+     return pieces
+    2: """
+# halves are dropped
+text = waiting.decode(errors="ignore") ⇒ text = piece.decode(errors="ignore")
+# everything at the end
+texts.append(text) ⇒ texts.append("")
++     texts[-1:] = [b"".join(pieces).decode()] if pieces else []
+# nothing where a piece shows nothing
+texts.append(text) ⇒ texts += [text] if text else []
+# what waits is forgotten
+waiting += piece ⇒ waiting = piece
 """,
-    5: """
+    3: """
+# how often a run occurs does not count
+pairs[pair] += times ⇒ pairs[pair] += 1
+# the pieces stay as they are
+(merge(pieces, best), times) ⇒ (pieces, times)
+# one merge more
+range(rounds) ⇒ range(rounds + 1)
+""",
+    4: """
+# the piece that would be missed most
+min(without, ⇒ max(without,
+# single characters go too
+if len(piece) > 1] ⇒ if piece != "怎么"]
+# the rarest is thrown out
+counts = dict(counts) ⇒ counts, long = dict(counts), [piece for piece in counts if len(piece) > 1]
++     while len(long) > size:
++         rare = min(long, key=counts.get)
++         long.remove(rare)
++         del counts[rare]
++     return counts
+""",
+}
+
+WRONG_ANSWERS["words"] = {
+    1: """
+# both know it
+my_sentence = "浇水"
+# not Chinese
+my_sentence = "GPT模型"
+""",
+    2: """
 # from the right
 def longest_match(text):
-    pieces, end = [], len(text)
+    most, pieces, end = max(map(len, words)), [], len(text)
     while end:
-        n = next((n for n in range(min(end, max_word_length), 1, -1) if text[end - n : end] in words), 1)
+        n = next((n for n in range(min(end, most), 1, -1) if text[end - n : end] in words), 1)
         pieces.insert(0, text[end - n : end])
         end -= n
     return pieces

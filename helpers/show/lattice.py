@@ -1,10 +1,9 @@
-"""Pictures computed from data, as SVG: a text's lattice of pieces, merges of BPE, a path through the grammar."""
+"""Pictures computed from data, as SVG: a text's lattice of pieces, a path through the grammar."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 
-from helpers.show.svg import BLUE, EDGE, GOLD, GREY, INK, PALE_BLUE, PALE_GOLD, SHADE, Picture, shortened, width_of
+from helpers.show.svg import BLUE, GOLD, GREY, INK, PALE_BLUE, PALE_GOLD, Picture, shortened, width_of
 from helpers.show.text import plain_table, with_marks
 
 LONGEST_TEXT = 10  # characters of a text whose lattice can still be read
@@ -75,77 +74,6 @@ def _draw_lattice(
     for i, character in enumerate(text):
         picture.text(left + (i + 0.5) * step, ground + 18, with_marks(character), 20, bold=True)
     picture.text(picture.width / 2, ground + 56, words, 14)
-    return picture
-
-
-# ---- merges of BPE ----
-
-
-def merged(pieces: Sequence[str], pair: tuple[str, str]) -> list[str]:
-    """Return the pieces with each occurrence of the pair, from left to right, made one piece."""
-    out, i = [], 0
-    while i < len(pieces):
-        length = 2 if tuple(pieces[i : i + 2]) == pair else 1
-        out.append("".join(pieces[i : i + length]))
-        i += length
-    return out
-
-
-def merges(lines: Sequence[str], merges: Sequence[tuple[str, str]]) -> None:
-    """Show how byte-pair encoding (BPE; Sennrich et al. 2016) joins a few short lines, one merge after the other.
-
-    merges: the pairs (left, right) in their order; how often each occurs is counted here.
-    """
-    states = [[list(line) for line in lines]]  # before the first merge, after each
-    titles, news = ["start: characters"], [""]
-    for number, (left, right) in enumerate(merges, 1):
-        pairs = Counter(pair for pieces in states[-1] for pair in pairwise(pieces))
-        times = pairs[left, right]
-        states.append([merged(pieces, (left, right)) for pieces in states[-1]])
-        news.append(left + right)
-        how_often = "once" if times == 1 else f"{times} times"
-        joined = f"{with_marks(left)} + {with_marks(right)} → {with_marks(left + right)}"
-        titles.append(f"merge {number}: {joined}, {how_often}")
-    plain = []
-    for title, state in zip(titles, states, strict=True):
-        plain += [title, *("    " + "|".join(map(with_marks, pieces)) for pieces in state)]
-    _draw_merges(states, titles, news).show(plain)
-
-
-def _boxes(state: Sequence[Sequence[str]], size: int, right: float) -> list[tuple[float, int, float, str]]:
-    """Return (x, row, width, piece) of each piece of a state, its lines one after the other."""
-    x, row, boxes = 28.0, 0, []
-    for pieces in state:
-        widths = [width_of(with_marks(piece), size) + 12 for piece in pieces]
-        if x > 28 and x + sum(widths) + 2 * len(widths) > right:
-            x, row = 28.0, row + 1
-        for piece, width in zip(pieces, widths, strict=True):
-            if x > 28 and x + width > right:
-                x, row = 28.0, row + 1
-            boxes.append((x, row, width, piece))
-            x += width + 2
-        x += 20
-    return boxes
-
-
-def _draw_merges(states: Sequence[Sequence[Sequence[str]]], titles: Sequence[str], news: Sequence[str]) -> Picture:
-    """Return the picture: a band per state, with the piece that is new in another colour."""
-    size, height, width = 15, 30, 880
-    bands = [_boxes(state, size, width - 28) for state in states]
-    heights = [30 + (max((row for _, row, *_ in boxes), default=0) + 1) * (height + 6) + 16 for boxes in bands]
-    whole = f"{len(states) - 1} merges of byte-pair encoding (BPE)"
-    picture = Picture(width, 24.0 + sum(heights), whole, ". ".join(titles))
-    top = 20.0
-    for boxes, tall, title, new in zip(bands, heights, titles, news, strict=True):
-        if top > 20:
-            picture.path([(28, top - 10), (width - 28, top - 10)], EDGE, 1.2)
-        picture.text(28, top + 10, title, 14.5, anchor="start", bold=True)
-        for x, row, wide, piece in boxes:
-            y = top + 28 + row * (height + 6)
-            fill, line = (PALE_GOLD, GOLD) if piece == new else (SHADE, "#b9b5ab")
-            picture.rect(x, y, wide, height, fill, line, 5)
-            picture.text(x + wide / 2, y + height / 2, with_marks(piece), size, bold=piece == new)
-        top += tall
     return picture
 
 

@@ -16,7 +16,7 @@ from helpers.show.exercise import expecting, predict
 from helpers.show.explain import attention, copied, explained, filters, grid
 from helpers.show.figures import length_histogram, window_diagram, zipf
 from helpers.show.figures import share_covered as coverage
-from helpers.show.lattice import grammar_path, lattice, merges
+from helpers.show.lattice import grammar_path, lattice
 from helpers.show.metrics_file import read_metrics
 from helpers.show.svg import drawing
 from helpers.show.text import documents, labels, pieces, probabilities, samples, table

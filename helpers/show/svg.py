@@ -20,7 +20,7 @@ from helpers.wording import did_you_mean
 INK, GREY = "#2b2f36", "#646a75"
 BLUE, GOLD = "#2563a8", "#96690a"
 # fills
-PAPER, EDGE, SHADE = "#fbfaf7", "#d9d4c8", "#edeae3"
+PAPER, EDGE = "#fbfaf7", "#d9d4c8"
 PALE_BLUE, PALE_GOLD = "#d9e7f6", "#f7eac4"
 SANS = "Helvetica, Arial, PingFang SC, Microsoft YaHei, Noto Sans CJK SC, sans-serif"
 

@@ -5,9 +5,6 @@ import random
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from displays import HOSTILE
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from helpers.corpus import built_in
 from helpers.show import lattice
@@ -42,26 +39,6 @@ def test_arcs_of_one_level_do_not_cross():
 def test_what_is_no_lattice_is_refused(text, words):
     with pytest.raises(ValueError, match=words):
         show.lattice(text, SCORES, [])
-
-
-def test_merges_join_the_pair_everywhere_and_count_it(shown):
-    show.merges(["绿萝绿萝怕冷", "绿萝怕晒"], [("绿", "萝"), ("绿萝", "怕")])
-    assert shown[0]["data"]["text/plain"].splitlines() == [
-        "start: characters", "    绿|萝|绿|萝|怕|冷", "    绿|萝|怕|晒",
-        "merge 1: 绿 + 萝 → 绿萝, 3 times", "    绿萝|绿萝|怕|冷", "    绿萝|怕|晒",
-        "merge 2: 绿萝 + 怕 → 绿萝怕, 2 times", "    绿萝|绿萝怕|冷", "    绿萝怕|晒",
-    ]  # fmt: skip
-    words = words_of(shown[0]["data"]["image/svg+xml"])
-    assert words.count("绿萝怕") == 2 and words.count("绿萝") == 4
-    assert lattice.merged(list("aaa"), ("a", "a")) == ["aa", "a"], "from left to right, no character twice"
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(HOSTILE, max_size=3))
-def test_any_lines_can_be_merged(shown, lines):
-    show.merges(lines, [("a", "b")])
-    ElementTree.fromstring(shown[-1]["data"]["image/svg+xml"])
-    assert shown[-1]["data"]["text/plain"].startswith("start: characters")
 
 
 @pytest.mark.parametrize("seed", range(5))
