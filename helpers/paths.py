@@ -20,6 +20,7 @@ STAGES = {
 SIDE_DOORS = {
     "words": ("deeper/words", "words"),
     "tournament": ("deeper/tournament", "tournament"),
+    "parts": ("deeper/parts", "parts"),
     "recipes": ("deeper/recipes", "recipes"),
     "chat": ("deeper/chat", "chat"),
     "reward": ("deeper/reward", "reward"),
