@@ -38,9 +38,7 @@ CONSTANTS: dict[str, dict[str, str]] = {
     "02_vocab.ipynb": {
         "130 MB": "thulac's resident memory after its model is loaded: the docstring of helpers.vocab.words.segment",
     },
-    "03_tokenize.ipynb": dict.fromkeys(
-        ["256", "1,024", "20 million"], "the rule for windows: helpers.tokens.windows.choose_n_ctx, and its test"
-    ),
+    "03_tokenize.ipynb": {"1,024": "the rule for windows: helpers.tokens.windows.choose_n_ctx, and its test"},
     "README.md": {
         "3.14": "the newest Python that hosted CI runs",
         "130 MB": "thulac's resident memory after its model is loaded: the docstring of helpers.vocab.words.segment",

@@ -107,24 +107,34 @@ def longest_match(text):
 
 WRONG_ANSWERS["tokenize"] = {
     1: """
-# without <bos> and <eos>
-max()) ⇒ max()) - 2
+# times, not through
+bits / chars_per_token ⇒ bits * chars_per_token
+# two to the power of the nats
+np.exp(nats_per_token) ⇒ 2**nats_per_token
+# the wrong way from nats to bits
+nats_per_token / np.log(2) ⇒ nats_per_token * np.log(2)
+# the characters are forgotten
+bits, bits / chars_per_token, ⇒ bits, bits,
 """,
     2: """
-# how many ids there are, not the largest
-16 - 1 ⇒ 16
-# half of the ids: one bit for a sign
-16 - 1 ⇒ 15 - 1
+# the tokens are counted, not the answers
+ends = [*starts[1:], tokens - 1] ⇒ ends = [*starts[1:], tokens]
+# the first window is full, whatever the offset
+range(offset or n_ctx, ⇒ range(n_ctx,
+# an empty window for an offset of 0
+range(offset or n_ctx, ⇒ range(offset,
+# pairs of start and end
+(start, end - start) ⇒ (start, end)
 """,
     3: """
-# the ids are counted, not the answers
-tokens - 1 - n_ctx ⇒ tokens - n_ctx
-# rounded down
--(-left // stride) ⇒ left // stride
-# a text shorter than a window needs none, or fewer
-max(0, tokens - 1 - n_ctx) ⇒ tokens - 1 - n_ctx
-# as if the windows did not overlap
-1 + -(-left // stride) ⇒ -(-(tokens - 1) // n_ctx)
+# the counted share alone
++ k * shorter) / (n + k) ⇒ ) / n
+# the last token of the context is dropped
+context[1:] ⇒ context[:-1]
+# k is n
+n, k = followers.total(), len(followers) ⇒ n = k = followers.total()
+# a context that was never seen has nothing
+if n else shorter ⇒ if n else 0.0
 """,
     4: """
 # in their order, and only the last window is looked at

@@ -1,4 +1,4 @@
-"""Figures of text and plans: lengths, Zipf's law, coverage, windows; and the style of all figures.
+"""Figures of text: lengths, Zipf's law, coverage; and the style of all figures.
 
 Each is drawn on its own `Figure`, without pyplot: nothing stays open, no backend is chosen, any thread may draw.
 """
@@ -15,7 +15,6 @@ from IPython.display import DisplayHandle, display
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullFormatter
 from PIL import Image
 
@@ -157,38 +156,3 @@ def share_covered(counts: Mapping[str, int], vocab_size: int | None = None) -> N
     ax.xaxis.set_major_formatter(THOUSANDS)
     ax.yaxis.set_major_formatter(PERCENT)
     show_figure(fig, f"share of the text covered by the commonest of {len(frequencies):,} words")
-
-
-def window_diagram(n_tokens: int, n_ctx: int, stride: int) -> None:
-    """Show the windows that a stream of tokens is cut into: new tokens, tokens seen before, padding.
-
-    The windows are those of `tokens.windows.Windows`; of many, the first eight are shown.
-    """
-    if n_tokens < 2 or not 1 <= stride <= n_ctx:
-        raise ValueError(f"need n_tokens >= 2 and 1 <= stride <= n_ctx, got {n_tokens}, {stride}, {n_ctx}")
-    inputs = n_tokens - 1  # the last token is only a label
-    count = 1 + max(0, math.ceil((inputs - n_ctx) / stride))
-    shown = min(count, 8)
-    edge = (shown - 1) * stride + n_ctx  # where the picture ends
-    fig, ax = canvas(0.9 + 0.27 * (shown + 1), xlabel="position in the stream of tokens")
-    ax.barh(0, min(n_tokens, edge), color="#c9ccd2", height=0.6)
-    for window in range(shown):
-        start = window * stride
-        end = min(start + n_ctx, inputs)
-        again = min(n_ctx - stride, end - start) if window else 0
-        ax.barh(window + 1, again, left=start, color=BLUE, alpha=0.3, height=0.6, linewidth=0)
-        ax.barh(window + 1, end - start - again, left=start + again, color=BLUE, height=0.6, linewidth=0)
-        ax.barh(window + 1, start + n_ctx - end, left=end, color="white", edgecolor=GREY, hatch="////", height=0.6,
-                linewidth=0.5)  # fmt: skip
-    if count > shown:
-        ax.annotate(f"… and {count - shown:,} more", (0, shown), (2, 0), textcoords="offset points", color=GREY,
-                    fontsize=8.5, va="center")  # fmt: skip
-    ax.set_yticks(range(shown + 1), ["tokens", *(f"window {window + 1}" for window in range(shown))])
-    ax.invert_yaxis()
-    ax.grid(axis="y", visible=False)
-    ax.xaxis.set_major_formatter(THOUSANDS)
-    handles = [Patch(color=BLUE, label="new"), Patch(color=BLUE, alpha=0.3, label="seen before"),
-               Patch(facecolor="white", edgecolor=GREY, hatch="////", label="padding")]  # fmt: skip
-    ax.legend(handles=handles, loc="lower left", ncols=3, bbox_to_anchor=(0, 1), borderaxespad=0.2, frameon=False,
-              fontsize=8.5)  # fmt: skip
-    show_figure(fig, f"{count:,} windows of {n_ctx:,} tokens over {n_tokens:,}, one every {stride:,}")

@@ -14,7 +14,7 @@ from helpers.show.curves import compare, curves, expert_load, panels, schedule
 from helpers.show.dashboard import samples_over_time, spikes, watch
 from helpers.show.exercise import expecting, predict
 from helpers.show.explain import attention, copied, explained, filters, grid
-from helpers.show.figures import length_histogram, window_diagram, zipf
+from helpers.show.figures import length_histogram, zipf
 from helpers.show.figures import share_covered as coverage
 from helpers.show.lattice import grammar_path, lattice
 from helpers.show.metrics_file import read_metrics

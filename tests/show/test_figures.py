@@ -7,7 +7,6 @@ from displays import full_rows, png_of, rows_of
 
 from helpers.show import curves, figures, metrics_file
 from helpers.show import notebook as show
-from helpers.tokens.windows import count_windows
 
 
 def draw_all() -> None:
@@ -17,7 +16,6 @@ def draw_all() -> None:
     show.zipf(counts)
     show.coverage(counts, vocab_size=500)
     show.schedule([0.1 * step for step in range(10)])
-    show.window_diagram(10**6, 256, 256)
     figures.show_figure(curves.run_figure(full_rows(500), 0.95, {"unigram": 7.8, "bigram": 4.2}), "a run")
     show.compare({f"run {i}": full_rows(101 + i) for i in range(9)})
     show.expert_load(full_rows(500))
@@ -42,7 +40,6 @@ def test_figures_of_nearly_nothing(shown):
         show.zipf(counts)
         show.coverage(counts, vocab_size=100)
     show.schedule([])
-    show.window_diagram(2, 8, 8)
     for rows in ([], [{"event": "step", "step": 1, "bits_per_char": float("nan")}]):
         figures.show_figure(curves.run_figure(rows, 1.0, {}), "nothing yet")
     for axis in metrics_file.AXES:
@@ -51,10 +48,4 @@ def test_figures_of_nearly_nothing(shown):
     show.expert_load([])
     show.expert_load(full_rows(1, layers=1))
     pictures = [png_of(output) for output in shown if "image/png" in output["data"]]
-    assert len(pictures) == 14
-
-
-@pytest.mark.parametrize(("tokens", "n_ctx", "stride"), [(2300, 512, 384), (513, 512, 512), (514, 512, 512), (2, 9, 3)])
-def test_window_diagram_counts_as_the_windows_do(shown, tokens, n_ctx, stride):
-    show.window_diagram(tokens, n_ctx, stride)
-    assert shown[0]["data"]["text/plain"].startswith(f"{count_windows(tokens, n_ctx, stride)} windows")
+    assert len(pictures) == 13
