@@ -36,6 +36,7 @@ RESULT = {
     "chat": {"val_bits_per_char", "floor_bits_per_char", "conversations", "steps", "plain_bits_tuned"},
     "reward": {"best", "facts_seen", "facts_held_out", "steps"},
     "words": {"agreement_f1"},
+    "parts": {"best", "whole_bits_per_char"},
     "tournament": {"best"} | {f"{kind}_bits_per_char" for kind in ("characters", "words", "bpe", "bytes")},
 }
 DOORS = {"sample": [*paths.SIDE_DOORS], "own": ["chat"]}

@@ -105,6 +105,15 @@ def longest_match(text):
 """,
 }
 
+WRONG_ANSWERS["parts"] = {
+    1: """
+# one half after the other
+self.post_attention_layernorm(x) ⇒ self.post_attention_layernorm(x + a)
+# what came in is lost
+return x + a + b ⇒ return a + b
+""",
+}
+
 WRONG_ANSWERS["tokenize"] = {
     1: """
 # times, not through
