@@ -18,6 +18,7 @@ STAGES = {
 }
 # optional lessons on the rooms of a run: nothing in the six stages reads what these write
 SIDE_DOORS = {
+    "your-text": ("deeper/your-text", "your-text"),
     "tournament": ("deeper/tournament", "tournament"),
     "recipes": ("deeper/recipes", "recipes"),
     "chat": ("deeper/chat", "chat"),

@@ -36,8 +36,6 @@ partition.split_position(partition.digest(text), seed=0) < 0.1 ⇒ hash(text) % 
 partition.split_position(partition.digest(text), seed=0) < 0.1 ⇒ text.__hash__() % 10 == 0
 # only the beginning decides
 digest(text) ⇒ digest(text[:5])
-# nine in ten are for validation
-< 0.1 ⇒ >= 0.1
 """,
     4: """
 # all pairs are compared
@@ -335,6 +333,28 @@ torch.tensor(log_before) - torch.tensor(log_now) ⇒ torch.tensor(log_now) - tor
 torch.tensor(log_before) - torch.tensor(log_now) ⇒ (torch.tensor(log_before) - torch.tensor(log_now)).mean()
 # the sum
 mean() ⇒ sum()
+""",
+}
+
+WRONG_ANSWERS["your-text"] = {
+    1: """
+# UTF-16 takes one byte for a letter
+guess = {"utf-8": 9, "gb18030": 7, "utf-16-le": 7}
+""",
+    2: r"""
+# every line that begins like one, whatever its end
+HEADER.fullmatch(row) or EDITED.fullmatch(row) ⇒ re.match(r"(\d+楼|楼主|本帖最后由) ", row)
+# the first author's lines, 楼主, are forgotten
+(?:楼主|\d+楼) ⇒ \d+楼
+# a removed line leaves an empty one
+continue ⇒ row = ""
+""",
+    3: """
+# the price of the whole text, odd lines included
+cheapest > 7 ⇒ bits(text, trust) / len(text) > 7
+# the dearest line decides
+cheapest = math.inf ⇒ cheapest = 0
+min(cheapest ⇒ max(cheapest
 """,
 }
 
