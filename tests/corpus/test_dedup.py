@@ -31,7 +31,7 @@ def test_recall_and_precision_against_exact_similarity(tmp_path):
     pairs = []
     for n in range(600):
         text = "".join(choice.choices(LETTERS, k=choice.randrange(60, 300)))
-        pairs.append((text, edited(text, n % 13, choice)))
+        pairs.append((text, edited(text, n % 14, choice)))
     texts = [text for pair in pairs for text in pair]
     parent = dedup.clusters(write(tmp_path, texts), 0.7, np.ones(len(texts), bool))
     found = parent[0::2] == parent[1::2]
