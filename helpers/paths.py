@@ -18,6 +18,7 @@ STAGES = {
 }
 # optional lessons on the rooms of a run: nothing in the six stages reads what these write
 SIDE_DOORS = {
+    "your-text": ("deeper/your-text", "your-text"),
     "words": ("deeper/words", "words"),
     "tournament": ("deeper/tournament", "tournament"),
     "parts": ("deeper/parts", "parts"),

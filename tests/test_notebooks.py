@@ -32,6 +32,7 @@ RESULT = {
     "train": {"steps", "seconds", "tokens_per_second", "val_loss", "val_bits_per_char", "accuracy"},
     "generate": {"longest_copy", "copied_share", "samples"},
     "serve": {"latency_ms_p50", "first_token_ms_p50"},
+    "your-text": {"unfiltered_bits_per_char", "filtered_bits_per_char", "precision", "recall"},
     "recipes": {"best", "baseline_bits_per_char", "default_bits_per_char", "unclear"},
     "chat": {"val_bits_per_char", "floor_bits_per_char", "conversations", "steps", "plain_bits_tuned"},
     "reward": {"best", "facts_seen", "facts_held_out", "steps"},

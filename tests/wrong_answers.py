@@ -10,16 +10,18 @@ WRONG_ANSWERS: dict[str, dict[int, str]] = {}
 
 WRONG_ANSWERS["corpus"] = {
     1: """
-# UTF-16 takes one byte for a letter
-guess = {"utf-8": 9, "gb18030": 7, "utf-16-le": 7}
-# two of the three are left out
-guess = {"utf-8": 9}
-""",
-    2: """
 # nats
 bits_per_document, bits_per_char, bits_per_char_of_the_rarer = math.log(8), math.log(8) / 4, 1.0
 # the more frequent document
 bits_per_document, bits_per_char, bits_per_char_of_the_rarer = 3.0, 0.75, (2 + math.log2(4 / 3)) / 4
+""",
+    2: """
+# the entropy of the truth, whatever is believed
+-math.log2(q) ⇒ -math.log2(p)
+# nats
+math.log2(q) ⇒ math.log(q)
+# what was believed impossible is free
+math.inf if q == 0 ⇒ 0 if q == 0
 """,
     3: """
 # drawn once and remembered: another process draws another side
@@ -30,18 +32,18 @@ def side(text):
     return remembered[text]
 # Python's hash is another in each process
 partition.split_position(partition.digest(text), seed=0) < 0.1 ⇒ hash(text) % 10 == 0
+# the same by its other name
+partition.split_position(partition.digest(text), seed=0) < 0.1 ⇒ text.__hash__() % 10 == 0
 # only the beginning decides
 digest(text) ⇒ digest(text[:5])
-# nine in ten are for validation
-< 0.1 ⇒ >= 0.1
 """,
-    4: r"""
-# every line that begins like one, whatever its end
-HEADER.fullmatch(row) or EDITED.fullmatch(row) ⇒ re.match(r"\d+楼|楼主|本帖最后由", row)
-# the first author's lines, 楼主, are forgotten
-(?:楼主|\d+楼) ⇒ \d+楼
-# a removed line leaves an empty one
-continue ⇒ row = ""
+    4: """
+# all pairs are compared
+for other in near) ⇒ for other in range(len(train)))
+# the texts they leak from, not the leaks
+found.append(n) ⇒ found += list(near)[:1]
+# only copies that are equal
+>= threshold ⇒ >= 1
 """,
 }
 
@@ -370,6 +372,28 @@ torch.tensor(log_before) - torch.tensor(log_now) ⇒ torch.tensor(log_now) - tor
 torch.tensor(log_before) - torch.tensor(log_now) ⇒ (torch.tensor(log_before) - torch.tensor(log_now)).mean()
 # the sum
 mean() ⇒ sum()
+""",
+}
+
+WRONG_ANSWERS["your-text"] = {
+    1: """
+# UTF-16 takes one byte for a letter
+guess = {"utf-8": 9, "gb18030": 7, "utf-16-le": 7}
+""",
+    2: r"""
+# every line that begins like one, whatever its end
+HEADER.fullmatch(row) or EDITED.fullmatch(row) ⇒ re.match(r"(\d+楼|楼主|本帖最后由) ", row)
+# the first author's lines, 楼主, are forgotten
+(?:楼主|\d+楼) ⇒ \d+楼
+# a removed line leaves an empty one
+continue ⇒ row = ""
+""",
+    3: """
+# the price of the whole text, odd lines included
+cheapest > 7 ⇒ bits(text, trust) / len(text) > 7
+# the dearest line decides
+cheapest = math.inf ⇒ cheapest = 0
+min(cheapest ⇒ max(cheapest
 """,
 }
 

@@ -30,9 +30,7 @@ class CorpusSettings:
         if not 0 < self.val_fraction < 1:
             raise ValueError(f"val_fraction is {self.val_fraction}: give a part between 0 and 1, say 0.05")
         if self.max_length < max(1, self.min_length):
-            raise ValueError(
-                f"max_length {self.max_length} is below min_length {self.min_length}: no document can be both"
-            )
+            raise ValueError(f"max_length {self.max_length} is below min_length {self.min_length}: no text can be both")
         if self.max_documents < 0 or self.max_documents == 1:
             raise ValueError(
                 f"max_documents is {self.max_documents}: give 0 for all, or at least 2: one to train, one to validate"

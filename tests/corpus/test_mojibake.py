@@ -59,18 +59,10 @@ def test_gbk_that_lost_a_byte_is_said():
     assert "GBK that lost some bytes" in suspicions(broken)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        PROSE,
-        TRADITIONAL,
-        "你在吗?我在这里等你,你什么时候来呢?他们都已经走了!\n" * 9,
-        "Où est le café ? À côté de l'hôtel.\n" * 20,
-        "为什么?\n因为！" * 9,
-        "",
-        "What? Why? 好?\n",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    PROSE, TRADITIONAL, "你在吗?我在这里等你,你什么时候来呢?他们都已经走了!\n" * 9, "为什么?\n因为！" * 9, "",
+    "Où est le café ? À côté de l'hôtel.\n" * 20, "What? Why? 好?\n",
+])  # fmt: skip
 def test_decent_text_is_not_mended(text):
     assert mojibake.repair(text) is None
     assert "mojibake" not in suspicions(text)
