@@ -33,7 +33,7 @@ IMPORTS = {
     "parallel": {"wording", "progress"},
     "device": {"parallel"},
     "corpus": {"paths", "wording", "files", "manifest", "progress", "parallel"},
-    "vocab": {"paths", "wording", "files", "manifest", "parallel", "corpus.conversations", "corpus.encodings"},
+    "vocab": {"paths", "files", "manifest", "parallel", "corpus.conversations", "corpus.encodings"},
     "tokens": {"paths", "wording", "files", "manifest", "parallel", "vocab"},
     "model": {"wording", "device"},
     "train": {"paths", "wording", "files", "manifest", "progress", "parallel", "device", "vocab", "tokens", "model"},

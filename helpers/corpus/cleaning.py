@@ -16,7 +16,9 @@ from collections.abc import Callable, Collection
 from html.entities import html5
 from unicodedata import is_normalized, normalize
 
-from helpers.wording import did_you_mean, install
+from opencc import OpenCC
+
+from helpers.wording import did_you_mean
 
 _JOINED = "\u0600-\u1fff\u2600-\u27bf\ufe0f\U0001f000-\U0001faff"  # scripts and emoji where a joiner has a meaning
 _CHINESE = "\u2018-\u201d\u2e80-\u9fff\uf900-\ufaff\ufe30-\ufe4f\uff00-\uffef\U00020000-\U0003ffff"
@@ -180,13 +182,7 @@ def _needed(on: frozenset[str], characters: frozenset[str]) -> list[tuple]:
     return [rule for rule, start in zip(*_plan(on)[:2], strict=True) if any(map(start.match, characters))]
 
 
-@functools.cache
-def _converter(config: str):
-    try:
-        from opencc import OpenCC
-    except ImportError as error:
-        raise RuntimeError(f"traditional and simplified characters need OpenCC: {install('text')}") from error
-    return OpenCC(config)
+_converter = functools.cache(OpenCC)
 
 
 # ---- cleaning one text ----

@@ -213,7 +213,6 @@ def test_optional_rules(rule, dirt, clean_text, places):
 
 
 def test_traditional_and_simplified():
-    pytest.importorskip("opencc")
     counts, examples = Counter(), {}
     assert clean("為什麼頭髮乾燥？", "+traditional to simplified", counts, examples) == "为什么头发干燥？"
     assert counts["traditional to simplified"] >= 5 and examples["traditional to simplified"][0][0].startswith("為")
