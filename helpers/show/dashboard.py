@@ -16,7 +16,7 @@ from IPython.display import DisplayHandle, display
 
 from helpers.show import metrics_file as log
 from helpers.show.curves import describe_loss, run_figure
-from helpers.show.figures import new_display, show_figure, thinned
+from helpers.show.figures import new_display, show_figure
 from helpers.show.metrics_file import RunRows
 from helpers.show.text import element, render_noted, render_table, show_all
 from helpers.wording import duration
@@ -35,22 +35,6 @@ SPIKE = (
 
 
 # ---- what a run wrote ----
-
-
-def samples_over_time(metrics: RunRows) -> None:
-    """Show what a run wrote as it learned: at most six samples from the first to the last, each with its loss."""
-    rows = log.rows_of(metrics)
-    samples = [row for row in rows if row.get("event") == "sample"]
-    rendered = []
-    for at in thinned(len(samples), 6):  # most is learned early
-        row = samples[at]
-        before = [other for other in rows if other.get("event") in ("step", "validation")
-                  and log.step_of(other) <= log.step_of(row) and log.finite(other.get("bits_per_char"))]  # fmt: skip
-        note = f"step {log.step_of(row):,.0f}"
-        if measured := log.last(before, "validation") or log.last(before, "step"):
-            note += f" · {measured['bits_per_char']:.2f} bits/char"
-        rendered.append(render_noted(str(row.get("text", "")), note, CHARACTERS))
-    show_all(rendered, "no sample yet")
 
 
 def spikes(metrics: RunRows, limit: int = 5) -> None:

@@ -1,10 +1,17 @@
-"""Predict, then run: a reader's guess compared with what the cell has computed; and what not every text shows."""
+"""A reader's guess compared with what a cell has computed, a reader's function with the course's own."""
 
+import json
 import math
+import re
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from html import escape
 from typing import Any
 
+import numpy as np
+from IPython import get_ipython
+
+from helpers.paths import notebook
 from helpers.show.text import HUES, cell_text, element, is_number, show_html
 
 
@@ -82,3 +89,75 @@ def shown(value: Any) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return ", ".join(map(shown, value))
     return cell_text(value)
+
+
+# ---- the workbook: a function that the reader writes, and a lesson that goes on with it ----
+
+OWN = "the course's own version is used from here on"
+
+
+def attempt(name: str, mine: Callable, *examples: tuple, of: Callable | None = None, stage: str = "train") -> Callable:
+    """Print whether a reader's function does what the published solution of that name does; return the one to use.
+
+    examples: tuples of arguments; `of`: what of them is compared after the call, instead of what it returns. What does
+    not pass gradients on may be right, but no model learns through it.
+    """
+    course = solution(name, stage)
+
+    def outcome(function: Callable, example: tuple) -> list[np.ndarray]:
+        arguments = deepcopy(example)
+        result = function(*arguments)
+        return arrays(of(*arguments) if of else result)
+
+    for example in examples:
+        try:
+            got = outcome(mine, example)
+        except Exception as error:  # whatever a reader's function raises is a verdict
+            difference = f"it stops with {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        else:
+            difference = first_difference(got, outcome(course, example))
+        if difference:
+            print(f"Not yet: {difference}; {OWN}")
+            return course
+    learns = [1 * part.clone().requires_grad_() if is_float(part) else part for part in deepcopy(examples[0])]
+    if getattr(course(*learns), "requires_grad", False):
+        try:
+            assert mine(*learns).requires_grad
+        except (AssertionError, AttributeError, RuntimeError, TypeError):  # NumPy's arrays, lists
+            print(f"Right: the same numbers; no model can learn through it, so that {OWN}")
+            return course
+    print("Right: the same numbers as the course's; yours is used from here on")
+    return mine
+
+
+def is_float(value: Any) -> bool:
+    """Return whether this is a tensor that can have a gradient."""
+    return "torch.float" in str(getattr(value, "dtype", ""))
+
+
+def solution(name: str, stage: str) -> Callable:
+    """Return the function of this name that a notebook publishes as an exercise's solution, in its reader's names."""
+    cells = json.loads(notebook(stage).read_text("utf-8"))["cells"]
+    blocks = re.findall(r"^```python\n(.*?)^```", "\n".join("".join(cell["source"]) for cell in cells), re.S | re.M)
+    namespace = dict(get_ipython().user_ns)
+    exec(next(block for block in blocks if f"def {name}(" in block), namespace)
+    return namespace[name]
+
+
+def arrays(result: Any) -> list[np.ndarray]:
+    """Return a result as arrays, one for each part of a tuple; nothing for None and `...`."""
+    parts = result if isinstance(result, tuple) else (result,)
+    return [np.array(plain(part), dtype=float) for part in parts if part is not None and part is not ...]
+
+
+def first_difference(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> str:
+    """Return in words where results differ by more than rounding; "" where they don't."""
+    if len(got) != len(wanted):
+        return f"it returns {len(got) or 'nothing'} instead of {len(wanted)}" if got else "it returns nothing"
+    for mine, own in zip(got, wanted, strict=True):
+        if mine.shape != own.shape:
+            return f"it returns the shape {mine.shape} instead of {own.shape}"
+        if len(off := np.argwhere(~np.isclose(mine, own, rtol=1e-3, atol=1e-5))):
+            at = tuple(off[0].tolist())
+            return f"it returns {mine[at]:.4g} instead of {own[at]:.4g}" + (f" at {list(at)}" if at else "")
+    return ""

@@ -1,11 +1,15 @@
 """A guess against the answer: each kind of guess gets its word, and no guess that a reader may type raises."""
 
+import math
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.show import exercise
 from helpers.show import notebook as show
 from helpers.show.exercise import judged
 
@@ -54,3 +58,35 @@ VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | s
 def test_no_guess_raises_and_the_answer_itself_is_right(guess, answer, close):
     assert judged(guess, answer, close).startswith(("No guess yet", "Your guess: "))
     assert "nan" in str(answer) or judged(answer, answer).endswith(", right")
+
+
+# ---- the workbook ----
+
+
+def by_rows(scores):
+    """Return the masked scores as a list of lists of floats."""
+    return [[s if j <= i else -math.inf for j, s in enumerate(row)] for i, row in enumerate(scores.tolist())]
+
+
+SCORES = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+ANSWERS = {
+    "any tensors": (lambda scores: scores + torch.full_like(scores, -math.inf).triu(1), "Right: ", True),
+    "float64": (lambda scores: torch.where(torch.ones(2, 2).tril() > 0, scores.double(), -math.inf), "Right: ", True),
+    "NumPy": (lambda scores: np.where(np.tri(2), scores.numpy(), -np.inf), "Right: the same numbers; no model", False),
+    "loops": (by_rows, "Right: the same numbers; no model", False),
+    "in place": (lambda scores: scores.masked_fill_(torch.ones(2, 2).triu(1) > 0, -math.inf), "Right: ", True),
+    "nothing": (lambda scores: ..., "Not yet: it returns nothing; the course's own version", False),
+    "a shape": (lambda scores: scores[0], "Not yet: it returns the shape (2,) instead of (2, 2); ", False),
+    "a number": (lambda scores: scores, "Not yet: it returns 2 instead of -inf at [0, 1]; ", False),
+    "an error": (lambda scores: scores.nowhere, "Not yet: it stops with AttributeError: 'Tensor' object has no", False),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_a_part_of_the_model_is_the_readers_where_it_does_what_the_published_one_does(answer, monkeypatch, capsys):
+    names = {"torch": torch, "math": math}
+    monkeypatch.setattr(exercise, "get_ipython", lambda: SimpleNamespace(user_ns=names))
+    mine, verdict, used = ANSWERS[answer]
+    chosen = show.attempt("causal", mine, (SCORES,))
+    assert capsys.readouterr().out.startswith(verdict) and (chosen is mine) == used
+    assert torch.equal(chosen(SCORES.clone()), torch.tensor([[1.0, -math.inf], [3.0, 4.0]]))
