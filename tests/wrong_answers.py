@@ -124,14 +124,10 @@ WRONG_ANSWERS["train"] = {
     1: """
 # the scores are not divided
 q @ k.T / math.sqrt(q.shape[-1]) ⇒ q @ k.T
-# softmax over the columns
-softmax(-1) ⇒ softmax(0)
 """,
     2: """
 # a position may not look at itself
 triu(1) ⇒ triu()
-# it looks ahead instead of back
-triu(1) ⇒ tril(-1)
 """,
     3: """
 # numbers of different tokens are mixed
@@ -144,8 +140,6 @@ b * cos + a * sin ⇒ b * cos - a * sin
 x[..., : D // 2], x[..., D // 2 :] ⇒ x[..., ::2], x[..., 1::2]
 """,
     5: """
-# the mean of the whole tensor
-mean(-1, keepdim=True) ⇒ mean()
 # the mean is subtracted, as in LayerNorm
 weight * x / ⇒ weight * (x - x.mean(-1, keepdim=True)) /
 """,
@@ -156,8 +150,6 @@ functional.silu(x @ gate.T) ⇒ functional.silu(x @ up.T)
     7: """
 # the second half reads the input, not the stream
 feed_forward(norm_2(x)) ⇒ feed_forward(norm_2(x - attention(norm_1(x))))
-# nothing is added
-return x + ⇒ return
 """,
     8: """
 # the table counts twice
@@ -168,12 +160,8 @@ V * C ⇒ 2 * V * C
     9: """
 # positions without a label count
 labels != IGNORE ⇒ labels != 10**9
-# the sum, not the mean
-mean() ⇒ sum()
 """,
     10: """
-# without the corrections
-m / (1 - b1**t), v / (1 - b2**t) ⇒ m, v
 # the corrected means are kept
 return w, m, v ⇒ return w, direction, size
 """,

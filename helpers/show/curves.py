@@ -118,22 +118,13 @@ def describe_loss(rows: Sequence[Mapping], floor: float | None) -> str:
     return f"bits per character: {', '.join(words) or 'nothing measured yet'}"
 
 
-# ---- the load of a mixture of experts, in fair shares: 1 is what each expert would get if all got the same ----
-
-
-def shares(row: Mapping) -> np.ndarray:
-    """Return a row's load of the experts in fair shares, (layers, experts); empty if it has none."""
+def busiest(row: Mapping) -> float | None:
+    """Return the load of a mixture's busiest expert, in all layers; 1 is what each would get if all got the same."""
     try:
         load = np.array(row.get("expert_load"), dtype=float)
     except (TypeError, ValueError):  # not numbers, or layers of different length
-        return np.empty((0, 0))
-    return load * load.shape[1] if load.ndim == 2 and load.size else np.empty((0, 0))
-
-
-def busiest(row: Mapping) -> float | None:
-    """Return the load of the busiest expert of all layers, in fair shares."""
-    load = shares(row)
-    return float(load.max()) if load.size else None
+        return None
+    return float(load.max() * load.shape[1]) if load.ndim == 2 and load.size else None
 
 
 # ---- a run: its learning rate and its loss, and small panels under it ----

@@ -37,12 +37,9 @@ SPIKE = (
 # ---- what a run wrote ----
 
 
-def spikes(metrics: RunRows, limit: int = 5) -> None:
-    """Show the last `limit` loss spikes of a run and the windows of text that they came from, the worst first.
-
-    A line under them says what a spike is.
-    """
-    rows = [row for row in log.rows_of(metrics) if row.get("event") == "spike"][-limit:]
+def spikes(metrics: RunRows) -> None:
+    """Show a run's last two loss spikes and the windows of text that they came from; a line says what a spike is."""
+    rows = [row for row in log.rows_of(metrics) if row.get("event") == "spike"][-2:]
     lines = [[f"{log.step_of(row):,.0f}", *(log.fixed(row.get(name)) for name in ("loss", "usual"))] for row in rows]
     rendered = [render_table(lines, ["step", "loss (nats per token)", "usually"])] if rows else []
     for row in rows:
@@ -139,7 +136,7 @@ class Live:
         if drawable(rows):
             self.draw(rows, live=False)
         if log.last(rows, "spike"):
-            spikes(rows, limit=2)
+            spikes(rows)
         lines = [log.end_in_words(rows, self.training.total_steps, self.floor), *log.troubles(rows)]
         html = "".join(f"<div>{'⚠ ' if i else ''}{escape(line)}</div>" for i, line in enumerate(lines))
         self.top.update({"text/html": html, "text/plain": "\n".join(lines)}, raw=True)
@@ -176,7 +173,7 @@ class Lines:
         if sample := log.last(rows, "sample"):
             display(render_sample(sample), raw=True)
         if log.last(rows, "spike"):
-            spikes(rows, limit=2)
+            spikes(rows)
 
 
 async def watch(

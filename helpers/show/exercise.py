@@ -96,13 +96,13 @@ def shown(value: Any) -> str:
 OWN = "the course's own version is used from here on"
 
 
-def attempt(name: str, mine: Callable, *examples: tuple, of: Callable | None = None, stage: str = "train") -> Callable:
-    """Print whether a reader's function does what the published solution of that name does; return the one to use.
+def attempt(name: str, mine: Callable, *examples: tuple, of: Callable | None = None) -> Callable:
+    """Print whether a reader's function does what notebook 04 publishes under that name; return the one to go on with.
 
     examples: tuples of arguments; `of`: what of them is compared after the call, instead of what it returns. What does
     not pass gradients on may be right, but no model learns through it.
     """
-    course = solution(name, stage)
+    course = solution(name)
 
     def outcome(function: Callable, example: tuple) -> list[np.ndarray]:
         arguments = deepcopy(example)
@@ -111,33 +111,26 @@ def attempt(name: str, mine: Callable, *examples: tuple, of: Callable | None = N
 
     for example in examples:
         try:
-            got = outcome(mine, example)
+            difference = first_difference(outcome(mine, example), outcome(course, example))
         except Exception as error:  # whatever a reader's function raises is a verdict
             difference = f"it stops with {type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        else:
-            difference = first_difference(got, outcome(course, example))
         if difference:
             print(f"Not yet: {difference}; {OWN}")
             return course
-    learns = [1 * part.clone().requires_grad_() if is_float(part) else part for part in deepcopy(examples[0])]
-    if getattr(course(*learns), "requires_grad", False):
-        try:
-            assert mine(*learns).requires_grad
-        except (AssertionError, AttributeError, RuntimeError, TypeError):  # NumPy's arrays, lists
-            print(f"Right: the same numbers; no model can learn through it, so that {OWN}")
-            return course
-    print("Right: the same numbers as the course's; yours is used from here on")
-    return mine
+    floats = ["torch.float" in str(getattr(part, "dtype", "")) for part in examples[0]]
+    learns = [1 * part.clone().requires_grad_() if yes else part for part, yes in zip(examples[0], floats, strict=True)]
+    try:
+        learning = not any(floats) or mine(*learns).requires_grad
+    except (AttributeError, RuntimeError, TypeError):  # NumPy's arrays, lists
+        learning = False
+    use = "yours is used from here on" if learning else f"no model can learn through it, so that {OWN}"
+    print(f"Right: the same numbers as the course's; {use}")
+    return mine if learning else course
 
 
-def is_float(value: Any) -> bool:
-    """Return whether this is a tensor that can have a gradient."""
-    return "torch.float" in str(getattr(value, "dtype", ""))
-
-
-def solution(name: str, stage: str) -> Callable:
-    """Return the function of this name that a notebook publishes as an exercise's solution, in its reader's names."""
-    cells = json.loads(notebook(stage).read_text("utf-8"))["cells"]
+def solution(name: str) -> Callable:
+    """Return the function of this name that notebook 04 publishes as an exercise's solution, among its own names."""
+    cells = json.loads(notebook("train").read_text("utf-8"))["cells"]
     blocks = re.findall(r"^```python\n(.*?)^```", "\n".join("".join(cell["source"]) for cell in cells), re.S | re.M)
     namespace = dict(get_ipython().user_ns)
     exec(next(block for block in blocks if f"def {name}(" in block), namespace)
@@ -145,16 +138,17 @@ def solution(name: str, stage: str) -> Callable:
 
 
 def arrays(result: Any) -> list[np.ndarray]:
-    """Return a result as arrays, one for each part of a tuple; nothing for None and `...`."""
-    parts = result if isinstance(result, tuple) else (result,)
-    return [np.array(plain(part), dtype=float) for part in parts if part is not None and part is not ...]
+    """Return a result as arrays, one for each part of a tuple, but one for several numbers; nothing for None."""
+    parts = result if isinstance(result, tuple) else (list(result) if hasattr(result, "__next__") else result,)
+    found = [np.array(plain(part), dtype=float) for part in parts if part is not None and part is not ...]
+    return found if any(each.ndim for each in found) or len(found) < 2 else [np.stack(found)]
 
 
 def first_difference(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> str:
     """Return in words where results differ by more than rounding; "" where they don't."""
-    if len(got) != len(wanted):
+    if len(got) != len(wanted) and wanted:
         return f"it returns {len(got) or 'nothing'} instead of {len(wanted)}" if got else "it returns nothing"
-    for mine, own in zip(got, wanted, strict=True):
+    for mine, own in zip(got, wanted, strict=False):
         if mine.shape != own.shape:
             return f"it returns the shape {mine.shape} instead of {own.shape}"
         if len(off := np.argwhere(~np.isclose(mine, own, rtol=1e-3, atol=1e-5))):
