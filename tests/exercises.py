@@ -26,7 +26,7 @@ class Exercise:
 
     @property
     def heading(self) -> str:
-        return self.task.strip().split("\n")[0]
+        return ["", *re.findall("^### .*$", self.task, re.MULTILINE)][-1]
 
     @property
     def folded(self) -> list[tuple[str, str]]:

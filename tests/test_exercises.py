@@ -10,18 +10,13 @@ import pytest
 from exercises import (
     CHECK,
     PYTHON,
-    SOLVED,
     UNSOLVED,
-    WRONG,
     code_lines,
     compiles,
-    edited,
     exercises,
-    let_through,
     tagged,
     verdict_problems,
 )
-from nbformat.v4 import new_code_cell, new_notebook, new_output
 from wrong_answers import WRONG_ANSWERS
 
 from helpers import paths
@@ -40,14 +35,14 @@ def test_there_is_enough_to_do(stage):
     every, to_build = tagged(book, "exercise"), tagged(book, "build")
     assert len(every) >= 4 and set(to_build) & set(every) and len(tagged(book, "predict")) >= 3
     [try_it] = [i for i, cell in enumerate(book.cells) if re.search(r"^## Try it$", cell.source, re.MULTILINE)]
-    assert try_it < every[0]
+    assert try_it < every[-1]  # a part of the lesson may be an exercise, too
 
 
 @ALL
 def test_each_exercise_starts_unsolved_and_brings_hint_and_solution(stage):
     for number, exercise in enumerate(exercises(read(stage)), 1):
         assert re.fullmatch(rf"### Exercise {number} · \S.* \((★☆☆|★★☆|★★★), \d+ minutes?\)", exercise.heading)
-        assert exercise.heading != exercise.task.strip(), "a heading, and no task"
+        assert not exercise.task.strip().endswith(exercise.heading), "a heading, and no task"
         assert [summary for summary, _ in exercise.folded] == ["Hint", "Solution"], exercise.heading
         assert exercise.answer.count("```") == 2 and compiles(exercise.solved), exercise.heading
         assert PYTHON.sub("", exercise.folded[1][1]).strip(), "the solution has no word that explains it"
@@ -77,22 +72,3 @@ def test_each_exercise_has_wrong_answers(stage):
         assert given and all(map(compiles, given)), f"{stage} {number}"
         start = exercise.cell.source.partition(CHECK)[0].strip()
         assert len({*given, start, exercise.solution.strip()}) == len(given) + 2, f"{stage} {number}: one comes twice"
-
-
-# ---- what a check lets through is named; `test_notebooks` finds an answer that is put in wrongly ----
-
-
-def test_an_edit_must_stand_once_in_the_solution():
-    assert edited("a = 1\nb = 2", "a = 1 ⇒ a = 0\n+ c = 3\n2 ⇒ 4") == "a = 0\nc = 3\nb = 4"
-    with pytest.raises(ValueError, match="2 times"):
-        edited("a = a", "a ⇒ b")
-
-
-def test_a_wrong_answer_that_passes_is_named():
-    cells = [
-        new_code_cell(f"# wrong: {verdict}", metadata={"tags": [WRONG]}, outputs=[new_output("stream", text=verdict)])
-        for verdict in (f"{UNSOLVED}it is not 3", f"{SOLVED}3 follows 2")
-    ]
-    [found] = let_through(new_notebook(cells=cells), {1: "# one\n", 2: "# another\n"})
-    assert found.startswith("# wrong: Right") and "3 follows 2" in found
-    assert let_through(new_notebook(cells=cells[:1]), {1: "# one\n# two\n"}) == ["1 wrong answers were tried, not 2"]

@@ -168,14 +168,10 @@ def ignored(book):
 
 
 def asserts(cell):
-    """Return whether a code cell asserts something that isn't a constant, see also `show.expecting`."""
+    """Return whether a code cell asserts something that isn't a constant."""
     flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    for node in ast.walk(compile(cell.source, "cell", "exec", flags=flags)):
-        match node:
-            case ast.Assert(test=claim) | ast.Call(func=ast.Name("expect"), args=[claim, _]):
-                if not isinstance(claim, ast.Constant):
-                    return True
-    return False
+    found = (node for node in ast.walk(compile(cell.source, "cell", "exec", flags=flags)) if type(node) is ast.Assert)
+    return any(not isinstance(node.test, ast.Constant) for node in found)
 
 
 def only_shows(cell):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from helpers.wording import did_you_mean, duration, run_again
+from helpers.wording import did_you_mean, duration
 
 
 @pytest.mark.parametrize(
@@ -17,11 +17,3 @@ def test_durations_read_like_speech(seconds, words):
 def test_a_close_match_is_suggested_and_else_all_are_listed():
     assert did_you_mean("epoch", iter(["lr", "epochs"])) == "; did you mean 'epochs'?"
     assert did_you_mean("x", ["lr", "epochs"]) == "; there is: lr, epochs"
-
-
-def test_what_to_run_again_is_a_notebook_and_a_command():
-    assert run_again("vocab") == "run notebook 02_vocab again, or: python -m helpers.run vocab"
-    assert run_again("train", "songci").endswith("or: python -m helpers.run train --run songci")
-    assert run_again("tournament", "a") == (
-        "run notebook deeper/tournament again, or: python -m helpers.run tournament --run a"
-    )

@@ -51,8 +51,6 @@ WRONG_ANSWERS["vocab"] = {
     1: """
 # a word seen once would not be used
 tokens_if_seen_once = 1 ⇒ tokens_if_seen_once = len(encode(tokenizer, sentence))
-# two pieces, whatever it was
-tokens_if_seen_often = tokens_if_seen_once = 2
 """,
     2: """
 # halves are dropped
@@ -60,8 +58,6 @@ text = waiting.decode(errors="ignore") ⇒ text = piece.decode(errors="ignore")
 # everything at the end
 texts.append(text) ⇒ texts.append("")
 +     texts[-1:] = [b"".join(pieces).decode()] if pieces else []
-# nothing where a piece shows nothing
-texts.append(text) ⇒ texts += [text] if text else []
 # what waits is forgotten
 waiting += piece ⇒ waiting = piece
 """,
@@ -70,21 +66,12 @@ waiting += piece ⇒ waiting = piece
 pairs[pair] += times ⇒ pairs[pair] += 1
 # the pieces stay as they are
 (merge(pieces, best), times) ⇒ (pieces, times)
-# one merge more
-range(rounds) ⇒ range(rounds + 1)
 """,
     4: """
 # the piece that would be missed most
 min(without, ⇒ max(without,
 # single characters go too
 if len(piece) > 1] ⇒ if piece != "怎么"]
-# the rarest is thrown out
-counts = dict(counts) ⇒ counts, long = dict(counts), [piece for piece in counts if len(piece) > 1]
-+     while len(long) > size:
-+         rare = min(long, key=counts.get)
-+         long.remove(rare)
-+         del counts[rare]
-+     return counts
 """,
 }
 
@@ -163,34 +150,70 @@ windows[at].append(number) ⇒ windows[at].append(lengths[number])
 
 WRONG_ANSWERS["train"] = {
     1: """
-# the sign
-my_loss, my_perplexity = math.log(1 / 2), 2.0
-# two to the power of the nats
-math.exp(my_loss) ⇒ 2**my_loss
+# the scores are not divided
+q @ k.T / math.sqrt(q.shape[-1]) ⇒ q @ k.T
 """,
     2: """
+# a position may not look at itself
+triu(1) ⇒ triu()
+""",
+    3: """
+# numbers of different tokens are mixed
+view(B, T, H, C // H).transpose(1, 2) ⇒ reshape(B, H, T, C // H)
+""",
+    4: """
+# backwards
+b * cos + a * sin ⇒ b * cos - a * sin
+# neighbours are a pair
+x[..., : D // 2], x[..., D // 2 :] ⇒ x[..., ::2], x[..., 1::2]
+""",
+    5: """
+# the mean is subtracted, as in LayerNorm
+weight * x / ⇒ weight * (x - x.mean(-1, keepdim=True)) /
+""",
+    6: """
+# no gate
+functional.silu(x @ gate.T) ⇒ functional.silu(x @ up.T)
+""",
+    7: """
+# the second half reads the input, not the stream
+feed_forward(norm_2(x)) ⇒ feed_forward(norm_2(x - attention(norm_1(x))))
+""",
+    8: """
+# the table counts twice
+V * C ⇒ 2 * V * C
+# the last norm is forgotten
+2 * L + 1 ⇒ 2 * L
+""",
+    9: """
+# positions without a label count
+labels != IGNORE ⇒ labels != 10**9
+""",
+    10: """
+# the corrected means are kept
+return w, m, v ⇒ return w, direction, size
+""",
+    11: """
+# the gradient is never cleared
+optimizer.zero_grad() ⇒ pass
+# it is clipped after the step
+nn.utils.clip_grad_norm_(model.parameters(), 1.0) ⇒ pass
+""",
+    12: """
+# the mean of the means
+(summed / n_labels).backward() ⇒ (summed / (labels != IGNORE).sum() / len(parts)).backward()
+""",
+    13: """
 # also what comes later in one's own document
 past & own ⇒ own
 # a position may not look at itself
 tril() ⇒ tril(-1)
-# numbers, not True and False: attention would add them to the scores
-past & own ⇒ past.float() * own
 """,
-    3: """
-# the warm-up starts from a rate of zero
-(update + 1) ⇒ update
-# the wave begins with the run, not after the warm-up
-(update - warmup) / (total - warmup) ⇒ update / total
-""",
-    4: """
-# per micro-batch, not per label
-sum(labels) ⇒ len(sums)
-""",
-    5: """
+    14: """
 # below the floor is overfitting
-diagnosis = {"A": "no learning", "B": "overfitting", "C": "healthy", "D": "overfitting"}
-# B is left out
-diagnosis = {"A": "no learning", "C": "healthy", "D": "leak"}
+"D": "leak" ⇒ "D": "overfitting"
+# one is left out
+"E": "wrong labels" ⇒ "F": "wrong labels"
 """,
 }
 

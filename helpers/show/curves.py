@@ -1,4 +1,4 @@
-"""The curves of a training run: learning rate, loss, small panels, experts' load; runs compared; any numbers.
+"""The curves of a training run: learning rate, loss, small panels; runs compared; any curves, any matrices.
 
 Of a run it reads the rows of metrics.jsonl alone. What a row lacks is not drawn; a NaN is a gap.
 """
@@ -118,54 +118,16 @@ def describe_loss(rows: Sequence[Mapping], floor: float | None) -> str:
     return f"bits per character: {', '.join(words) or 'nothing measured yet'}"
 
 
-# ---- the load of a mixture of experts, in fair shares: 1 is what each expert would get if all got the same ----
-
-
-def shares(row: Mapping) -> np.ndarray:
-    """Return a row's load of the experts in fair shares, (layers, experts); empty if it has none."""
+def busiest(row: Mapping) -> float | None:
+    """Return the load of a mixture's busiest expert, in all layers; 1 is what each would get if all got the same."""
     try:
         load = np.array(row.get("expert_load"), dtype=float)
     except (TypeError, ValueError):  # not numbers, or layers of different length
-        return np.empty((0, 0))
-    return load * load.shape[1] if load.ndim == 2 and load.size else np.empty((0, 0))
-
-
-def busiest(row: Mapping) -> float | None:
-    """Return the load of the busiest expert of all layers, in fair shares."""
-    load = shares(row)
-    return float(load.max()) if load.size else None
-
-
-def expert_load(metrics: RunRows) -> None:
-    """Show how the router of a mixture of experts distributes the tokens at last; its course is a panel of the run.
-
-    1 is a fair share (all experts get as many tokens); an expert at 0 is dead, one far above 1 does all the work.
-    """
-    rows = log.rows_of(metrics)
-    now = next((load for row in reversed(rows) if (load := shares(row)).size), None)
-    if now is None:
-        print("no load of experts in these rows: the model is no mixture of experts")
-        return
-    layers, experts = now.shape
-    words = f"load of {experts} experts in {layers} layers, fair share 1: {now.min():.2f} … {now.max():.2f}"
-    title = "share of the tokens, at last"
-    fig, ax = canvas(min(1.3 + 0.3 * max(layers, 4), 4.5), xlabel="expert", ylabel="layer", title=title)
-    ax.grid(visible=False)
-    # white is a fair share, orange too much, violet too little; colour-blind readers see it too
-    ax.imshow(now, cmap="PuOr_r", vmin=0, vmax=2, aspect="auto")
-    ax.set_xticks(range(experts) if experts <= 16 else [0, experts - 1])
-    ax.set_yticks(range(layers) if layers <= 16 else [0, layers - 1])
-    show_figure(fig, words)
+        return None
+    return float(load.max() * load.shape[1]) if load.ndim == 2 and load.size else None
 
 
 # ---- a run: its learning rate and its loss, and small panels under it ----
-
-
-def schedule(lrs: Sequence[float]) -> None:
-    """Show the learning rate of every step."""
-    fig, ax = canvas(2.4, xlabel="step", ylabel="learning rate")
-    draw_schedule(ax, np.arange(1, len(lrs) + 1), np.array(lrs, dtype=float))
-    show_figure(fig, f"learning rate over {len(lrs):,} steps")
 
 
 def draw_schedule(ax: Axes, steps: ArrayLike, lrs: ArrayLike) -> None:
@@ -363,3 +325,16 @@ def panels(rows: Sequence[Mapping], fields: Mapping[str, str]) -> None:
         values = [row[field] for row in rows if field in row]
         words.append(f"{title}: {short(values[0])} to {short(values[-1])}" if values else f"{title}: nothing measured")
     show_figure(fig, "; ".join(words))
+
+
+def maps(matrices: Mapping[str, ArrayLike], across: int = 4) -> None:
+    """Show matrices of numbers from 0 to 1 by name, small and side by side; the darker, the larger."""
+    letters = [*map(chr, range(ord("A"), ord("A") + len(matrices))), *"." * (-len(matrices) % across)]
+    lines = ["".join(letters[at : at + across]) for at in range(0, len(letters), across)]
+    fig, axes = mosaic(1.9 * len(lines), "\n".join(lines))
+    for letter, (name, matrix) in zip(letters, matrices.items(), strict=False):
+        axes[letter].imshow(np.asarray(matrix, dtype=float), cmap="Blues", vmin=0, vmax=1)
+        axes[letter].set(xticks=[], yticks=[])
+        axes[letter].set_title(name, fontsize=8.5, loc="left")
+        axes[letter].grid(visible=False)
+    show_figure(fig, f"{len(matrices)} maps: {', '.join(matrices)}")

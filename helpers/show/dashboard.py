@@ -16,7 +16,7 @@ from IPython.display import DisplayHandle, display
 
 from helpers.show import metrics_file as log
 from helpers.show.curves import describe_loss, run_figure
-from helpers.show.figures import new_display, show_figure, thinned
+from helpers.show.figures import new_display, show_figure
 from helpers.show.metrics_file import RunRows
 from helpers.show.text import element, render_noted, render_table, show_all
 from helpers.wording import duration
@@ -37,28 +37,9 @@ SPIKE = (
 # ---- what a run wrote ----
 
 
-def samples_over_time(metrics: RunRows) -> None:
-    """Show what a run wrote as it learned: at most six samples from the first to the last, each with its loss."""
-    rows = log.rows_of(metrics)
-    samples = [row for row in rows if row.get("event") == "sample"]
-    rendered = []
-    for at in thinned(len(samples), 6):  # most is learned early
-        row = samples[at]
-        before = [other for other in rows if other.get("event") in ("step", "validation")
-                  and log.step_of(other) <= log.step_of(row) and log.finite(other.get("bits_per_char"))]  # fmt: skip
-        note = f"step {log.step_of(row):,.0f}"
-        if measured := log.last(before, "validation") or log.last(before, "step"):
-            note += f" · {measured['bits_per_char']:.2f} bits/char"
-        rendered.append(render_noted(str(row.get("text", "")), note, CHARACTERS))
-    show_all(rendered, "no sample yet")
-
-
-def spikes(metrics: RunRows, limit: int = 5) -> None:
-    """Show the last `limit` loss spikes of a run and the windows of text that they came from, the worst first.
-
-    A line under them says what a spike is.
-    """
-    rows = [row for row in log.rows_of(metrics) if row.get("event") == "spike"][-limit:]
+def spikes(metrics: RunRows) -> None:
+    """Show a run's last two loss spikes and the windows of text that they came from; a line says what a spike is."""
+    rows = [row for row in log.rows_of(metrics) if row.get("event") == "spike"][-2:]
     lines = [[f"{log.step_of(row):,.0f}", *(log.fixed(row.get(name)) for name in ("loss", "usual"))] for row in rows]
     rendered = [render_table(lines, ["step", "loss (nats per token)", "usually"])] if rows else []
     for row in rows:
@@ -155,7 +136,7 @@ class Live:
         if drawable(rows):
             self.draw(rows, live=False)
         if log.last(rows, "spike"):
-            spikes(rows, limit=2)
+            spikes(rows)
         lines = [log.end_in_words(rows, self.training.total_steps, self.floor), *log.troubles(rows)]
         html = "".join(f"<div>{'⚠ ' if i else ''}{escape(line)}</div>" for i, line in enumerate(lines))
         self.top.update({"text/html": html, "text/plain": "\n".join(lines)}, raw=True)
@@ -192,7 +173,7 @@ class Lines:
         if sample := log.last(rows, "sample"):
             display(render_sample(sample), raw=True)
         if log.last(rows, "spike"):
-            spikes(rows, limit=2)
+            spikes(rows)
 
 
 async def watch(

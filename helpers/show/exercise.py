@@ -1,27 +1,18 @@
-"""Predict, then run: a reader's guess compared with what the cell has computed; and what not every text shows."""
+"""A reader's guess compared with what a cell has computed, a reader's function with the course's own."""
 
+import json
 import math
+import re
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from html import escape
 from typing import Any
 
+import numpy as np
+from IPython import get_ipython
+
+from helpers.paths import notebook
 from helpers.show.text import HUES, cell_text, element, is_number, show_html
-
-
-def expecting(known: object) -> Callable[[object, str], None]:
-    """Return `expect(claim, otherwise)`, for what the course's own text shows and another one may not.
-
-    `known`: the text and the model are those of the course, so that a false claim raises AssertionError. Elsewhere the
-    cell goes on, and a line says what is true `otherwise`.
-    """
-
-    def expect(claim: object, otherwise: str) -> None:
-        if not claim and known:
-            raise AssertionError(otherwise)
-        if not claim:
-            print(f"Not so here: {otherwise}")
-
-    return expect
 
 
 def predict(guess: Any, answer: Any, words: str = "", close: float = 0.0) -> None:
@@ -82,3 +73,69 @@ def shown(value: Any) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return ", ".join(map(shown, value))
     return cell_text(value)
+
+
+# ---- the workbook: a function that the reader writes, and a lesson that goes on with it ----
+
+OWN = "the course's own version is used from here on"
+
+
+def attempt(name: str, mine: Callable, *examples: tuple, of: Callable | None = None) -> Callable:
+    """Print whether a reader's function does what notebook 04 publishes under that name; return the one to go on with.
+
+    examples: tuples of arguments; `of`: what of them is compared after the call, instead of what it returns. What does
+    not pass gradients on may be right, but no model learns through it.
+    """
+    course = solution(name)
+
+    def outcome(function: Callable, example: tuple) -> list[np.ndarray]:
+        arguments = deepcopy(example)
+        result = function(*arguments)
+        return arrays(of(*arguments) if of else result)
+
+    for example in examples:
+        try:
+            difference = first_difference(outcome(mine, example), outcome(course, example))
+        except Exception as error:  # whatever a reader's function raises is a verdict
+            difference = f"it stops with {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        if difference:
+            print(f"Not yet: {difference}; {OWN}")
+            return course
+    floats = ["torch.float" in str(getattr(part, "dtype", "")) for part in examples[0]]
+    learns = [1 * part.clone().requires_grad_() if yes else part for part, yes in zip(examples[0], floats, strict=True)]
+    try:
+        learning = not any(floats) or mine(*learns).requires_grad
+    except (AttributeError, RuntimeError, TypeError):  # NumPy's arrays, lists
+        learning = False
+    use = "yours is used from here on" if learning else f"no model can learn through it, so that {OWN}"
+    print(f"Right: the same numbers as the course's; {use}")
+    return mine if learning else course
+
+
+def solution(name: str) -> Callable:
+    """Return the function of this name that notebook 04 publishes as an exercise's solution, among its own names."""
+    cells = json.loads(notebook("train").read_text("utf-8"))["cells"]
+    blocks = re.findall(r"^```python\n(.*?)^```", "\n".join("".join(cell["source"]) for cell in cells), re.S | re.M)
+    namespace = dict(get_ipython().user_ns)
+    exec(next(block for block in blocks if f"def {name}(" in block), namespace)
+    return namespace[name]
+
+
+def arrays(result: Any) -> list[np.ndarray]:
+    """Return a result as arrays, one for each part of a tuple, but one for several numbers; nothing for None."""
+    parts = result if isinstance(result, tuple) else (list(result) if hasattr(result, "__next__") else result,)
+    found = [np.array(plain(part), dtype=float) for part in parts if part is not None and part is not ...]
+    return found if any(each.ndim for each in found) or len(found) < 2 else [np.stack(found)]
+
+
+def first_difference(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> str:
+    """Return in words where results differ by more than rounding; "" where they don't."""
+    if len(got) != len(wanted) and wanted:
+        return f"it returns {len(got) or 'nothing'} instead of {len(wanted)}" if got else "it returns nothing"
+    for mine, own in zip(got, wanted, strict=False):
+        if mine.shape != own.shape:
+            return f"it returns the shape {mine.shape} instead of {own.shape}"
+        if len(off := np.argwhere(~np.isclose(mine, own, rtol=1e-3, atol=1e-5))):
+            at = tuple(off[0].tolist())
+            return f"it returns {mine[at]:.4g} instead of {own[at]:.4g}" + (f" at {list(at)}" if at else "")
+    return ""

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
 
 # ruff: noqa: E402, F401
-from helpers.show.curves import compare, curves, expert_load, panels, schedule
-from helpers.show.dashboard import samples_over_time, spikes, watch
-from helpers.show.exercise import expecting, predict
+from helpers.show.curves import compare, curves, maps, panels
+from helpers.show.dashboard import spikes, watch
+from helpers.show.exercise import attempt, predict
 from helpers.show.explain import attention, copied, explained, filters, grid
 from helpers.show.figures import length_histogram, zipf
 from helpers.show.figures import share_covered as coverage

@@ -4,7 +4,6 @@ import asyncio
 import json
 import math
 import random
-import re
 import time
 from types import SimpleNamespace
 
@@ -42,9 +41,7 @@ def test_no_row_however_odd_breaks_the_dashboard(shown, tmp_path, seed):
     read = show.read_metrics(path)
     words = [metrics_file.progress_in_words(read), metrics_file.end_in_words(read, 10, 1.0)]
     assert all([*words, dashboard.progress_bar(read, 0), *metrics_file.troubles(read)])
-    show.samples_over_time(read)
     show.spikes(read)
-    show.expert_load(read)
     show.compare({"odd": read}, x=chance.choice(list(metrics_file.AXES)))
     figures.png(curves.run_figure(read, 1.0, {}))
 
@@ -148,15 +145,6 @@ def test_troubles_are_seen_live_and_headless(shown, tmp_path, capsys):
 
 
 # ---- what a run wrote ----
-
-
-def test_samples_go_from_the_first_to_the_last(shown):
-    rows = rows_of(100)
-    rows += [{"event": "sample", "step": step, "text": f"<{step}>" + "字" * 500} for step in range(1, 101)]
-    show.samples_over_time(rows)
-    words = shown[0]["data"]["text/plain"]
-    assert [int(found) for found in re.findall(r"\[step (\d+)", words)] == [1, 3, 6, 16, 40, 100]
-    assert "[step 100 · 1.19 bits/char]\n<100>" in words and words.count("字 …") == 6
 
 
 def test_a_spike_shows_the_text_it_came_from(shown):

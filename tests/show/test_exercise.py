@@ -1,11 +1,15 @@
 """A guess against the answer: each kind of guess gets its word, and no guess that a reader may type raises."""
 
+import math
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.show import exercise
 from helpers.show import notebook as show
 from helpers.show.exercise import judged
 
@@ -38,15 +42,6 @@ def test_one_line_says_the_guess_and_the_answer_which_is_folded_until_there_is_o
     assert data["text/html"].count("✓") == (", right." in line or ", close enough." in line)
 
 
-def test_what_the_courses_own_text_shows_is_asserted_and_what_another_lacks_is_said(capsys):
-    for known in (True, 0.6, False, None):
-        show.expecting(known)(1 < 2, "the order is another")
-    show.expecting(None)(2 < 1, "the order is another")
-    assert capsys.readouterr().out == "Not so here: the order is another\n"
-    with pytest.raises(AssertionError, match="^the order is another$"):
-        show.expecting(True)(2 < 1, "the order is another")
-
-
 VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers() | st.text())
 
 
@@ -54,3 +49,38 @@ VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | s
 def test_no_guess_raises_and_the_answer_itself_is_right(guess, answer, close):
     assert judged(guess, answer, close).startswith(("No guess yet", "Your guess: "))
     assert "nan" in str(answer) or judged(answer, answer).endswith(", right")
+
+
+# ---- the workbook ----
+
+
+def by_rows(scores):
+    """Return the masked scores as a list of lists of floats."""
+    return [[s if j <= i else -math.inf for j, s in enumerate(row)] for i, row in enumerate(scores.tolist())]
+
+
+SCORES = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+ANSWERS = {
+    "any tensors": (lambda scores: scores + torch.full_like(scores, -math.inf).triu(1), "Right: ", True),
+    "NumPy": (
+        lambda scores: np.where(np.tri(2), scores.numpy(), -np.inf),
+        "Right: the same numbers as the course's; no",
+        False,
+    ),
+    "loops": (by_rows, "Right: the same numbers as the course's; no", False),
+    "in place": (lambda scores: scores.masked_fill_(torch.ones(2, 2).triu(1) > 0, -math.inf), "Right: ", True),
+    "nothing": (lambda scores: ..., "Not yet: it returns nothing; the course's own version", False),
+    "a shape": (lambda scores: scores[0], "Not yet: it returns the shape (2,) instead of (2, 2); ", False),
+    "a number": (lambda scores: scores, "Not yet: it returns 2 instead of -inf at [0, 1]; ", False),
+    "an error": (lambda scores: scores.nowhere, "Not yet: it stops with AttributeError: 'Tensor' object has no", False),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_a_part_of_the_model_is_the_readers_where_it_does_what_the_published_one_does(answer, monkeypatch, capsys):
+    names = {"torch": torch, "math": math}
+    monkeypatch.setattr(exercise, "get_ipython", lambda: SimpleNamespace(user_ns=names))
+    mine, verdict, used = ANSWERS[answer]
+    chosen = show.attempt("causal", mine, (SCORES,))
+    assert capsys.readouterr().out.startswith(verdict) and (chosen is mine) == used
+    assert torch.equal(chosen(SCORES.clone()), torch.tensor([[1.0, -math.inf], [3.0, 4.0]]))

@@ -15,10 +15,9 @@ def draw_all() -> None:
     show.length_histogram(i**2 for i in range(1, 500))
     show.zipf(counts)
     show.coverage(counts, vocab_size=500)
-    show.schedule([0.1 * step for step in range(10)])
     figures.show_figure(curves.run_figure(full_rows(500), 0.95, {"unigram": 7.8, "bigram": 4.2}), "a run")
     show.compare({f"run {i}": full_rows(101 + i) for i in range(9)})
-    show.expert_load(full_rows(500))
+    show.maps({f"head {i}": [[1, 0], [0.5, 0.5]] for i in range(5)})
 
 
 @pytest.mark.slow
@@ -39,13 +38,10 @@ def test_figures_of_nearly_nothing(shown):
     for counts in (Counter(), Counter(a=1)):
         show.zipf(counts)
         show.coverage(counts, vocab_size=100)
-    show.schedule([])
     for rows in ([], [{"event": "step", "step": 1, "bits_per_char": float("nan")}]):
         figures.show_figure(curves.run_figure(rows, 1.0, {}), "nothing yet")
     for axis in metrics_file.AXES:
         show.compare({"none": [], "one": rows_of(1)}, x=axis)
     show.compare({})
-    show.expert_load([])
-    show.expert_load(full_rows(1, layers=1))
     pictures = [png_of(output) for output in shown if "image/png" in output["data"]]
-    assert len(pictures) == 13
+    assert len(pictures) == 11

@@ -18,7 +18,6 @@ def test_any_text_is_shown_as_text(shown, one, two):
     show.probabilities([(one, 0.5, 0.9), (two, 0.1, 0)])
     show.samples([one + two, two], prompt=one)
     show.labels([one, two], [two, None])
-    show.samples_over_time([{"event": "sample", "step": 1, "text": one}])
     show.spikes([{"event": "spike", "step": 1, "windows": [{"index": two, "loss": 2.0, "text": one}]}])
     for output in shown:
         page = Page(output["data"]["text/html"])
