@@ -1,15 +1,15 @@
 """A reader's guess compared with what a cell has computed, a reader's function with the course's own."""
 
+import inspect
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from html import escape
 from typing import Any
 
 import numpy as np
-from IPython import get_ipython
 
 from helpers.paths import notebook
 from helpers.show.text import HUES, cell_text, element, is_number, show_html
@@ -86,7 +86,7 @@ def attempt(name: str, mine: Callable, *examples: tuple, of: Callable | None = N
     examples: tuples of arguments; `of`: what of them is compared after the call, instead of what it returns. What does
     not pass gradients on may be right, but no model learns through it.
     """
-    course = solution(name)
+    course = solution(name, inspect.stack(0)[1].frame.f_globals)
 
     def outcome(function: Callable, example: tuple) -> list[np.ndarray]:
         arguments = deepcopy(example)
@@ -112,11 +112,11 @@ def attempt(name: str, mine: Callable, *examples: tuple, of: Callable | None = N
     return mine if learning else course
 
 
-def solution(name: str) -> Callable:
-    """Return the function of this name that notebook 04 publishes as an exercise's solution, among its own names."""
+def solution(name: str, names: Mapping[str, Any]) -> Callable:
+    """Return the function that notebook 04 publishes as an exercise's solution; `names`: those of other cells."""
     cells = json.loads(notebook("train").read_text("utf-8"))["cells"]
     blocks = re.findall(r"^```python\n(.*?)^```", "\n".join("".join(cell["source"]) for cell in cells), re.S | re.M)
-    namespace = dict(get_ipython().user_ns)
+    namespace = dict(names)
     exec(next(block for block in blocks if f"def {name}(" in block), namespace)
     return namespace[name]
 

@@ -1,7 +1,6 @@
 """A guess against the answer: each kind of guess gets its word, and no guess that a reader may type raises."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.show import exercise
 from helpers.show import notebook as show
 from helpers.show.exercise import judged
 
@@ -77,9 +75,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_a_part_of_the_model_is_the_readers_where_it_does_what_the_published_one_does(answer, monkeypatch, capsys):
-    names = {"torch": torch, "math": math}
-    monkeypatch.setattr(exercise, "get_ipython", lambda: SimpleNamespace(user_ns=names))
+def test_a_part_of_the_model_is_the_readers_where_it_does_what_the_published_one_does(answer, capsys):
     mine, verdict, used = ANSWERS[answer]
     chosen = show.attempt("causal", mine, (SCORES,))
     assert capsys.readouterr().out.startswith(verdict) and (chosen is mine) == used
