@@ -54,8 +54,8 @@ class ThisPython(AsyncKernelManager):
     def __init__(self, **options: Any) -> None:
         """Talk to the kernel through files of a folder of its own: another program may take a free port before it."""
         super().__init__(**options)
-        if os.name == "posix":
-            self._folder = tempfile.TemporaryDirectory()
+        self._folder = tempfile.TemporaryDirectory()
+        if os.name == "posix" and len(self._folder.name) < 80:  # a socket's path has about a hundred characters
             self.transport, self.connection_file = "ipc", str(Path(self._folder.name, "kernel.json"))
 
     @property

@@ -5,6 +5,8 @@ model most of the work is in them. The measurements behind the rules: benchmarks
 nothing of its text.
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from helpers.vocab.tokenizer import TOKEN_KINDS
@@ -37,6 +39,12 @@ def choose_sizes(vocab_size: int, min_character_count: int, characters: int, bui
     """
     by_rule = next((sizes for most, *sizes in _SIZES if characters <= most), _LARGEST)
     return vocab_size or by_rule[0], min_character_count or (1 if built_in else by_rule[1])
+
+
+def sampled_share(sample_characters: int, facts: Mapping[str, int]) -> float:
+    """Return the share of the training text from which words are learned; `facts`: the result of the corpus's room."""
+    training = facts["characters"] - facts["val_characters"]
+    return min(1.0, (sample_characters or math.inf) / max(1, training))
 
 
 def choose_kind(kind: str, covered: float, characters: int) -> str:
