@@ -17,15 +17,8 @@ STAGES = {
     "serve": ("06_serve", "serve"),
 }
 # optional lessons on the rooms of a run: nothing in the six stages reads what these write
-SIDE_DOORS = {
-    "your-text": ("deeper/your-text", "your-text"),
-    "words": ("deeper/words", "words"),
-    "tournament": ("deeper/tournament", "tournament"),
-    "parts": ("deeper/parts", "parts"),
-    "recipes": ("deeper/recipes", "recipes"),
-    "chat": ("deeper/chat", "chat"),
-    "reward": ("deeper/reward", "reward"),
-}
+_DOORS = ("your-text", "words", "tournament", "parts", "since-llama", "recipes", "chat", "reward")
+SIDE_DOORS = {door: (f"deeper/{door}", door) for door in _DOORS}
 NOTEBOOKS = STAGES | SIDE_DOORS
 # what a run's models are called -> the stage or side door that trains each; a later one began as an earlier one
 MODELS = {"base": "train", "chat": "chat", "reward": "reward"}

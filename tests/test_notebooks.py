@@ -38,6 +38,7 @@ RESULT = {
     "reward": {"best", "facts_seen", "facts_held_out", "steps"},
     "words": {"agreement_f1"},
     "parts": {"best", "whole_bits_per_char"},
+    "since-llama": {"fp32_bits_per_char", "int8_bits_per_char", "joined_bits_per_char"},
     "tournament": {"best"} | {f"{kind}_bits_per_char" for kind in ("characters", "words", "bpe", "bytes")},
 }
 DOORS = {"sample": [*paths.SIDE_DOORS], "own": ["chat"]}

@@ -95,12 +95,12 @@ def longest_match(text):
 }
 
 WRONG_ANSWERS["parts"] = {
-    1: """
-# one half after the other
-self.post_attention_layernorm(x) ⇒ self.post_attention_layernorm(x + a)
-# what came in is lost
-return x + a + b ⇒ return a + b
-""",
+    1: "# one half after the other\nattention_layernorm(x) ⇒ attention_layernorm(x + a)\n"
+    "# what came in is lost\nreturn x + a + b ⇒ return a + b",
+}
+WRONG_ANSWERS["since-llama"] = {
+    1: "# the window is forgotten\nmin(T, window) ⇒ T\n# a short text fills the window, too\nmin(T, window) ⇒ window",
+    2: "# the sums keep their own maxima\ns1 * f1 + s2 * f2 ⇒ s1 + s2\n# the values do\no1 * f1 + o2 * f2 ⇒ o1 + o2",
 }
 
 WRONG_ANSWERS["tokenize"] = {
