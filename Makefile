@@ -23,7 +23,7 @@ export ENV
 PY := "$$ENV/bin/python"
 
 .DEFAULT_GOAL := help
-.PHONY: help try demo setup setup-dev run test unit test-all test-faults bench lab serve refresh lint clean
+.PHONY: help try demo setup setup-dev run test unit test-all test-faults bench lab zh serve refresh lint clean
 
 NBVAL := --nbval --nbval-current-env --nbval-sanitize-with tests/nbval.cfg \
 	--nbval-cell-timeout 3600 --nbval-kernel-startup-timeout 180
@@ -64,13 +64,16 @@ test-faults: setup-dev  ## every fault of training with its full counts: killed,
 	@FAULTS=full HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests/train/test_checkpoint.py tests/train/test_faults.py -q
 
 bench: setup-dev  ## what benchmarks/README.md reports; RUN must be trained (about an hour, 2 GB of temporary files)
-	@$(PY) -m benchmarks.train_speed && $(PY) -m benchmarks.block_speed && $(PY) -m benchmarks.recipes --run "$$RUN" && \
+	@$(PY) -m benchmarks.train_speed && $(PY) -m benchmarks.block_speed && \
 	$(PY) -m benchmarks.corpus && $(PY) -m benchmarks.generate_speed --run "$$RUN" && $(PY) -m benchmarks.serve_load --run "$$RUN"
 
 # signed: in a notebook that it does not trust, JupyterLab shows no SVG
 lab: setup  ## JupyterLab, opened on the notebooks; LAB="--ip 0.0.0.0 --no-browser": options of its own
-	@$(PY) -m nbformat.sign notebooks/*.ipynb notebooks/deeper/*.ipynb >/dev/null
+	@$(PY) -m nbformat.sign $$(find notebooks -name "*.ipynb" -not -path "*/.ipynb_checkpoints/*") >/dev/null
 	@$(PY) -m jupyterlab $$([ "$$(id -u)" = 0 ] && echo --allow-root) --notebook-dir=. $(LAB) notebooks/01_corpus.ipynb
+
+zh: setup  ## the Chinese notebooks, of the English ones and the catalogues in notebooks/zh/
+	@$(PY) -m helpers.run.translate
 
 serve: setup  ## serve the trained model of RUN over HTTP
 	@exec $(PY) -m helpers.serve --run "$$RUN"

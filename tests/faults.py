@@ -24,7 +24,6 @@ from safetensors.torch import load_file
 from helpers.tokens.windows import Windows
 from helpers.train import checkpoint, trainer
 from helpers.train.distributed import leave_group, world
-from helpers.train.log import read_log_rows
 
 FULL = os.environ.get("FAULTS") == "full"  # `make test-faults`: the counts that were promised
 _SERVER = multiprocessing.get_context("forkserver")
@@ -157,11 +156,6 @@ def job(folder, shape: dict, changes: dict) -> dict:
 
 
 # ---------------------------------------------------------------- what is left of it
-
-
-def rows(folder, event: str) -> list[dict]:
-    """Return the rows of one event; a last row that a killed process left half is no row."""
-    return read_log_rows(folder, event)
 
 
 def seen(folder, rank: int = 0) -> list[list]:

@@ -1,19 +1,20 @@
 """A model, a text and a run small enough to train in a second, for the tests of room 04."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
 from helpers import paths
+from helpers.files import log_rows
 from helpers.generate.batch import banned, window_start
 from helpers.manifest import write_manifest
 from helpers.model.config import make_config
 from helpers.model.gpt import GPT
 from helpers.tokens.shards import write_shards
 from helpers.tokens.windows import Windows, count_windows
-from helpers.train.log import read_log_rows
 from helpers.train.settings import TrainSettings
 from helpers.train.trainer import Trainer
 from helpers.vocab import tokenizer
@@ -76,8 +77,10 @@ def fit(folder, model=None, size: int = 200, **changes) -> dict:
     return make_trainer(folder, model, size, **changes).run()
 
 
-def rows(folder, event: str) -> list[dict]:
-    return read_log_rows(folder, event)
+def rows(folder, event: str = "") -> list[dict]:
+    """Return the rows of a log, of one event or of all; a last row that a killed process left half is no row."""
+    found = log_rows((Path(folder) / "metrics.jsonl").read_bytes().splitlines())
+    return [row for row in found if not event or row.get("event") == event]
 
 
 def make_run() -> str:

@@ -33,11 +33,12 @@ RESULT = {
     "generate": {"longest_copy", "copied_share", "samples"},
     "serve": {"latency_ms_p50", "first_token_ms_p50"},
     "your-text": {"unfiltered_bits_per_char", "filtered_bits_per_char", "precision", "recall"},
-    "recipes": {"best", "baseline_bits_per_char", "default_bits_per_char", "unclear"},
+    "recipes": {"best", "old_bits_per_char", "new_bits_per_char"},
     "chat": {"val_bits_per_char", "floor_bits_per_char", "conversations", "steps", "plain_bits_tuned"},
     "reward": {"best", "facts_seen", "facts_held_out", "steps"},
     "words": {"agreement_f1"},
     "parts": {"best", "whole_bits_per_char"},
+    "scaling": {"size_power", "fitted_floor", "lowest_bits_per_char"},
     "since-llama": {"fp32_bits_per_char", "int8_bits_per_char", "joined_bits_per_char"},
     "tournament": {"best"} | {f"{kind}_bits_per_char" for kind in ("characters", "words", "bpe", "bytes")},
 }

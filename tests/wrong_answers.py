@@ -98,6 +98,10 @@ WRONG_ANSWERS["parts"] = {
     1: "# one half after the other\nattention_layernorm(x) ⇒ attention_layernorm(x + a)\n"
     "# what came in is lost\nreturn x + a + b ⇒ return a + b",
 }
+WRONG_ANSWERS["scaling"] = {
+    1: "# a straight line on plain axes\ny2 * (x / x2) ** slope ⇒ y2 + (y2 - y1) / (x2 - x1) * (x - x2)",
+    2: "# the budget is not kept\nsize, ratio * size ⇒ size, budget\n# the ratio is\nratio * size ⇒ 20 * size",
+}
 WRONG_ANSWERS["since-llama"] = {
     1: "# the window is forgotten\nmin(T, window) ⇒ T\n# a short text fills the window, too\nmin(T, window) ⇒ window",
     2: "# the sums keep their own maxima\ns1 * f1 + s2 * f2 ⇒ s1 + s2\n# the values do\no1 * f1 + o2 * f2 ⇒ o1 + o2",
@@ -341,28 +345,12 @@ if b[name] != value} ⇒ if name == next((name for name in a if b[name] != a[nam
 (value, b[name]) ⇒ (b[name], value)
 """,
     2: """
-# one seed is enough
-len(pairs_of_seeds) < 2 ⇒ False
-# only the first two seeds
-list(zip(before, after, strict=True)) ⇒ list(zip(before, after, strict=True))[:2]
+# one side only
+return 2 * sum ⇒ return sum
+# exactly k
+range(k, n + 1) ⇒ [k]
 """,
-    3: """
-# single values
-def reached(curve, level, width):
-    return next((seconds for seconds, value in curve if value <= level), None)
-# all of the last values instead of their mean
-sum(values) / width <= level ⇒ all(value <= level for value in values)
-# the number of the point instead of its seconds
-curve[end - 1][0] ⇒ end - 1
-# at the start the mean of fewer values
-range(width, ⇒ range(1,
-curve[end - width : end] ⇒ curve[max(0, end - width) : end]
-sum(values) / width ⇒ sum(values) / len(values)
-""",
-    4: """
-# the seconds are forgotten
-tokens_per_second * seconds ⇒ tokens_per_second
-""",
+    3: "# it has this value already\nmomentum=0.95 ⇒ momentum=0.8\n# two at once\nmomentum=0.95 ⇒ momentum=0.95, lr=1",
 }
 
 WRONG_ANSWERS["reward"] = {

@@ -186,7 +186,3 @@ class Report:
             notes = [*(["NOT USED: " + file.bad] if file.bad else []), *file.notes]
             rows.append((file.name, file.encoding, file.documents, file.characters, dropped, "; ".join(notes)))
         return rows
-
-    def rule_rows(self) -> list[tuple]:
-        """Return a row for each cleaning rule that had work: name, places, an example before and after."""
-        return [(name, n, *(self.examples.get(name) or [("", "")])[0]) for name, n in self.rules.most_common()]

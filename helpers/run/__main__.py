@@ -39,6 +39,7 @@ def _require_run(run: str) -> None:
 
 
 def _run(asked: argparse.Namespace) -> int:
+    os.environ["COURSE_LANGUAGE"] = asked.language
     stages = choose_stages(asked.stages)
     values = plan_parameters(stages, asked.run, asked.corpus, asked.presets, asked.settings)
     if not set(stages) & set(paths.STAGES):
@@ -99,6 +100,7 @@ def read_command_line(arguments: list[str]) -> argparse.Namespace:
                              dest="settings", help="set a parameter in every notebook that has it")  # fmt: skip
     run.add_argument("--lessons", action="store_true",
                      help="also run what only teaches, which a run of your own text leaves out")  # fmt: skip
+    run.add_argument("--language", choices=("en", "zh"), default="en", help="of the notebooks: English or Chinese")
     run.add_argument("--force", action="store_true", help="run a stage even if nothing changed since it finished")
     if arguments[:1] in (["-h"], ["--help"]):
         parser.parse_args(arguments)

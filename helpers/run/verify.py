@@ -3,6 +3,7 @@
 Compares files, figures and parameters; knows nothing of what they mean.
 """
 
+import ast
 from typing import Any
 
 import nbformat
@@ -128,6 +129,6 @@ def finished_unchanged(run: str, stage: str, values: dict[str, Any], lessons: bo
 
 
 def _code_of(notebook: nbformat.NotebookNode) -> list[str]:
-    """Return the sources of the code cells, without the cell in which papermill sets the parameters."""
-    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    return [cell.source for cell in cells if "injected-parameters" not in cell.metadata.get("tags", [])]
+    """Return the code without comments, which have a language, and without papermill's cell of parameters."""
+    own = [cell for cell in notebook.cells if "injected-parameters" not in cell.metadata.get("tags", [])]
+    return [ast.unparse(ast.parse(cell.source)) for cell in own if cell.cell_type == "code"]

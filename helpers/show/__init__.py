@@ -10,7 +10,7 @@ its result and returns None unless its docstring says otherwise.
     lattice         a text's lattice of pieces, merges of BPE, a path through the grammar
     text            documents, tokens, tables, probabilities, labels as HTML
     metrics_file    a run's metrics.jsonl: read while it grows, as arrays, in words
-    curves          a run's learning rate, loss, panels and experts; runs compared; curves of any numbers
+    curves          a run's learning rate, loss, panels and experts; curves of any numbers
     dashboard       a run watched live, with a Stop button; its samples and loss spikes
     explain         probabilities in colours, filters, copied stretches, diversity, attention of a text
     panel           sliders for sampling

@@ -1,4 +1,4 @@
-"""The curves of a training run: learning rate, loss, small panels; runs compared; any curves, any matrices.
+"""The curves of a training run: learning rate, loss, small panels; any curves, any matrices.
 
 Of a run it reads the rows of metrics.jsonl alone. What a row lacks is not drawn; a NaN is a gap.
 """
@@ -6,7 +6,6 @@ Of a run it reads the rows of metrics.jsonl alone. What a row lacks is not drawn
 import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
-from statistics import median
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,9 +15,7 @@ from numpy.typing import ArrayLike
 
 from helpers.show import metrics_file as log
 from helpers.show.figures import BLUE, GREEN, GREY, INK, PLAIN, RUST, THOUSANDS, VIOLET, canvas, mosaic, show_figure
-from helpers.show.metrics_file import Field, RunRows
-from helpers.show.text import table
-from helpers.wording import duration
+from helpers.show.metrics_file import Field
 
 TICKS = [0.1, 0.2, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20]  # of the axis of bits per character
 CURVES = (("step", "training", BLUE), ("validation", "validation", RUST))  # event, name, colour
@@ -204,70 +201,6 @@ def run_figure(
     return fig
 
 
-# ---- several runs ----
-
-# of the runs; the hues differ in lightness too, for colour-blind readers. There is one marker more than hues, so that a
-# pair comes again only after all others
-RUN_HUES, MARKERS = (BLUE, RUST, "#b8860b", VIOLET, "#3d9dc3", "#55585e", "#c9588f"), "os^Dv*XP"
-_LONGEST_NAME = 32  # characters of a name in the figure: a longer one would leave no space for the curves
-
-
-def _facts(rows: Sequence[Mapping]) -> list[str]:
-    """Return a run's cells under `HEADER`: steps, time, training and validation loss, speed, gradient norm."""
-    steps = [row for row in rows if row.get("event") == "step"]
-    speed, norm = (median([row[name] for row in steps if log.finite(row.get(name))] or [math.nan])
-                   for name in ("tokens_per_second", "grad_norm"))  # fmt: skip
-    times = (row["train_seconds"] for row in reversed(rows) if log.finite(row.get("train_seconds")))  # of any event
-    seconds = next(times, None)
-    losses = [log.fixed(log.last(rows, event).get("bits_per_char"), ".3f") for event in ("step", "validation")]
-    done = f"{max(map(log.step_of, rows), default=0):,.0f}"
-    time = log.UNKNOWN if seconds is None else duration(seconds)
-    return [done, time, *losses, log.fixed(speed, ",.0f"), log.fixed(norm, ".3g")]
-
-
-HEADER = ["run", "steps", "time", "training bits/char", "validation bits/char", "tokens/s", "gradient norm"]
-
-
-def compare(runs: Mapping[str, RunRows], baselines: Mapping[str, float] | None = None, x: str = "step") -> None:
-    """Show several runs in one figure and a table: `compare({"a": "runs/a/model/metrics.jsonl", …})`.
-
-    `x` is step or train_seconds (time in updates, without validation and saving). `baselines` are in bits per
-    character. Speed and gradient norm are medians over the run. A run whose rows lack what `x` needs is only in the
-    table. A column whose figure is known of no run is left out.
-    """
-    if x not in log.AXES:
-        raise ValueError(f"x is '{x}': choose one of {', '.join(log.AXES)}")
-    every = {name: log.rows_of(metrics) for name, metrics in runs.items()}
-    # numbers, if the figure's font lacks a letter of a name, or one is too long
-    drawable = all(name.isascii() and name.isprintable() and 0 < len(name) <= _LONGEST_NAME for name in every)
-    short_names = list(every) if drawable else [f"run {i}" for i in range(1, len(every) + 1)]
-    # 1. the figure: validation bold, training thin
-    fig, ax = canvas(4.0, xlabel=log.AXES[x])
-    ends: list[tuple[float, str, str]] = []
-    for name, rows, colour, marker in zip(short_names, every.values(), cycle(RUN_HUES), cycle(MARKERS), strict=False):
-        axis = log.axis_positions(rows, x)
-        if axis is None:
-            continue
-        for event, look in (("step", {"linewidth": 0.9, "alpha": 0.45}), ("validation", {"marker": marker})):
-            steps, bits, *_ = log.averaged(rows, event, "bits_per_char")
-            keep = np.isfinite(bits)
-            (line,) = ax.plot(np.interp(steps[keep], *axis), bits[keep], color=colour, zorder=3, markersize=4.5)
-            line.set(**look)
-        if end := log.last_value(rows, "validation", "bits_per_char") or log.last_value(rows, "step", "bits_per_char"):
-            ends.append((end, f"{name} {end:.2f}", colour))
-    ends += draw_levels(ax, None, baselines or {})
-    ax.set_xlim(left=0)
-    ax.xaxis.set_major_formatter(THOUSANDS if x == "step" else _SHORT)
-    finish_bits(ax, ends)
-    # 2. the table under it
-    names = [name if name == short else f"{short}: {name}" for name, short in zip(every, short_names, strict=True)]
-    lines = [[name, *_facts(rows)] for name, rows in zip(names, every.values(), strict=True)]
-    words = ", ".join(f"{line[0]} {line[4]}" for line in lines) or "no run"
-    show_figure(fig, f"validation bits per character: {words}")
-    shown = [i for i in range(len(HEADER)) if i == 0 or not lines or any(line[i] != log.UNKNOWN for line in lines)]
-    table([[line[i] for i in shown] for line in lines], [HEADER[i] for i in shown])
-
-
 # ---- curves of any numbers ----
 
 _SHAPES = tuple(zip((BLUE, RUST, GREEN, VIOLET, INK), ("-", "--", "-.", ":", "-"), "os^Dv", strict=True))
@@ -286,16 +219,18 @@ def describe_curves(series: Mapping[str, Sequence[tuple[float, float]]]) -> str:
     return "; ".join(words)
 
 
-def curves(series: Mapping[str, Sequence[tuple[float, float]]], y: str = "bits per character") -> None:
-    """Show curves by name, {"training": [(updates, bits), …], …}; `y` names the axis.
+def curves(
+    series: Mapping[str, Sequence[tuple[float, float]]], y: str = "bits per character", x: str = "updates"
+) -> None:
+    """Show curves by name, {"training": [(updates, bits), …], …}; `x` and `y` name the axes.
 
     Each curve has its own colour and dash, and its last value stands at its right end. A NaN is a gap. Raises
     ValueError for a name with other than English letters.
     """
-    for name in (*series, y):
+    for name in (*series, x, y):
         if not (name.isascii() and name.isprintable()):
             raise ValueError(f"'{name}' cannot be written into a figure, whose font has only English letters")
-    fig, ax = canvas(3.3, xlabel="updates", ylabel=y)
+    fig, ax = canvas(3.3, xlabel=x, ylabel=y)
     ends = []
     for (name, points), (colour, dash, marker) in zip(series.items(), cycle(_SHAPES), strict=False):
         places, values = (np.array([point[i] for point in points], dtype=float) for i in (0, 1))

@@ -136,18 +136,6 @@ def averaged(
     return steps, means, np.fmin.reduceat(values, at), np.fmax.reduceat(values, at)
 
 
-AXES = {"step": "step", "train_seconds": "seconds of training"}
-
-
-def axis_positions(rows: Sequence[Mapping], x: str) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return (steps, position of each on the axis `x`, one of `AXES`), or None if the rows lack what `x` needs."""
-    known = sorted({(row["step"], row[x]) for row in rows if finite(row.get("step")) and finite(row.get(x))})
-    return (np.array([0, *(step for step, _ in known)]), np.array([0, *(at for _, at in known)])) if known else None
-
-
-# ---- a run in words ----
-
-
 def step_and_total(step: float, total: int) -> str:
     """Return "step 3 of 10", or "step 3" if the number of steps is not known."""
     return f"step {step:,.0f} of {total:,}" if total else f"step {step:,.0f}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
 
 # ruff: noqa: E402, F401
-from helpers.show.curves import compare, curves, maps, panels
+from helpers.show.curves import curves, maps, panels
 from helpers.show.dashboard import spikes, watch
 from helpers.show.exercise import attempt, predict
 from helpers.show.explain import attention, copied, explained, filters, grid

@@ -40,7 +40,6 @@ from helpers.train.settings import TrainSettings
 from helpers.train.trainer import Trainer
 from helpers.vocab.tokenizer import load_tokenizer
 
-TRIAL_WINDOWS = 256  # of the validation text, for a trial of seconds
 # answers that a validation scores, of a longer text spread over it: their mean is known to about 0.01 nats, and no
 # run spends its time on being judged
 JUDGED = 150_000
@@ -141,28 +140,20 @@ def keep_for_training(folder: Path) -> contextlib.AbstractContextManager[None]:
     return occupied(folder, f"Wait until it has ended, or end it (`touch {folder / 'STOP'}` lets it save first).")
 
 
-def trial(settings: TrainSettings, seconds: float, folder: Path) -> dict[str, Any]:
-    """Train for `seconds` in a folder of its own, to compare recipes, judged on the first TRIAL_WINDOWS windows."""
-    short = dataclasses.replace(settings, max_minutes=seconds / 60, eval_step=0, sample_step=0, log_step=1, tracker="")
-    return run_training(short, trial_folder=folder)
-
-
-def run_training(
-    settings: TrainSettings, stop: Callable[[], bool] = lambda: False, trial_folder: Path | None = None
-) -> dict[str, Any]:
+def run_training(settings: TrainSettings, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
     """Train in this process and return the run's figures; in a process group this process does its share.
 
-    `stop` is asked after each update. Without a `trial_folder` the run's room takes the model; it must be prepared.
+    `stop` is asked after each update. The run's room takes the model; it must be prepared.
     """
     tokens = open_room(settings.run, "tokenize")["result"]
     tokenizer = load_tokenizer(paths.room(settings.run, "vocab"))
     train, val = load_windows(settings.run, tokens, tokenizer.pad_token_id)
-    folder = trial_folder or paths.room(settings.run, "train")
+    folder = paths.room(settings.run, "train")
     with keep_for_training(folder) if world()[0] == 0 else contextlib.nullcontext():
         return Trainer(
             model_from_settings(settings, tokenizer, tokens["n_ctx"]),
             train,
-            val.first(TRIAL_WINDOWS) if trial_folder else val.spread(JUDGED),
+            val.spread(JUDGED),
             settings,
             folder,
             tokenizer,

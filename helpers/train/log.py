@@ -18,8 +18,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from helpers.files import log_rows
-
 _CURVES = ("step", "validation", "epoch")  # events whose numbers make curves
 SPIKE_MEMORY, SPIKE_MINIMUM = 50, 20  # updates that a loss is compared with, at most and at least
 # how far above their mean: 5 standard deviations, and 10 % of it, for late in a run the deviations are tiny
@@ -112,15 +110,6 @@ class MetricsLog:
         except Exception as error:
             print(f"the {part} failed at {when} and gets no more ({error}); training goes on", file=sys.stderr)
             setattr(self, part, None)
-
-
-def read_log_rows(folder: str | Path, event: str = "") -> list[dict]:
-    """Return the rows of the `metrics.jsonl` in a folder, of one event or of all; half a row, of a killed run, is none.
-
-    Steps that were taken again after a resume are in it twice: `show.read_metrics` leaves the older ones out.
-    """
-    rows = log_rows(Path(folder, "metrics.jsonl").read_bytes().splitlines())
-    return [row for row in rows if not event or row.get("event") == event]
 
 
 # ---- the numbers of a row ----

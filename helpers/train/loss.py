@@ -191,7 +191,7 @@ class Loss(nn.Module):
         """Return the router's loss, the mean over layers, and count which experts were chosen.
 
         For one layer: n_experts × Σ (fraction of the tokens sent to an expert) × (its mean probability), over the
-        tokens that are `real` (B·T,) (Fedus et al. 2021); at least the number of experts per token. `transformers`
+        tokens that are `real` (B·T,) (Fedus et al. 2021); even, it is the number of experts per token. `transformers`
         sums over layers first, which hides a layer that uses one expert only. routed: logits (B·T, E) per layer.
         """
         wide = torch.promote_types(routed[0].dtype, torch.float32)

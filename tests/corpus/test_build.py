@@ -35,9 +35,8 @@ def test_rules_and_filters_are_parameters(raw):
     assert all_texts() == sorted(["<b>绿萝</b>喜欢散射光，电话[电话]。", SENTENCE])
     assert report.dropped == {"too little Chinese": 2, "too repetitive": 1}
     assert report.rules == {"personal data": 1}
-    assert report.rule_rows() == [("personal data", 1, "喜欢散射光，电话13812345678。", "喜欢散射光，电话[电话]。")]
     written = json.loads((paths.room("test", "corpus") / "report.json").read_text("utf-8"))
-    assert written["examples"]["personal data"][0][1] == "喜欢散射光，电话[电话]。"
+    assert written["examples"]["personal data"] == [["喜欢散射光，电话13812345678。", "喜欢散射光，电话[电话]。"]]
 
 
 def test_the_built_in_corpus_is_clean_distinct_and_has_a_floor():

@@ -1,12 +1,11 @@
 """Curves: their names at the right end can be read, a live run has few panels, runs are compared by any name."""
 
-import json
 import math
 
 import pytest
 from displays import full_rows, png_of, rows_of
 
-from helpers.show import curves, text
+from helpers.show import curves
 from helpers.show import notebook as show
 
 
@@ -36,39 +35,6 @@ def test_numbers_are_short():
 
 def test_experts_load_is_told_in_fair_shares():
     assert [curves.busiest({"expert_load": load}) for load in ([[0.5, 0.5, 0, 0], [0.25] * 4], "?")] == [2.0, None]
-
-
-# ---- several runs ----
-
-
-def test_runs_are_compared_in_a_figure_and_a_table(shown, tmp_path):
-    file = tmp_path / "metrics.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in full_rows(200)))
-    show.compare({"slow": file, "quick": full_rows(300)}, {"bigram": 3.0}, x="train_seconds")
-    picture, table = (output["data"] for output in shown)
-    assert picture["text/plain"] == "validation bits per character: slow 1.301, quick 1.280"
-    assert [line.replace("␣", " ").split() for line in table["text/plain"].splitlines()[1:]] == [
-        ["slow", "200", "20", "s", "1.201", "1.301", "50,000", "0.58"],
-        ["quick", "300", "30", "s", "1.180", "1.280", "50,000", "0.553"],
-    ]
-
-
-def test_the_time_is_that_of_any_row_and_unknown_columns_are_left_out(shown):
-    """A short trial may log no step with its time, but its end has it; nobody measured its gradient."""
-    rows = [*rows_of(3), {"event": "end", "step": 3, "train_seconds": 70.0}]
-    show.compare({"a": rows, "b": rows_of(3)})
-    assert [line.split() for line in shown[1]["data"]["text/plain"].splitlines()] == [
-        ["run", "steps", "time", "training", "bits/char", "tokens/s"],
-        ["a", "3", "1", "min", "10", "s", "4.000", "5,000"],
-        ["b", "3", "–", "4.000", "5,000"],
-    ]
-
-
-@pytest.mark.filterwarnings("error")  # matplotlib warns of letters that its font lacks
-@pytest.mark.parametrize("name", ["我的模型", "a" * 99, "$x$ ^ _", ""])
-def test_any_name_of_a_run_can_be_compared(shown, name):
-    show.compare({name: rows_of(3), "other": rows_of(3)})
-    assert text.with_marks_at_edges(name) in shown[1]["data"]["text/plain"]
 
 
 # ---- any numbers ----

@@ -42,7 +42,6 @@ def test_no_row_however_odd_breaks_the_dashboard(shown, tmp_path, seed):
     words = [metrics_file.progress_in_words(read), metrics_file.end_in_words(read, 10, 1.0)]
     assert all([*words, dashboard.progress_bar(read, 0), *metrics_file.troubles(read)])
     show.spikes(read)
-    show.compare({"odd": read}, x=chance.choice(list(metrics_file.AXES)))
     figures.png(curves.run_figure(read, 1.0, {}))
 
 

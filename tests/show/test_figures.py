@@ -3,9 +3,9 @@
 from collections import Counter
 
 import pytest
-from displays import full_rows, png_of, rows_of
+from displays import full_rows, png_of
 
-from helpers.show import curves, figures, metrics_file
+from helpers.show import curves, figures
 from helpers.show import notebook as show
 
 
@@ -16,7 +16,6 @@ def draw_all() -> None:
     show.zipf(counts)
     show.coverage(counts, vocab_size=500)
     figures.show_figure(curves.run_figure(full_rows(500), 0.95, {"unigram": 7.8, "bigram": 4.2}), "a run")
-    show.compare({f"run {i}": full_rows(101 + i) for i in range(9)})
     show.maps({f"head {i}": [[1, 0], [0.5, 0.5]] for i in range(5)})
 
 
@@ -40,8 +39,5 @@ def test_figures_of_nearly_nothing(shown):
         show.coverage(counts, vocab_size=100)
     for rows in ([], [{"event": "step", "step": 1, "bits_per_char": float("nan")}]):
         figures.show_figure(curves.run_figure(rows, 1.0, {}), "nothing yet")
-    for axis in metrics_file.AXES:
-        show.compare({"none": [], "one": rows_of(1)}, x=axis)
-    show.compare({})
     pictures = [png_of(output) for output in shown if "image/png" in output["data"]]
-    assert len(pictures) == 11
+    assert len(pictures) == 8

@@ -88,19 +88,6 @@ def test_a_nan_is_a_gap_and_hides_no_number():
     assert log.last_value([*rows, {"event": "step", "step": 9, "grad_norm": None}], "step", "grad_norm") == 1.0
 
 
-def test_steps_are_put_at_their_seconds():
-    rows = [{"event": "step", "step": 10 * i, "train_seconds": t} for i, t in enumerate((1.0, 2.0, math.nan, 2.5), 1)]
-    steps, at = log.axis_positions(rows, "train_seconds")
-    assert list(steps) == [0, 10, 20, 40] and list(at) == [0, 1, 2, 2.5]
-    assert log.axis_positions([{"event": "step", "step": 1}], "train_seconds") is None
-    # a race writes no rows of training, only validations with their seconds
-    validations = [{"event": "validation", "step": 5 * i, "train_seconds": 2.0 * i} for i in (1, 2)]
-    steps, at = log.axis_positions(validations, "train_seconds")
-    assert list(steps) == [0, 5, 10] and list(at) == [0, 2, 4]
-    with pytest.raises(ValueError, match="hours"):
-        show.compare({"a": rows}, x="hours")
-
-
 # ---- in words ----
 
 

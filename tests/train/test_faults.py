@@ -23,7 +23,8 @@ import faults
 import models
 import pytest
 import torch
-from faults import DEFAULTS, FULL, Children, debris, everything, final, newest, rows, seen
+from faults import DEFAULTS, FULL, Children, debris, everything, final, newest, seen
+from models import rows
 
 from helpers import paths
 from helpers.model.gpt import GPT

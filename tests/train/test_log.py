@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from models import rows
 
-from helpers.train.log import MetricsLog, RunningMeans, SpikeDetector, read_log_rows
+from helpers.train.log import MetricsLog, RunningMeans, SpikeDetector
 
 
 def test_rows_are_lines_and_curves_go_to_tensorboard(tmp_path):
@@ -17,7 +18,7 @@ def test_rows_are_lines_and_curves_go_to_tensorboard(tmp_path):
     log.write("start", step=0, precision="fp32")
     log.write("step", step=1, loss=2.5, seconds=1.0, skipped=0, expert_load=[[0.5, 0.75], [1.0, 0.25]], torn=True)
     log.write("sample", step=1, text="今天浇水")
-    assert [row["event"] for row in read_log_rows(tmp_path)] == [
+    assert [row["event"] for row in rows(tmp_path)] == [
         "start",
         "step",
         "sample",
@@ -37,7 +38,7 @@ def test_a_row_that_a_killed_run_left_half_harms_no_other(tmp_path):
     log.write("resume", step=3)
     log.close()
     assert len((tmp_path / "metrics.jsonl").read_text("utf-8").splitlines()) == 3
-    assert read_log_rows(tmp_path) == [{"event": "step"}, *read_log_rows(tmp_path, "resume")]
+    assert rows(tmp_path) == [{"event": "step"}, *rows(tmp_path, "resume")]
 
 
 def test_other_processes_write_nothing(tmp_path):
@@ -83,7 +84,7 @@ def test_a_tracker_that_fails_ends_nothing(tmp_path, monkeypatch, capsys):
     for step in (1, 2, 3):
         log.write("step", step=step, loss=2.5)
     log.close()
-    assert tracker.told == [(1, {"step/loss": 2.5})] and len(read_log_rows(tmp_path)) == 3
+    assert tracker.told == [(1, {"step/loss": 2.5})] and len(rows(tmp_path)) == 3
     assert "failed at step 2 and gets no more (no net)" in capsys.readouterr().err
 
 

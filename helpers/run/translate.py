@@ -1,0 +1,129 @@
+"""The notebooks in Chinese: code and outputs of the English ones, texts of the catalogues in notebooks/zh/.
+
+A catalogue, `notebooks/zh/01_corpus.md`, reads from top to bottom. A line `<!-- id fingerprint -->` stands before each
+text and says which cell it translates, and what its English was at that time. The text of a code cell is a list: its
+comments, in their order. `make zh` writes the notebooks, or says which cells to translate anew.
+"""
+
+import io
+import json
+import os
+import re
+import sys
+import tokenize
+from pathlib import Path
+from typing import Any
+
+from helpers import paths
+from helpers.files import fingerprint, write_text
+
+Catalogue = dict[str, tuple[str, str]]  # id of a cell -> fingerprint of its English, the Chinese text
+_MARK = re.compile(r"^<!-- ([0-9a-f]{8}) ([0-9a-f]{8}) -->$", re.MULTILINE)
+_LINK = re.compile(r"(?<=\]\()[^)\s]+(?=\))|(?<=src=\")[^\"]+(?=\")")
+_TERM = re.compile(r"\[([^\]]+)\]\([./]*TERMS\.md#([a-z0-9-]+)\)")
+_ROW = re.compile(r'^\| <a id="([^"]+)"></a>[^|]*\| ([^|]*?) \|', re.MULTILINE)  # of TERMS.md
+_KEPT = re.compile(r"# *(----|fmt:|noqa|isort:)")  # comments that are not for readers
+
+
+def comments_of(code: str) -> list[tuple[int, int]]:
+    """Return where a code cell's comments for readers begin and end."""
+    starts = [0]
+    for line in code.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    tokens = tokenize.generate_tokens(io.StringIO(code).readline)
+    found = [token for token in tokens if token.type == tokenize.COMMENT and not _KEPT.match(token.string)]
+    return [(starts[t.start[0] - 1] + t.start[1], starts[t.end[0] - 1] + t.end[1]) for t in found]
+
+
+def items_of(text: str) -> list[str]:
+    """Return the items of a list, a line each."""
+    return [line.removeprefix("- ") for line in text.splitlines() if line.startswith("- ")]
+
+
+def catalogue_of(english: Path) -> Path:
+    """Return where an English notebook's catalogue is: notebooks/deeper/x.ipynb has notebooks/zh/deeper/x.md."""
+    notebooks = paths.repo_root() / "notebooks"
+    return notebooks / "zh" / english.relative_to(notebooks).with_suffix(".md")
+
+
+def in_language(english: Path) -> Path:
+    """Return the Chinese notebook if the COURSE_LANGUAGE is "zh" and there is one, else the English."""
+    chinese = catalogue_of(english).with_suffix(".ipynb")
+    return chinese if os.environ.get("COURSE_LANGUAGE") == "zh" and chinese.is_file() else english
+
+
+def read_catalogue(file: Path) -> Catalogue:
+    """Return the texts of a catalogue by the ids of their cells."""
+    _, *parts = _MARK.split(file.read_text("utf-8"))
+    return {cell: (was, text.strip()) for cell, was, text in zip(parts[::3], parts[1::3], parts[2::3], strict=True)}
+
+
+def problems(cells: list[dict[str, Any]], catalogue: Catalogue) -> list[str]:
+    """Return what a catalogue lacks for the cells of an English notebook, a line for each fault."""
+    terms, found = dict(_ROW.findall((paths.repo_root() / "TERMS.md").read_text("utf-8"))), []
+    for cell in cells:
+        source, code = "".join(cell["source"]), cell["cell_type"] == "code"
+        wanted = comments_of(source) if code else sorted(_LINK.findall(source))
+        was, text = catalogue.get(cell["id"], ("", ""))
+        if code and not wanted and not text:
+            continue
+        faults = [f"calls {term} {words}, TERMS.md {terms.get(term)}" for words, term in _TERM.findall(text)
+                  if terms.get(term, "") not in words and words not in terms.get(term, "")]  # fmt: skip
+        if was != fingerprint(source)[:8]:
+            faults.append("is not translated" if not text else "has another English now")
+        if code and len(items_of(text)) != len(wanted):
+            faults.append(f"has {len(wanted)} comments, and the list {len(items_of(text))}")
+        if not code and sorted(_LINK.findall(text)) != wanted:
+            faults.append(f"has other links: {sorted({*_LINK.findall(text)} ^ {*wanted}) or 'another number'}")
+        found += [f"<!-- {cell['id']} {fingerprint(source)[:8]} --> {fault}: {source[:50]!r}" for fault in faults]
+    gone = catalogue.keys() - {cell["id"] for cell in cells}
+    return found + [f"{cell} is no cell of the notebook any more" for cell in sorted(gone)]
+
+
+def relinked(text: str, english: Path) -> str:
+    """Return a text whose relative links are those of the Chinese notebook, to other Chinese ones where there are."""
+
+    def there(match: re.Match) -> str:
+        target, hash_, anchor = match[0].partition("#")
+        if not target or "://" in target:
+            return match[0]
+        file = Path(os.path.normpath(english.parent / target))
+        if file.suffix == ".ipynb" and catalogue_of(file).is_file():
+            file = catalogue_of(file).with_suffix(".ipynb")
+        return os.path.relpath(file, catalogue_of(english).parent).replace(os.sep, "/") + hash_ + anchor
+
+    return _LINK.sub(there, text)
+
+
+def translated(notebook: dict[str, Any], catalogue: Catalogue, english: Path) -> dict[str, Any]:
+    """Return the Chinese notebook: the English one, with other texts and comments."""
+    cells = []
+    for cell in notebook["cells"]:
+        source, text = "".join(cell["source"]), catalogue.get(cell["id"], ("", ""))[1]
+        if cell["cell_type"] == "markdown":
+            source = relinked(text, english)
+        else:
+            for (start, end), words in reversed(list(zip(comments_of(source), items_of(text), strict=True))):
+                source = f"{source[:start]}# {words}{source[end:]}"
+        cells.append(cell | {"source": source.splitlines(keepends=True)})
+    return notebook | {"cells": cells}
+
+
+def main() -> int:
+    """Write the Chinese notebook of each catalogue that fits its English; return how many faults there are."""
+    notebooks, faults = paths.repo_root() / "notebooks", 0
+    for english in sorted([*notebooks.glob("*.ipynb"), *notebooks.glob("deeper/*.ipynb")]):
+        if not (file := catalogue_of(english)).is_file():
+            continue
+        notebook, catalogue = json.loads(english.read_text("utf-8")), read_catalogue(file)
+        if found := problems(notebook["cells"], catalogue):
+            faults += len(found)
+            print(f"{file.relative_to(notebooks)}:", *found, sep="\n  ", file=sys.stderr)
+            continue
+        text = json.dumps(translated(notebook, catalogue, english), ensure_ascii=False, indent=1)
+        write_text(file.with_suffix(".ipynb"), text + "\n")
+    return faults
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(), 1))
