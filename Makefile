@@ -23,7 +23,7 @@ export ENV
 PY := "$$ENV/bin/python"
 
 .DEFAULT_GOAL := help
-.PHONY: help try demo setup setup-dev run test unit test-all test-faults bench lab zh serve refresh lint clean
+.PHONY: help try demo setup setup-dev run test unit test-all test-faults bench lab site zh serve refresh lint clean
 
 NBVAL := --nbval --nbval-current-env --nbval-sanitize-with tests/nbval.cfg \
 	--nbval-cell-timeout 3600 --nbval-kernel-startup-timeout 180
@@ -50,6 +50,7 @@ test: setup-dev  ## the committed outputs computed anew, the unit tests, the six
 	@RUNS_DIR="$$(mktemp -d)" && export RUNS_DIR && trap 'rm -rf "$$RUNS_DIR"' EXIT && \
 	{ HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest notebooks/0[1-6]_*.ipynb $(NBVAL) -q || { $(CHANGED); exit 1; }; } && \
 	HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests -m "not outside and not clock" -q $(SHARED)
+	@$(MAKE) site
 
 unit: setup-dev  ## the unit tests that need no long training, no injected fault and no browser (under three minutes)
 	@HEADLESS=1 TQDM_DISABLE=1 $(PY) -m pytest tests -m "not slow and not outside and not clock" -q $(SHARED)
@@ -71,6 +72,12 @@ bench: setup-dev  ## what benchmarks/README.md reports; RUN must be trained (abo
 lab: setup  ## JupyterLab, opened on the notebooks; LAB="--ip 0.0.0.0 --no-browser": options of its own
 	@$(PY) -m nbformat.sign $$(find notebooks -name "*.ipynb" -not -path "*/.ipynb_checkpoints/*") >/dev/null
 	@$(PY) -m jupyterlab $$([ "$$(id -u)" = 0 ] && echo --allow-root) --notebook-dir=. $(LAB) notebooks/01_corpus.ipynb
+
+site: setup-dev  ## the course as pages for any static host, in site/html: both languages, with search and the page of `try`
+	@rm -rf site && mkdir -p site/source
+	@git ls-files -z --cached --others --exclude-standard | tar --null -T - -cf - | tar xf - -C site/source
+	@cp docs/site/index.md site/source/ && $(PY) -m sphinx -q -W --keep-going -c docs/site site/source site/html
+	@echo "site/html/index.html"
 
 zh: setup  ## the Chinese notebooks, of the English ones and the catalogues in notebooks/zh/
 	@$(PY) -m helpers.run.translate

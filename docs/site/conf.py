@@ -1,0 +1,73 @@
+"""The site of the course: `make site` copies the files of the repository to site/source, and builds site/html.
+
+The notebooks are shown as they were executed. Formulas become MathML, so no page needs a script or another host.
+"""
+
+import re
+import shutil
+from pathlib import Path
+
+import latex2mathml.converter
+
+project = "Chinese GPT"
+extensions = ["myst_nb"]
+include_patterns = ["*.md", "docs/*.md", "benchmarks/*.md", "benchmarks/reports/*.md", "notebooks/**.ipynb"]
+exclude_patterns = ["**/.ipynb_checkpoints"]
+nb_execution_mode = "off"
+myst_enable_extensions = ["attrs_inline", "dollarmath"]
+myst_heading_anchors = 4
+html_theme = "furo"
+html_title = "Chinese GPT"
+html_search_language = "zh"
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
+templates_path = ["."]
+html_copy_source = False
+
+
+def anchors(_app, _docname, source):
+    """TERMS.md marks its terms in HTML, as GitHub wants it; Sphinx finds them as attributes."""
+
+    def marked(match):
+        words = match[2]
+        for name in re.findall(r'id="([^"]+)"', match[1]):
+            words = f"[{words}]{{#{name}}}"
+        return words
+
+    source[0] = re.sub(r'((?:<a id="[^"]+"></a>)+)([^|]+?)(?= \|)', marked, source[0])
+
+
+def languages(app, pagename, _template, context, _doctree):
+    """Tell a notebook's page where the same page is in the other language."""
+    if pagename.startswith("README"):
+        both = {"English": "README", "中文": "README.zh"}
+    else:
+        english = pagename.replace("notebooks/zh/", "notebooks/")
+        both = {"English": english, "中文": english.replace("notebooks/", "notebooks/zh/", 1)}
+    if set(both.values()) <= app.env.found_docs and len(set(both.values())) == 2:
+        context["languages"] = [(name, page, page == pagename) for name, page in both.items()]
+
+
+def formula(visitor, node):
+    """Write a formula as MathML."""
+    display = "block" if node.tagname == "math_block" else "inline"
+    visitor.body.append(latex2mathml.converter.convert(node.astext(), display=display))
+    from docutils.nodes import SkipNode
+
+    raise SkipNode
+
+
+def demo(app, error):
+    """Put the page with the trained model into the site."""
+    if not error:
+        shutil.copytree(Path(app.srcdir, "data", "try"), Path(app.outdir, "try"), dirs_exist_ok=True)
+
+
+def setup(app):
+    from docutils import nodes
+
+    app.connect("source-read", anchors)
+    app.connect("html-page-context", languages)
+    app.connect("build-finished", demo)
+    app.add_node(nodes.math, html=(formula, None), override=True)
+    app.add_node(nodes.math_block, html=(formula, None), override=True)
