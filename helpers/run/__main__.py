@@ -26,7 +26,7 @@ from helpers.run.execute import StageFailed, refresh, run_stages
 from helpers.run.parameters import Refused, choose_stages, plan_parameters
 from helpers.run.sweep import run_sweep
 from helpers.run.verify import print_verdict
-from helpers.wording import let_console_replace
+from helpers.wording import did_you_mean, let_console_replace
 
 
 def _require_run(run: str) -> None:
@@ -35,7 +35,8 @@ def _require_run(run: str) -> None:
     except ValueError as error:
         raise Refused(str(error)) from None
     if not folder.is_dir():
-        raise Refused(f"there is no run '{run}' in {paths.runs_dir()}")
+        runs = sorted(each.name for each in paths.runs_dir().glob("*/"))
+        raise Refused(f"there is no run '{run}' in {paths.runs_dir()}{did_you_mean(run, runs) if runs else ''}")
 
 
 def _run(asked: argparse.Namespace) -> int:
