@@ -53,6 +53,11 @@ def notebook(stage: str) -> Path:
     return repo_root() / "notebooks" / f"{NOTEBOOKS[stage][0]}.ipynb"
 
 
+def chinese(english: Path) -> Path:
+    """Return where a notebook's Chinese edition is: notebooks/zh/deeper/x.ipynb for notebooks/deeper/x.ipynb."""
+    return repo_root() / "notebooks" / "zh" / english.relative_to(repo_root() / "notebooks")
+
+
 def executed_copy(run: str, stage: str) -> Path:
     """Return where the runner puts the executed notebook of a stage or of a side door."""
     return run_dir(run) / "notebooks" / notebook(stage).name

@@ -137,10 +137,12 @@ def notebook_body(notebook: nbformat.NotebookNode, stage: str, folder: Path) -> 
     """Return the HTML of a stage's executed notebook, for a page in a folder: its links to the course lead there."""
     notebook.metadata.pop("widgets", None)  # a widget works only as long as its kernel runs
     body, _ = _exporter().from_notebook_node(notebook)
+    homes = paths.notebook(stage).parent, paths.chinese(paths.notebook(stage)).parent  # of English and Chinese copies
     body = re.sub(r"<iframe\b.*?</iframe>", "", body, flags=re.DOTALL)  # its server was shut down with the notebook
 
     def from_the_page(link: re.Match[str]) -> str:
-        return f'href="{Path(os.path.relpath(paths.notebook(stage).parent / link[1], folder)).as_posix()}'
+        place = next((home / link[1] for home in homes if (home / link[1]).exists()), homes[0])
+        return f'href="{Path(os.path.relpath(place, folder)).as_posix()}'
 
     return re.sub(r'href="(?!\w+:|#)([^"#]+)', from_the_page, body)
 

@@ -40,16 +40,10 @@ def items_of(text: str) -> list[str]:
     return [line.removeprefix("- ") for line in text.splitlines() if line.startswith("- ")]
 
 
-def catalogue_of(english: Path) -> Path:
-    """Return where an English notebook's catalogue is: notebooks/deeper/x.ipynb has notebooks/zh/deeper/x.md."""
-    notebooks = paths.repo_root() / "notebooks"
-    return notebooks / "zh" / english.relative_to(notebooks).with_suffix(".md")
-
-
 def in_language(english: Path) -> Path:
     """Return the Chinese notebook if the COURSE_LANGUAGE is "zh" and there is one, else the English."""
-    chinese = catalogue_of(english).with_suffix(".ipynb")
-    return chinese if os.environ.get("COURSE_LANGUAGE") == "zh" and chinese.is_file() else english
+    asked = os.environ.get("COURSE_LANGUAGE") == "zh" and paths.chinese(english).is_file()
+    return paths.chinese(english) if asked else english
 
 
 def read_catalogue(file: Path) -> Catalogue:
@@ -88,9 +82,9 @@ def relinked(text: str, english: Path) -> str:
         if not target or "://" in target:
             return match[0]
         file = Path(os.path.normpath(english.parent / target))
-        if file.suffix == ".ipynb" and catalogue_of(file).is_file():
-            file = catalogue_of(file).with_suffix(".ipynb")
-        return os.path.relpath(file, catalogue_of(english).parent).replace(os.sep, "/") + hash_ + anchor
+        if file.suffix == ".ipynb" and paths.chinese(file).with_suffix(".md").is_file():
+            file = paths.chinese(file)
+        return os.path.relpath(file, paths.chinese(english).parent).replace(os.sep, "/") + hash_ + anchor
 
     return _LINK.sub(there, text)
 
@@ -113,15 +107,15 @@ def main() -> int:
     """Write the Chinese notebook of each catalogue that fits its English; return how many faults there are."""
     notebooks, faults = paths.repo_root() / "notebooks", 0
     for english in sorted([*notebooks.glob("*.ipynb"), *notebooks.glob("deeper/*.ipynb")]):
-        if not (file := catalogue_of(english)).is_file():
+        if not (file := paths.chinese(english).with_suffix(".md")).is_file():
             continue
         notebook, catalogue = json.loads(english.read_text("utf-8")), read_catalogue(file)
         if found := problems(notebook["cells"], catalogue):
             faults += len(found)
             print(f"{file.relative_to(notebooks)}:", *found, sep="\n  ", file=sys.stderr)
-            continue
-        text = json.dumps(translated(notebook, catalogue, english), ensure_ascii=False, indent=1)
-        write_text(file.with_suffix(".ipynb"), text + "\n")
+        else:
+            chinese = translated(notebook, catalogue, english)
+            write_text(paths.chinese(english), json.dumps(chinese, ensure_ascii=False, indent=1) + "\n")
     return faults
 
 

@@ -9,7 +9,7 @@ from helpers.run import parameters, translate, verify
 
 NOTEBOOKS = paths.repo_root() / "notebooks"
 ENGLISH = [*sorted(NOTEBOOKS.glob("*.ipynb")), *sorted(NOTEBOOKS.glob("deeper/*.ipynb"))]
-TRANSLATED = [file for file in ENGLISH if translate.catalogue_of(file).is_file()]
+TRANSLATED = [file for file in ENGLISH if paths.chinese(file).with_suffix(".md").is_file()]
 CODE, LINK = "x = 1  # one\n# ---- check ----\n", "See [token](../TERMS.md#token) and [03](03_tokenize.ipynb)."
 CELLS = [
     {"id": "aaaaaaaa", "cell_type": "markdown", "source": [LINK]},
@@ -22,7 +22,7 @@ CHINESE = [f"{MARKS[0]}\n\n见[词元](../TERMS.md#token)和[第 03 章](03_toke
 @pytest.mark.parametrize("english", TRANSLATED, ids=lambda file: file.stem)
 def test_a_chinese_notebook_is_the_english_one_in_chinese(english):
     """`make zh` writes them; it says which cells to translate anew."""
-    file, notebook = translate.catalogue_of(english), json.loads(english.read_text("utf-8"))
+    file, notebook = paths.chinese(english).with_suffix(".md"), json.loads(english.read_text("utf-8"))
     catalogue = translate.read_catalogue(file)
     assert translate.problems(notebook["cells"], catalogue) == []
     written = json.loads(file.with_suffix(".ipynb").read_text("utf-8"))
