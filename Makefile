@@ -75,7 +75,7 @@ lab: setup  ## JupyterLab, opened on the notebooks; LAB="--ip 0.0.0.0 --no-brows
 
 site: setup-dev  ## the course as pages for any static host, in site/html: both languages, with search and the page of `try`
 	@rm -rf site && mkdir -p site/source
-	@git ls-files -z --cached --others --exclude-standard | tar --null -T - -cf - | tar xf - -C site/source
+	@tar cf - --exclude __pycache__ --exclude .ipynb_checkpoints $$(ls | grep -v -x -e runs -e site -e demo) .github | tar xf - -C site/source
 	@cp docs/site/index.md site/source/ && $(PY) -m sphinx -q -W --keep-going -c docs/site site/source site/html
 	@echo "site/html/index.html"
 
