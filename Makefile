@@ -80,7 +80,7 @@ site: setup-dev  ## the course as pages for any static host, in site/html: both 
 	@echo "site/html/index.html"
 
 zh: setup  ## the Chinese notebooks, of the English ones and the catalogues in notebooks/zh/
-	@$(PY) -m helpers.run.translate
+	@$(PY) notebooks/zh/make.py
 
 serve: setup  ## serve the trained model of RUN over HTTP
 	@exec $(PY) -m helpers.serve --run "$$RUN"

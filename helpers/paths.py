@@ -58,6 +58,12 @@ def chinese(english: Path) -> Path:
     return repo_root() / "notebooks" / "zh" / english.relative_to(repo_root() / "notebooks")
 
 
+def in_language(english: Path) -> Path:
+    """Return the Chinese notebook if COURSE_LANGUAGE is "zh" and there is one, else the English."""
+    asked = os.environ.get("COURSE_LANGUAGE") == "zh" and chinese(english).is_file()
+    return chinese(english) if asked else english
+
+
 def executed_copy(run: str, stage: str) -> Path:
     """Return where the runner puts the executed notebook of a stage or of a side door."""
     return run_dir(run) / "notebooks" / notebook(stage).name

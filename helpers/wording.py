@@ -1,4 +1,4 @@
-"""What many messages share: a duration, "did you mean", what to run again, how surprising a character is."""
+"""Phrases that many messages share: a duration, "did you mean", what to install or run again; and consoles for them."""
 
 import difflib
 import sys
@@ -6,8 +6,6 @@ from collections.abc import Iterable
 
 from helpers.paths import NOTEBOOKS
 
-# probability from which a character has level 0 (expected), 1, 2, 3; below the last one it has level 4 (a surprise)
-LEVELS = (0.5, 0.2, 0.05, 0.01)
 # the commonest names of other programs that are not near ours
 FOREIGN = {
     "learning_rate": "lr",
@@ -68,11 +66,3 @@ def run_again(stage: str, run: str = "") -> str:
     """Return what mends a missing or outdated room: the notebook of its stage, and the command."""
     command = f"python -m helpers.run {stage}" + (f" --run {run}" if run else "")
     return f"run notebook {NOTEBOOKS[stage][0]} again, or: {command}"
-
-
-def level(probability: float) -> int:
-    """Return how surprising a character of this probability is, from 0 (expected) to `len(LEVELS)`.
-
-    Of a token with n characters, give probability ** (1 / n): its characters share its surprise.
-    """
-    return next((at for at, least in enumerate(LEVELS) if probability >= least), len(LEVELS))

@@ -30,10 +30,10 @@ from helpers.corpus import built_in
 from helpers.generate import generate, sampling
 from helpers.generate.generate import TRY, TRY_FOLDER
 from helpers.generate.settings import Chunk, Settings, TokenLogprob
+from helpers.generate.surprisal import LEVELS
 from helpers.model.eight_bits import write_packed
 from helpers.show.metrics_file import read_metrics
 from helpers.vocab.tokenizer import build_bpe, build_bytes, encode, load_tokenizer
-from helpers.wording import LEVELS
 
 api = pytest.importorskip("playwright.sync_api", reason="browsers are driven with playwright: pip install playwright")
 expect = api.expect

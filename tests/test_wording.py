@@ -2,7 +2,7 @@
 
 import pytest
 
-from helpers.wording import LEVELS, did_you_mean, duration, level
+from helpers.wording import did_you_mean, duration
 
 
 @pytest.mark.parametrize(
@@ -17,8 +17,3 @@ def test_durations_read_like_speech(seconds, words):
 def test_a_close_match_is_suggested_and_else_all_are_listed():
     assert did_you_mean("epoch", iter(["lr", "epochs"])) == "; did you mean 'epochs'?"
     assert did_you_mean("x", ["lr", "epochs"]) == "; there is: lr, epochs"
-
-
-def test_each_level_of_surprise_begins_at_its_own_bound():
-    assert [level(p) for p in (1, 0.5, 0.49, 0.2, 0.05, 0.01, 0.0099, 0)] == [0, 0, 1, 1, 2, 3, 4, 4]
-    assert list(LEVELS) == sorted(LEVELS, reverse=True) and level(0) == len(LEVELS)

@@ -3,6 +3,5 @@
 parameters  which notebooks, with which parameters: defaults, presets, the command line; lessons or none
 verify      do all files of a run fit together, and has a stage finished already?
 execute     one notebook after the other, each in a kernel of its own
-translate   the Chinese notebooks, of the English ones and their catalogues
 sweep       a run for each combination of values, as trials of an Optuna study
 """

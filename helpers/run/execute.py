@@ -31,7 +31,6 @@ from helpers.files import occupied
 from helpers.manifest import RoomError, notebook_parameters, read_manifest, unfinished
 from helpers.progress import Note
 from helpers.run.parameters import Values, stage_notebook
-from helpers.run.translate import in_language
 from helpers.run.verify import finished_unchanged, note_finished
 from helpers.wording import duration
 
@@ -126,7 +125,7 @@ def _is_built_in(run: str, values: Values) -> bool:
 
 def execute(run: str, stage: str, values: dict[str, Any], environment: Mapping[str, str], lessons: bool = True) -> None:
     """Execute a notebook with its parameters into the run's folder; raise StageFailed if a cell fails."""
-    notebook, target = in_language(paths.notebook(stage)), paths.executed_copy(run, stage)
+    notebook, target = paths.in_language(paths.notebook(stage)), paths.executed_copy(run, stage)
     target.parent.mkdir(parents=True, exist_ok=True)
     defaults = notebook_parameters(stage)
     changed = {name: value for name, value in values.items() if name == "run" or value != defaults[name]}

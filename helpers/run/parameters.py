@@ -18,7 +18,6 @@ from nbformat import NotebookNode
 from helpers import paths
 from helpers.corpus.find import resolve_source
 from helpers.manifest import notebook_parameters
-from helpers.run.translate import in_language
 from helpers.wording import called_here, did_you_mean
 
 Values = dict[str, dict[str, Any]]  # {stage: {parameter: value}}
@@ -55,7 +54,7 @@ def choose_stages(words: list[str]) -> list[str]:
 
 def stage_notebook(stage: str, lessons: bool) -> NotebookNode:
     """Return a stage's notebook; without lessons, the cells that only teach and their prose are left out."""
-    book = nbformat.read(in_language(paths.notebook(stage)), as_version=4)
+    book = nbformat.read(paths.in_language(paths.notebook(stage)), as_version=4)
     if not lessons:
         kept: list[NotebookNode] = []
         for part in _parts(book.cells):

@@ -15,12 +15,12 @@ from transformers import PreTrainedTokenizerFast
 from helpers.generate import dialogue
 from helpers.generate.batch import banned, end_ids, prompt_ids
 from helpers.generate.settings import RANGES
+from helpers.generate.surprisal import LEVELS
 from helpers.model.eight_bits import write_packed
 from helpers.model.gpt import GPT
 from helpers.serve.limits import Limits
 from helpers.serve.schema import MAX_LOGPROBS
 from helpers.vocab import chat
-from helpers.wording import LEVELS
 
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 FILES = [file for file in sorted(Path(__file__).with_name("page").iterdir()) if file.suffix in TYPES]

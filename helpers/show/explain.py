@@ -10,9 +10,9 @@ from itertools import cycle, groupby
 from statistics import fmean
 from typing import TYPE_CHECKING, SupportsFloat
 
+from helpers.generate.surprisal import LEVELS, level
 from helpers.show import text as page
 from helpers.show.svg import BLUE, GREY, INK, Picture, between, shortened, width_of
-from helpers.wording import LEVELS, level
 
 if TYPE_CHECKING:  # these load torch
     from helpers.generate.explain import Step

@@ -9,9 +9,9 @@ import pytest
 from service import FakeEngine, chat_tokenizer, events_of, fetch, in_loop, post, serving, tiny_engine, until
 
 from helpers.generate.settings import RANGES, Settings
+from helpers.generate.surprisal import LEVELS
 from helpers.serve.answers import CompletionWriter
 from helpers.serve.app import PAGE
-from helpers.wording import LEVELS
 
 # ---- what it answers ----
 

@@ -8,11 +8,10 @@ import pytest
 from displays import HOSTILE, Page, stripped
 from hypothesis import HealthCheck, given, settings
 
-from helpers.generate import explain, memorization
+from helpers.generate import explain, memorization, surprisal
 from helpers.generate.memorization import Cell
 from helpers.show import notebook as show
 from helpers.show.explain import ALPHAS
-from helpers.wording import LEVELS
 
 
 def step(text: str, p: float, *filters: explain.Filter, others=()) -> explain.Step:
@@ -52,7 +51,7 @@ def test_each_character_has_the_colour_of_its_own_chance(shown):
     steps = [step("好", 0.6), step("龟背竹", 0.001), step("", 0.5), step("", 0.5), step("🌱", 0.02)]
     show.explained(steps, prompt="问\n")
     html = shown[0]["data"]["text/html"]
-    assert len(ALPHAS) == len(LEVELS) + 1 and sorted(ALPHAS) == list(ALPHAS)
+    assert len(ALPHAS) == len(surprisal.LEVELS) + 1 and sorted(ALPHAS) == list(ALPHAS)
     grounds = re.findall(r'<span(?: style="background:rgba\([\d,]+,([\d.]+)\)[^"]*")? title="[^"]*">(.*?)</span>', html)
     # 0.001 ** (1/3) = 0.1, and 0.5 × 0.5 × 0.02 = 0.005
     assert grounds == [("", "好"), ("0.34", "龟背竹"), ("0.6", "🌱")]

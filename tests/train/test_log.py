@@ -18,11 +18,7 @@ def test_rows_are_lines_and_curves_go_to_tensorboard(tmp_path):
     log.write("start", step=0, precision="fp32")
     log.write("step", step=1, loss=2.5, seconds=1.0, skipped=0, expert_load=[[0.5, 0.75], [1.0, 0.25]], torn=True)
     log.write("sample", step=1, text="今天浇水")
-    assert [row["event"] for row in rows(tmp_path)] == [
-        "start",
-        "step",
-        "sample",
-    ]
+    assert [row["event"] for row in rows(tmp_path)] == ["start", "step", "sample"]
     assert "今天浇水" in (tmp_path / "metrics.jsonl").read_text("utf-8")
     log.close()
     board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()

@@ -1,6 +1,6 @@
-"""The notebooks in Chinese: code and outputs of the English ones, texts of the catalogues in notebooks/zh/.
+"""Make the notebooks of this folder: code and outputs of the English ones, texts of the catalogues beside this file.
 
-A catalogue, `notebooks/zh/01_corpus.md`, reads from top to bottom. A line `<!-- id fingerprint -->` stands before each
+A catalogue, `01_corpus.md`, reads from top to bottom. A line `<!-- id fingerprint -->` stands before each
 text and says which cell it translates, and what its English was at that time. The text of a code cell is a list: its
 comments, in their order. `make zh` writes the notebooks, or says which cells to translate anew.
 """
@@ -38,12 +38,6 @@ def comments_of(code: str) -> list[tuple[int, int]]:
 def items_of(text: str) -> list[str]:
     """Return the items of a list, a line each."""
     return [line.removeprefix("- ") for line in text.splitlines() if line.startswith("- ")]
-
-
-def in_language(english: Path) -> Path:
-    """Return the Chinese notebook if the COURSE_LANGUAGE is "zh" and there is one, else the English."""
-    asked = os.environ.get("COURSE_LANGUAGE") == "zh" and paths.chinese(english).is_file()
-    return paths.chinese(english) if asked else english
 
 
 def read_catalogue(file: Path) -> Catalogue:
