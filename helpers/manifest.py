@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from helpers import paths
 from helpers.files import hash_files, known_sha256, write_text
 from helpers.paths import NOTEBOOKS, STAGES, notebook, room, run_dir, runs_dir
-from helpers.wording import called_here, did_you_mean, printable, run_again
+from helpers.wording import called_here, did_you_mean, printable, run_again, say
 
 MANIFEST = "manifest.json"
 # how a room ended -> whether it is done. One that was killed, or whose disk was full, has no manifest, or the one from
@@ -136,9 +136,10 @@ def open_room(run: str, stage: str) -> dict[str, Any]:
     base = run_dir(run)
     for name, wanted in manifest["outputs"].items():
         if not (base / name).is_file():
-            raise RoomError(f"{base / name} is missing: {run_again(stage, run)}")
+            raise RoomError(say("{} is missing: {}", base / name, run_again(stage, run)))
         if known_sha256(base / name) != wanted:
-            raise RoomError(f"{base / name} is not the file that {NOTEBOOKS[stage][0]} wrote: {run_again(stage, run)}")
+            words = "{} is not the file that {} wrote: {}"
+            raise RoomError(say(words, base / name, NOTEBOOKS[stage][0], run_again(stage, run)))
     # 2. are the rooms that it read still those that it was made from?
     rooms = {name: earlier for earlier, (_, name) in NOTEBOOKS.items()}
     for name, wanted in manifest["inputs"].items():

@@ -58,10 +58,15 @@ def chinese(english: Path) -> Path:
     return repo_root() / "notebooks" / "zh" / english.relative_to(repo_root() / "notebooks")
 
 
+def language() -> str:
+    """Return "zh" in a Chinese notebook's kernel and where COURSE_LANGUAGE says so, else "en"."""
+    here = repo_root() / "notebooks" / "zh" in (Path.cwd(), *Path.cwd().parents)
+    return os.environ.get("COURSE_LANGUAGE") or ("zh" if here else "en")
+
+
 def in_language(english: Path) -> Path:
-    """Return the Chinese notebook if COURSE_LANGUAGE is "zh" and there is one, else the English."""
-    asked = os.environ.get("COURSE_LANGUAGE") == "zh" and chinese(english).is_file()
-    return chinese(english) if asked else english
+    """Return the Chinese notebook if that is the reader's language and there is one, else the English."""
+    return chinese(english) if language() == "zh" and chinese(english).is_file() else english
 
 
 def executed_copy(run: str, stage: str) -> Path:

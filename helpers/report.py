@@ -1,11 +1,16 @@
 """One HTML page about a run, which needs no network: its figures, what the model wrote, the executed notebooks.
 
+python -m helpers.report publish RUN …    a page and a picture for each run, for docs/gallery: what others may see of it
+
 Reads manifests, samples and executed notebooks; knows nothing of how they were made.
 """
 
+import argparse
+import base64
 import json
 import os
 import re
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +23,7 @@ from pygments.formatters import HtmlFormatter
 from helpers import paths
 from helpers.files import write_text
 from helpers.manifest import RoomError, read_manifest, unfinished
+from helpers.wording import duration, say
 
 # stage -> the figures of its manifest's result that the summary shows: (name, label, format). A stage that is not here,
 # such as a side door, shows its first numbers under their own names
@@ -38,7 +44,7 @@ FIGURES = {
     "serve": [("latency_ms_p50", "ms per request (median)", ",.0f")],
 }
 NUMBERS = 4  # of a stage without figures of its own
-SAMPLES = 12  # generated texts on the page
+SAMPLES, PUBLISHED = 12, 10  # generated texts on the page, and on the one for others
 
 # code is folded, progress bars are left out; a drawing keeps its words for those who do not see it
 _NOTEBOOK = """
@@ -53,45 +59,82 @@ _NOTEBOOK = """
 {%- endblock data_svg -%}
 """
 STYLE = """
-body { max-width: 54rem; margin: 2rem auto; padding: 0 1rem; line-height: 1.6; color: #222; background: #fff;
+:root { color-scheme: light dark; --ink: light-dark(#222, #ddd); --page: light-dark(#fff, #191a1b);
+        --pale: light-dark(#777, #999); --line: light-dark(#ddd, #444); --code: light-dark(#f6f6f4, #26282a); }
+body { max-width: 54rem; margin: 2rem auto; padding: 0 1rem; line-height: 1.6; color: var(--ink);
+       background: var(--page);
        font-family: system-ui, "Noto Sans CJK SC", "PingFang SC", "Microsoft YaHei", sans-serif; }
-h1, h2, h3 { line-height: 1.25; } img { max-width: 100%; } pre { white-space: pre-wrap; overflow-wrap: anywhere; }
-table { border-collapse: collapse; display: block; overflow-x: auto; } tr { border-bottom: 1px solid #ddd; }
-th, td { text-align: left; padding: .3rem .9rem .3rem 0; vertical-align: top; } .when, summary { color: #777; }
+h1, h2, h3 { line-height: 1.25; } img { max-width: 100%; background: #fff; } a { color: #49b; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; } .when, summary { color: var(--pale); }
+table { border-collapse: collapse; display: block; overflow-x: auto; } tr { border-bottom: 1px solid var(--line); }
+th, td { text-align: left; padding: .3rem .9rem .3rem 0; vertical-align: top; }
 .text { white-space: pre-wrap; border-left: 3px solid #7a9; padding-left: .8rem; margin: 1rem 0; }
-.notebook { border-top: 4px solid #7a9; margin-top: 4rem; }
+.notebook { border-top: 2px solid #7a9; } .notebook > summary { font-size: 1.2rem; padding: .5rem 0; }
 details.code > summary { font: .8rem monospace; overflow: hidden; white-space: nowrap; text-overflow: ellipsis; }
-details.code { margin: .4rem 0; } .highlight { background: #f6f6f4; padding: .2rem .8rem; overflow-x: auto; }
+details.code { margin: .4rem 0; } .highlight { background: var(--code); padding: .2rem .8rem; overflow-x: auto; }
 """
 _PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<html lang="{{ language }}"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{{ run }}</title>
 <style>
 {{ style | safe }}
-{{ highlighting | safe }}
+@media (prefers-color-scheme: light) { {{ light | safe }} }
+@media (prefers-color-scheme: dark) { {{ dark | safe }} }
 </style></head>
-<body><h1>Run “{{ run }}”</h1>
+<body><h1>{{ say("Run “{}”", run) }}</h1>
+<p class="when">{{ cost }}</p>
 {% if verdict %}<p><b>{{ verdict }}</b></p>{% endif %}
-{% if losses %}<h2>Left out of the corpus</h2>
-<ul>{% for sentence in losses %}<li>{{ sentence }}</li>{% endfor %}</ul>{% endif %}
 {% if curve %}<img alt="{{ curve['text/plain'] }}" src="data:image/png;base64,{{ curve['image/png'] }}">{% endif %}
-<table><tr><th>stage</th><th>time</th><th>result</th></tr>
+<table><tr><th>{{ say("stage") }}</th><th>{{ say("time") }}</th><th>{{ say("result") }}</th></tr>
 {% for part in parts %}<tr><td><a href="#{{ part.name }}">{{ part.name }}</a></td>
-<td class="when">{{ "{:,.0f}".format(part.seconds) }} s</td><td>{{ part.figures }}</td></tr>
+<td class="when">{{ part.time }}</td><td>{{ part.figures }}</td></tr>
 {% endfor %}</table>
-{% if samples %}<h2>What the model writes</h2><p>The beginning in bold was given.</p>
+{% if samples %}<h2>{{ say("What the model writes") }}</h2><p>{{ say("The beginning in bold was given.") }}</p>
 {% for prompt, rest in samples %}<div class="text"><b>{{ prompt }}</b>{{ rest }}</div>{% endfor %}{% endif %}
-{% for part in parts %}<section class='notebook' id='{{ part.name }}'>{{ part.body | safe }}</section>{% endfor %}
+{% if odd %}<h2>{{ say("What was odd") }}</h2>
+<ul>{% for sentence in odd %}<li>{{ sentence }}</li>{% endfor %}</ul>{% endif %}
+<h2>{{ say("The notebooks as they ran") }}</h2>
+{% for part in parts %}<details class='notebook'><summary>{{ part.name }}</summary>
+<section id='{{ part.name }}'>{{ part.body | safe }}</section></details>{% endfor %}
 </body></html>
 """
+# for people who look at runs of others; it reads on GitHub and on the course's site
+_PUBLISHED = """# {{ run }}
+
+{{ verdict }}
+
+{{ cost }}
+
+![{{ curve["text/plain"] }}]({{ run }}.png)
+
+| {{ say("stage") }} | {{ say("time") }} | {{ say("result") }} |
+|---|---|---|
+{% for part in parts %}| {{ part.name }} | {{ part.time }} | {{ part.figures }} |
+{% endfor %}
+## {{ say("What the model writes") }}
+
+{{ say("The first texts as they came, none left out. The beginning in bold was given.") }}
+{% for prompt, rest in samples %}
+> {% if prompt %}**{{ prompt }}** {% endif %}{{ rest }}
+{% endfor %}"""
+
+
+def _manifest_of(run: str, stage: str) -> dict[str, Any]:
+    try:
+        return read_manifest(run, stage)
+    except RoomError:
+        return {}
 
 
 def result_of(run: str, stage: str) -> dict[str, Any]:
     """Return the result in a stage's manifest; an empty one if it has written no manifest."""
-    try:
-        return read_manifest(run, stage)["result"]
-    except RoomError:
-        return {}
+    return _manifest_of(run, stage).get("result", {})
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    """Return the rows of a JSON Lines file, none if it is not there; a last line may be half written."""
+    lines = file.read_text("utf-8").split("\n")[:-1] if file.is_file() else []
+    return [json.loads(line) for line in lines if line]
 
 
 def one_line(run: str, stage: str) -> str:
@@ -100,7 +143,7 @@ def one_line(run: str, stage: str) -> str:
     numbers = [name for name, value in result.items() if type(value) in (int, float)][:NUMBERS]
     figures = FIGURES.get(stage) or [(name, name.replace("_", " "), ",.4g") for name in numbers]
     known = [(result[name], label, form) for name, label, form in figures if result.get(name) is not None]
-    return " · ".join(f"{label} {format(value, form)}" for value, label, form in known)
+    return " · ".join(f"{say(label)} {format(value, form)}" for value, label, form in known)
 
 
 def verdict(run: str) -> str:
@@ -110,19 +153,17 @@ def verdict(run: str) -> str:
     counting = min(counted.get(f"{name}_bits_per_char", 0) for name in ("unigram", "bigram", "trigram"))
     if not (bits and counting):
         return ""
-    words = f"The model needs {bits:.2f} bits per character of text that it has not seen"
-    words += f" (no model can need fewer than {floor:.2f}); " if floor else "; "
-    words += f"one that only counts which tokens follow which needs {counting:.2f}. "
+    words = say("The model needs {:.2f} bits per character of text that it has not seen", bits)
+    words += say(" (no model can need fewer than {:.2f})", floor) if floor else ""
+    words += say("; one that only counts which tokens follow which needs {:.2f}. ", counting)
     if bits < counting:
-        return f"{words}So it has learned more than counting can: try it with make serve RUN={run}"
-    return f"{words}So it has learned too little: give it more text, or more time, as with -p epochs 10 or -p lr 5e-3"
+        return words + say("So it has learned more than counting can: try it with make serve RUN={}", run)
+    return words + say("So it has learned too little: give it more text, or more time, as with -p epochs 10")
 
 
 def first_samples(run: str) -> list[tuple[str, str]]:
     """Return (prompt, what follows) of the first texts that the run's model wrote (text/samples.jsonl), if any."""
-    file = paths.room(run, "generate") / "samples.jsonl"
-    lines = file.read_text("utf-8").split("\n")[:SAMPLES] if file.is_file() else []
-    found = [{"prompt": "", **json.loads(line)} for line in lines if line]
+    found = [{"prompt": "", **row} for row in _rows(paths.room(run, "generate") / "samples.jsonl")[:SAMPLES]]
     return [(sample["prompt"], sample["text"].removeprefix(sample["prompt"]).strip()) for sample in found]
 
 
@@ -147,10 +188,27 @@ def notebook_body(notebook: nbformat.NotebookNode, stage: str, folder: Path) -> 
     return re.sub(r'href="(?!\w+:|#)([^"#]+)', from_the_page, body)
 
 
-def write_report(run: str) -> Path:
-    """Write runs/<run>/report.html from what the run has so far; return its path."""
+def cost(run: str, seconds: float) -> str:
+    """Return in a line when a run's newest room was written, what it ran on, and how long all its notebooks took."""
+    manifests = [each for stage in paths.STAGES if (each := _manifest_of(run, stage))]
+    start = next(iter(_rows(paths.room(run, "train") / "metrics.jsonl")), {})
+    facts = [max(each["written"] for each in manifests)[:10]] if manifests else []
+    facts += [f"{start['device']} · {start['precision']}"] if start else []
+    return " · ".join([*facts, say("{} in all", duration(seconds))])
+
+
+def oddities(run: str) -> list[str]:
+    """Return in sentences what the owner of a run should know: what was left out, what was feared, what was skipped."""
+    trained = result_of(run, "train")
+    skipped = say("{} updates skipped, no weight changed", trained["skipped"]) if trained.get("skipped") else ""
+    left = result_of(run, "corpus").get("losses", []) + trained.get("concerns", []) + [skipped]
+    return list(filter(None, [*left, *(unfinished(run, stage) for stage in paths.NOTEBOOKS)]))
+
+
+def collected(run: str) -> dict[str, Any]:
+    """Return what a page shows of a run: its parts (an executed notebook each), curve, samples and sentences."""
     parts: list[dict[str, Any]] = []
-    curve = None  # of the loss: the picture that notebook 04 shows when its training has ended
+    curve, seconds = None, 0.0  # of the loss: the picture that notebook 04 shows when its training has ended
     for stage in paths.NOTEBOOKS:
         try:
             notebook = nbformat.read(paths.executed_copy(run, stage), as_version=4)
@@ -159,15 +217,57 @@ def write_report(run: str) -> Path:
         if stage == "train":
             shown = [output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", [])]
             curve = next((data for data in shown if data.get("text/plain", "").startswith("bits per char")), None)
-        seconds = notebook.metadata.get("papermill", {}).get("duration") or 0
-        figures = " · ".join(filter(None, (unfinished(run, stage), one_line(run, stage))))
-        part = {"name": paths.notebook(stage).stem, "seconds": seconds, "figures": figures}
+        took = notebook.metadata.get("papermill", {}).get("duration") or 0
+        seconds += took
+        part = {"name": paths.notebook(stage).stem, "time": duration(took), "figures": one_line(run, stage)}
         parts.append(part | {"body": notebook_body(notebook, stage, paths.run_dir(run))})
-    page = Template(_PAGE, autoescape=True).render(
-        run=run, verdict=verdict(run), losses=result_of(run, "corpus").get("losses"), curve=curve, parts=parts,
-        samples=first_samples(run), style=STYLE,
-        highlighting=HtmlFormatter(style="friendly").get_style_defs(".highlight"),
-    )  # fmt: skip
-    path = paths.run_dir(run) / "report.html"
-    write_text(path, page)
-    return path
+    return {
+        "run": run, "parts": parts, "curve": curve, "samples": first_samples(run), "odd": oddities(run), "say": say,
+        "verdict": verdict(run), "cost": cost(run, seconds), "language": paths.language(),
+    }  # fmt: skip
+
+
+def write_report(run: str) -> Path:
+    """Write runs/<run>/report.html from what the run has so far; return its path."""
+    light, dark = (HtmlFormatter(style=name).get_style_defs(".highlight") for name in ("friendly", "github-dark"))
+    page = Template(_PAGE, autoescape=True).render(collected(run), style=STYLE, light=light, dark=dark)
+    write_text(paths.run_dir(run) / "report.html", page)
+    return paths.run_dir(run) / "report.html"
+
+
+def publish(run: str, folder: Path) -> Path:
+    """Write a run's page into a folder, RUN.md and RUN.png; return the page's path. RoomError before it is trained."""
+    read_manifest(run, "train")
+    found = collected(run)
+    if not found["curve"]:
+        raise RoomError(say("run '{}' was not run by helpers.run: there is no copy of its notebooks", run))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{run}.png").write_bytes(base64.b64decode(found["curve"]["image/png"]))
+    texts = [[_markdown(part) for part in sample] for sample in found["samples"][:PUBLISHED]]
+    write_text(folder / f"{run}.md", Template(_PUBLISHED).render(found | {"samples": texts}) + "\n")
+    return folder / f"{run}.md"
+
+
+def _markdown(text: str) -> str:
+    """Return a text in which Markdown finds nothing of its own; its lines stay lines of a quotation."""
+    return re.sub(r"([\\`*_<>#\[\]|~])", r"\\\1", text.strip()).replace("\n", "\\\n> ")
+
+
+def main() -> int:
+    """Read the command line, publish the runs, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m helpers.report", description=__doc__)
+    parser.add_argument("do", choices=["publish"])
+    parser.add_argument("runs", nargs="+", metavar="RUN")
+    parser.add_argument("--folder", type=Path, default=paths.repo_root() / "docs" / "gallery", help="of the pages")
+    asked = parser.parse_args()
+    try:
+        for run in asked.runs:
+            print(publish(run, asked.folder))
+    except (RoomError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

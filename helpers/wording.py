@@ -1,10 +1,13 @@
-"""Phrases that many messages share: a duration, "did you mean", what to install or run again; and consoles for them."""
+"""Messages in the reader's language, and phrases that many share: a duration, "did you mean", what to run again."""
 
 import difflib
 import sys
 from collections.abc import Iterable
+from functools import cache
 
-from helpers.paths import NOTEBOOKS
+import yaml
+
+from helpers.paths import NOTEBOOKS, language, repo_root
 
 # the commonest names of other programs that are not near ours
 FOREIGN = {
@@ -22,6 +25,18 @@ FOREIGN = {
     "length": "max_new_tokens",
     "output_dir": "--run NAME: a run is in runs/NAME/",
 }
+
+
+@cache
+def chinese_messages() -> dict[str, str]:
+    """Return what `say` knows in Chinese: {English: Chinese}, each with the same places {}."""
+    return yaml.safe_load((repo_root() / "helpers" / "messages.zh.yaml").read_text("utf-8"))
+
+
+def say(english: str, *values: object) -> str:
+    """Return a message in the reader's language, its places {} filled; in English where it has no Chinese."""
+    words = chinese_messages().get(english, english) if language() == "zh" else english
+    return words.format(*values) if values else words
 
 
 def let_console_replace() -> None:
@@ -49,7 +64,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return "; did you mean 'x'?" for a close match, else the list of what is known."""
     known = list(known)
     close = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean '{close[0]}'?" if close else f"; there is: {', '.join(known)}"
+    return say("; did you mean '{}'?", close[0]) if close else say("; there is: {}", ", ".join(known))
 
 
 def called_here(name: str, known: Iterable[str]) -> str:
@@ -65,4 +80,4 @@ def install(extra: str) -> str:
 def run_again(stage: str, run: str = "") -> str:
     """Return what mends a missing or outdated room: the notebook of its stage, and the command."""
     command = f"python -m helpers.run {stage}" + (f" --run {run}" if run else "")
-    return f"run notebook {NOTEBOOKS[stage][0]} again, or: {command}"
+    return say("run notebook {} again, or: {}", NOTEBOOKS[stage][0], command)

@@ -1,23 +1,28 @@
-"""The Chinese notebooks: each text belongs to the English that is there now, and nothing else differs but comments."""
+"""The Chinese notebooks: each text belongs to the English that is there now, and code differs only in words."""
 
+import ast
 import json
+import re
 
 import make as make_zh
 import pytest
 
-from helpers import paths
-from helpers.run import parameters, verify
+from helpers import paths, report, wording
 
 NOTEBOOKS = paths.repo_root() / "notebooks"
 ENGLISH = [*sorted(NOTEBOOKS.glob("*.ipynb")), *sorted(NOTEBOOKS.glob("deeper/*.ipynb"))]
 TRANSLATED = [file for file in ENGLISH if paths.chinese(file).with_suffix(".md").is_file()]
-CODE, LINK = "x = 1  # one\n# ---- check ----\n", "See [token](../TERMS.md#token) and [03](03_tokenize.ipynb)."
+CODE = 'x = 1  # one\n# ---- check ----\nprint(f"Right: all {n}" if n else "x y")\n'
+LINK = "See [token](../TERMS.md#token) and [03](03_tokenize.ipynb)."
 CELLS = [
     {"id": "aaaaaaaa", "cell_type": "markdown", "source": [LINK]},
     {"id": "bbbbbbbb", "cell_type": "code", "source": CODE, "outputs": [1]},
 ]
 MARKS = [f"<!-- {cell['id']} {make_zh.fingerprint(''.join(cell['source']))[:8]} -->" for cell in CELLS]
-CHINESE = [f"{MARKS[0]}\n\n见[词元](../TERMS.md#token)和[第 03 章](03_tokenize.ipynb)。\n", f"{MARKS[1]}\n\n- 一\n"]
+CHINESE = [
+    f"{MARKS[0]}\n\n见[词元](../TERMS.md#token)和[第 03 章](03_tokenize.ipynb)。\n",
+    f'{MARKS[1]}\n\n- 一\n- "Right: all {{n}}" → "对：{{n}}"\n',
+]
 
 
 @pytest.mark.parametrize("english", TRANSLATED, ids=lambda file: file.stem)
@@ -28,6 +33,18 @@ def test_a_chinese_notebook_is_the_english_one_in_chinese(english):
     assert make_zh.problems(notebook["cells"], catalogue) == []
     written = json.loads(file.with_suffix(".ipynb").read_text("utf-8"))
     assert written == make_zh.translated(notebook, catalogue, english), "run `make zh`"
+    other = [
+        cell["id"] for cell, chinese in zip(notebook["cells"], written["cells"], strict=True)
+        if "nbval-ignore-output" not in cell["metadata"].get("tags", []) and numbers(cell) != numbers(chinese)
+    ]  # fmt: skip
+    assert not other, f"other numbers than the English: python -m helpers.run refresh {english.stem} --language zh"
+
+
+def numbers(cell):
+    """Return the numbers that a cell prints, sorted: words may stand in another order."""
+    outputs = cell.get("outputs", [])
+    texts = ["".join(each.get("text", each.get("data", {}).get("text/plain", ""))) for each in outputs]
+    return sorted(re.findall(r"\d[\d,.]*\d|\d", "\n".join(texts)))
 
 
 def test_which_chapters_are_still_to_be_written_in_chinese():
@@ -41,12 +58,16 @@ def test_texts_and_comments_are_replaced_and_links_lead_where_they_did(tmp_path)
     assert make_zh.problems(CELLS, catalogue) == []
     text, code = make_zh.translated({"cells": CELLS}, catalogue, NOTEBOOKS / "01_corpus.ipynb")["cells"]
     assert text["source"] == ["见[词元](../../TERMS.md#token)和[第 03 章](03_tokenize.ipynb)。"]
-    assert code["source"] == ["x = 1  # 一\n", "# ---- check ----\n"] and code["outputs"] == [1]
+    assert code["source"] == ["x = 1  # 一\n", "# ---- check ----\n", 'print(f"对：{n}" if n else "x y")\n']
+    assert code["outputs"] == [1]
 
 
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
+        ('- "Right: all {n}" → "对：{n}"\n', "", 'says in English: - "Right: all {n}" → ""'),
+        ("对：{n}", "对：{m}", "has other places {}"),
+        ('"Right', '"Wright', 'has no string "Wright: all {n}"'),
         (CHINESE[0], "", "is not translated"),
         (MARKS[0], "<!-- aaaaaaaa 00000000 -->", "has another English now"),
         ("- 一\n", "- 一\n- 二\n", "has 1 comments, and the list 2"),
@@ -63,11 +84,34 @@ def test_what_does_not_fit_is_named(tmp_path, before, after, said):
     assert any(said in line for line in found), found
 
 
-def test_a_run_in_chinese_takes_the_chinese_notebooks_and_is_the_same_run(monkeypatch):
-    """What a run has done in one language need not be done again in the other."""
-    english = [verify._code_of(parameters.stage_notebook("corpus", lessons)) for lessons in (False, True)]
+def test_a_run_in_chinese_takes_the_chinese_notebooks(monkeypatch):
+    assert paths.language() == "en" and paths.in_language(paths.notebook("corpus")) == NOTEBOOKS / "01_corpus.ipynb"
     monkeypatch.setenv("COURSE_LANGUAGE", "zh")
-    assert "# 01 · 语料" in parameters.stage_notebook("corpus", True).cells[0].source
-    assert [verify._code_of(parameters.stage_notebook("corpus", lessons)) for lessons in (False, True)] == english
     assert paths.in_language(paths.notebook("corpus")) == NOTEBOOKS / "zh" / "01_corpus.ipynb"
     assert paths.in_language(NOTEBOOKS / "not_there.ipynb") == NOTEBOOKS / "not_there.ipynb"
+
+
+def test_what_helpers_say_to_readers_is_there_in_chinese_with_the_same_places():
+    """Each message of the table is said somewhere, and each that helpers say by name is in the table."""
+    sources = [file.read_text("utf-8") for file in (paths.repo_root() / "helpers").rglob("*.py")]
+    for file in ENGLISH:
+        cells = json.loads(file.read_text("utf-8"))["cells"]
+        sources += ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
+    strings = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    calls = [node.args[0] for node in nodes if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "say"]
+    said = {each.value for each in calls if isinstance(each, ast.Constant)}
+    said |= set(re.findall(r'\bsay\("([^"]+)"', report._PAGE + report._PUBLISHED))
+    table = wording.chinese_messages()
+    assert said <= table.keys() <= strings | said
+    assert not [each for each, words in table.items() if places(each) != places(words)]
+
+
+def places(message):
+    return sorted(re.findall(r"{[^}]*}", message))
+
+
+def test_a_chinese_reader_is_spoken_to_in_chinese(monkeypatch, capsys):
+    monkeypatch.setenv("COURSE_LANGUAGE", "zh")
+    assert wording.run_again("corpus", "r") == "请重新运行笔记本 01_corpus，或者：python -m helpers.run corpus --run r"
+    assert wording.say("not in the table") == "not in the table"

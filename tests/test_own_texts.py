@@ -43,7 +43,7 @@ TEXTS = {
 async def run_cells(stage, lessons, values):
     """Execute a notebook's cells as a kernel does, in this process: it takes seconds, of which a kernel needs half."""
     names = {"__name__": "__main__", "In": []}
-    for cell in stage_notebook(stage, lessons).cells:
+    for cell in stage_notebook(paths.notebook(stage), lessons).cells:
         if cell.cell_type == "code":
             code = compile(cell.source, f"{stage}, {cell.id}", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
             names["In"].append(cell.source)

@@ -29,7 +29,7 @@ def test_the_report_is_one_page_that_fetches_nothing(house):
     page = (paths.run_dir("r") / "report.html").read_text("utf-8")
     assert not re.search(r"""<(script|iframe|link|object)\b|<[^>]*\s(src|srcset|data)=["']?(?!["']?data:)""", page)
     assert "床前&lt;b&gt;明月光" in page and "<b>月</b>" in page and "data:image/png;base64" in page
-    assert "characters 12,345" in page and page.count("<details") == 6 and "vocab 一步" in page
+    assert "characters 12,345" in page and page.count("<details") == 8 and "vocab 一步" in page
 
 
 def test_a_drawing_is_in_the_page_with_its_words():
@@ -43,15 +43,17 @@ def test_a_drawing_is_in_the_page_with_its_words():
     assert 'alt="[drawing] the &#34;cache&#34;"' in picture or "alt='[drawing] the \"cache\"'" in picture
 
 
-def test_what_is_left_out_stands_first_in_the_report_and_last_in_the_terminal(house, capsys, monkeypatch):
+def test_what_is_left_out_stands_before_the_notebooks_in_the_report_and_last_in_the_terminal(
+    house, capsys, monkeypatch
+):
     lost = [f"{n}.txt <is not read>" for n in range(9)]
-    monkeypatch.setattr(report, "read_manifest", lambda run, stage: {"result": {"losses": lost}})
+    monkeypatch.setattr(report, "read_manifest", lambda run, stage: {"result": {"losses": lost}, "written": "2026"})
     monkeypatch.setattr(execute, "finished_unchanged", lambda *_: True)
     execute.run_stages("r", {"corpus": {}}, force=False)
     told = capsys.readouterr().out.splitlines()[1:]
     assert [line.split(None, 2)[2] for line in told[:5]] == lost[:5] and "notebooks/01_corpus.ipynb" in told[5]
     page = (paths.run_dir("r") / "report.html").read_text("utf-8")
-    assert page.count("<li>") == 9 and page.index("<li>0.txt &lt;is not read&gt;") < page.index("<table>")
+    assert page.count("<li>") == 9 and page.index("<li>0.txt &lt;is not read&gt;") < page.index("The notebooks as")
 
 
 COUNTED = {"unigram_bits_per_char": 6.0, "bigram_bits_per_char": 2.4, "trigram_bits_per_char": 1.21}

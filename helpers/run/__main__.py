@@ -40,7 +40,6 @@ def _require_run(run: str) -> None:
 
 
 def _run(asked: argparse.Namespace) -> int:
-    os.environ["COURSE_LANGUAGE"] = asked.language
     stages = choose_stages(asked.stages)
     values = plan_parameters(stages, asked.run, asked.corpus, asked.presets, asked.settings)
     if not set(stages) & set(paths.STAGES):
@@ -101,7 +100,8 @@ def read_command_line(arguments: list[str]) -> argparse.Namespace:
                              dest="settings", help="set a parameter in every notebook that has it")  # fmt: skip
     run.add_argument("--lessons", action="store_true",
                      help="also run what only teaches, which a run of your own text leaves out")  # fmt: skip
-    run.add_argument("--language", choices=("en", "zh"), default="en", help="of the notebooks: English or Chinese")
+    for command in (run, fresh):
+        command.add_argument("--language", choices=("en", "zh"), default=paths.language(), help="of the notebooks")
     run.add_argument("--force", action="store_true", help="run a stage even if nothing changed since it finished")
     if arguments[:1] in (["-h"], ["--help"]):
         parser.parse_args(arguments)
@@ -116,6 +116,7 @@ def main(arguments: list[str] | None = None) -> int:
     let_console_replace()
     # the notebooks read it: without a browser a dashboard prints lines instead of drawing widgets
     os.environ["HEADLESS"] = "1"
+    os.environ["COURSE_LANGUAGE"] = getattr(asked, "language", paths.language())
     os.environ["TQDM_DISABLE"] = "1"
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # for the kernels; the Makefile says why
     try:

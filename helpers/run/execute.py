@@ -32,7 +32,7 @@ from helpers.manifest import RoomError, notebook_parameters, read_manifest, unfi
 from helpers.progress import Note
 from helpers.run.parameters import Values, stage_notebook
 from helpers.run.verify import finished_unchanged, note_finished
-from helpers.wording import duration
+from helpers.wording import duration, say
 
 TERMINAL_SECONDS, LOG_SECONDS = 1.0, 60.0  # between two looks at a stage's progress
 LOSSES = 5  # sentences about what is left out of the corpus, at the end of a run
@@ -87,7 +87,7 @@ def run_stages(run: str, values: Values, force: bool, lessons: bool | None = Non
             name = f"{paths.notebook(stage).stem:14}"
             taught = _is_built_in(run, values) if lessons is None else lessons
             if not force and finished_unchanged(run, stage, values[stage], taught):
-                print(f"{name}unchanged since it finished: skipped (--force runs it)", flush=True)
+                print(f"{name}{say('unchanged since it finished: skipped (--force runs it)')}", flush=True)
                 continue
             begin, file = time.monotonic(), paths.executed_copy(run, stage).with_suffix(".progress")
             try:
@@ -106,11 +106,12 @@ def run_stages(run: str, values: Values, force: bool, lessons: bool | None = Non
         for sentence in lost[:LOSSES]:
             print(f"{'left out':14}{sentence}")
         if lost:
-            print(f"{'':14}the whole list is in {paths.executed_copy(run, 'corpus')}")
+            print(f"{'':14}{say('the whole list is in {}', paths.executed_copy(run, 'corpus'))}")
         print(f"{'report':14}{report.write_report(run)}", flush=True)
         finished = not any(unfinished(run, stage) for stage in values)
         if finished and "train" in values:
-            print(f"{'next':14}make serve RUN={run}; to teach it to answer: python -m helpers.run chat --run {run}")
+            words = say("make serve RUN={}; to teach it to answer: python -m helpers.run chat --run {}", run, run)
+            print(f"{'next':14}{words}")
     return finished
 
 
@@ -137,7 +138,7 @@ def execute(run: str, stage: str, values: dict[str, Any], environment: Mapping[s
         source = notebook
         if not lessons:
             source = Path(folder, notebook.name)
-            nbformat.write(stage_notebook(stage, lessons), source)
+            nbformat.write(stage_notebook(notebook, lessons), source)
         manager = type("ThisPython", (ThisPython,), {"environment": environment, "stderr": stderr})
         try:
             papermill.execute_notebook(
@@ -233,7 +234,7 @@ def refresh(stages: list[str]) -> None:
         # absolute: each kernel works in the folder of its notebook
         os.environ["RUNS_DIR"] = os.path.abspath(os.environ.get("RUNS_DIR") or folder)
         for stage in stages:
-            path = paths.notebook(stage)
+            path = paths.in_language(paths.notebook(stage))
             notebook = nbformat.read(path, as_version=4)
             before = nbformat.from_dict(notebook.metadata)
             print(f"{path.stem:14}", end="", flush=True)

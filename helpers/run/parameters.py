@@ -52,9 +52,9 @@ def choose_stages(words: list[str]) -> list[str]:
 # ---- lessons ----
 
 
-def stage_notebook(stage: str, lessons: bool) -> NotebookNode:
-    """Return a stage's notebook; without lessons, the cells that only teach and their prose are left out."""
-    book = nbformat.read(paths.in_language(paths.notebook(stage)), as_version=4)
+def stage_notebook(file: Path, lessons: bool) -> NotebookNode:
+    """Return a notebook; without lessons, the cells that only teach and their prose are left out."""
+    book = nbformat.read(file, as_version=4)
     if not lessons:
         kept: list[NotebookNode] = []
         for part in _parts(book.cells):

@@ -4,6 +4,7 @@ Compares files, figures and parameters; knows nothing of what they mean.
 """
 
 import ast
+from pathlib import Path
 from typing import Any
 
 import nbformat
@@ -120,7 +121,9 @@ def finished_unchanged(run: str, stage: str, values: dict[str, Any], lessons: bo
     if "read" not in copy.metadata or _changed_figures(run, copy):  # see `note_finished`
         return False
     # 2. the same parameters, the same code
-    if manifest["parameters"] != values or _code_of(copy) != _code_of(stage_notebook(stage, lessons)):
+    editions = filter(Path.is_file, (paths.notebook(stage), paths.chinese(paths.notebook(stage))))
+    published = [_code_of(stage_notebook(edition, lessons)) for edition in editions]
+    if manifest["parameters"] != values or _code_of(copy) not in published:
         return False
     # 3. the same input files, and no new one
     if _changed_files(run, manifest["inputs"]):

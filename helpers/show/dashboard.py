@@ -19,7 +19,7 @@ from helpers.show.curves import describe_loss, run_figure
 from helpers.show.figures import new_display, show_figure
 from helpers.show.metrics_file import RunRows
 from helpers.show.text import element, render_noted, render_table, show_all
-from helpers.wording import duration
+from helpers.wording import duration, say
 
 if TYPE_CHECKING:  # it loads torch
     from helpers.train.job import Training
@@ -48,13 +48,13 @@ def spikes(metrics: RunRows) -> None:
             note = f"step {log.step_of(row):,.0f} · window {window.get('index', '?')} · loss {loss}"
             rendered.append(render_noted(str(window.get("text", "")), note, CHARACTERS))
     if rendered:
-        rendered.append((element("div", "font-size:.85em;opacity:.8", escape(SPIKE)), SPIKE))
-    show_all(rendered, "no spike")
+        rendered.append((element("div", "font-size:.85em;opacity:.8", escape(say(SPIKE))), say(SPIKE)))
+    show_all(rendered, say("no spike"))
 
 
 def render_sample(sample: Mapping) -> dict[str, str]:
     """Return a sample of the run by MIME type, for a raw display."""
-    html, plain = render_noted(str(sample.get("text", "")), f"sample at step {log.step_of(sample):,.0f}")
+    html, plain = render_noted(str(sample.get("text", "")), say("sample at step {:,.0f}", log.step_of(sample)))
     return {"text/html": html, "text/plain": plain}
 
 
@@ -64,7 +64,7 @@ def render_sample(sample: Mapping) -> dict[str, str]:
 def progress_bar(rows: Sequence[Mapping], total_steps: int, quiet: float = 0.0) -> str:
     """Return the state of a run as HTML: words, a bar, troubles; `quiet`: seconds without a row, where that is long."""
     share = 100 * min(1, log.step_of(log.last(rows, "step")) / max(log.planned_steps(rows, total_steps), 1))
-    line = log.progress_in_words(rows, total_steps) + (f" · no new row for {duration(quiet)}" if quiet else "")
+    line = log.progress_in_words(rows, total_steps) + (say(" · no new row for {}", duration(quiet)) if quiet else "")
     done = element("div", f"height:4px;width:{share:.1f}%;background:rgba(66,133,244,.8)", "")
     whole = "height:4px;border-radius:2px;background:rgba(128,128,128,.25);overflow:hidden"
     lines = [element("div", "line-height:1.5", escape(words))
@@ -87,7 +87,7 @@ class Live:
     def __init__(self, training: "Training", floor: float | None, baselines: Mapping[str, float]):
         self.training, self.floor, self.baselines = training, floor, baselines
         self.button = widgets.Button(
-            description="Stop", icon="stop", tooltip="save a checkpoint and end", layout={"width": "8em"}
+            description=say("Stop"), icon="stop", tooltip=say("save a checkpoint and end"), layout={"width": "8em"}
         )
         self.button.on_click(lambda _: self.stop())
         self.line = widgets.HTML(layout={"flex": "1 1 auto", "margin": "0 0 0 1em"})
@@ -102,7 +102,7 @@ class Live:
 
     def stop(self) -> None:
         """Ask the run to save and end; first, it may take one more step and validate."""
-        self.button.disabled, self.button.description = True, "Stopping"
+        self.button.disabled, self.button.description = True, say("Stopping")
         self.training.stop()
 
     def update(self, rows: Sequence[Mapping], new: Sequence[Mapping]) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from helpers.paths import notebook
 from helpers.show.text import HUES, cell_text, element, is_number, show_html
+from helpers.wording import say
 
 
 def predict(guess: Any, answer: Any, words: str = "", close: float = 0.0) -> None:
@@ -25,28 +26,31 @@ def predict(guess: Any, answer: Any, words: str = "", close: float = 0.0) -> Non
     """
     verdict, said = judged(guess, answer, close), f"{shown(answer)} {words}".strip()
     said += "" if said[-1:] in ".!?。" else "."
-    right = verdict.endswith(("right", "enough")) and not verdict.endswith("not right")
-    html = f"{'✓ ' * right}{escape(verdict)}. {escape(said)}"
-    if verdict == "No guess yet":
-        html = f"{verdict}.<details><summary>Answer</summary>{escape(said)}</details>"
+    right, head = verdict in (RIGHT, CLOSE), say(verdict, shown(guess)) if verdict != NO_GUESS else say(verdict)
+    html = f"{'✓ ' * right}{escape(head)} {escape(said)}"
+    if verdict == NO_GUESS:
+        html = f"{head}<details><summary>{say('Answer')}</summary>{escape(said)}</details>"
     edge = f"border-left:3px solid rgba({HUES[2 if right else 1]},.8);padding-left:.8em"
-    show_html(element("div", edge, html), f"{verdict}. Answer: {said}")
+    show_html(element("div", edge, html), f"{head} {say('Answer')}: {said}")
+
+
+NO_GUESS, RIGHT, CLOSE = "No guess yet.", "Your guess: {}, right.", "Your guess: {}, close enough."
+HIGH, LOW, WRONG = "Your guess: {}, too high.", "Your guess: {}, too low.", "Your guess: {}, not right."
 
 
 def judged(guess: Any, answer: Any, close: float = 0.0) -> str:
-    """Return what is said about a guess: "No guess yet", "Your guess: 10, too high", "Your guess: 1, right"."""
+    """Return which of the six verdicts a guess gets."""
     if guess is None or guess is ...:
-        return "No guess yet"
-    said = f"Your guess: {shown(guess)}"
+        return NO_GUESS
     value = plain(answer)
     tried = as_number(guess) if is_number(value) else plain(guess)
     if is_number(value) and is_number(tried):
         if math.isclose(tried, value, rel_tol=1e-9):
-            return f"{said}, right"
+            return RIGHT
         if abs(tried - value) <= close * abs(value):
-            return f"{said}, close enough"
-        return f"{said}, too {'high' if tried > value else 'low'}"
-    return f"{said}, {'right' if tried == value else 'not right'}"
+            return CLOSE
+        return HIGH if tried > value else LOW
+    return RIGHT if tried == value else WRONG
 
 
 def as_number(guess: Any) -> Any:
@@ -77,8 +81,6 @@ def shown(value: Any) -> str:
 
 # ---- the workbook: a function that the reader writes, and a lesson that goes on with it ----
 
-OWN = "the course's own version is used from here on"
-
 
 def attempt(name: str, mine: Callable, *examples: tuple, of: Callable | None = None) -> Callable:
     """Print whether a reader's function does what notebook 04 publishes under that name; return the one to go on with.
@@ -97,9 +99,9 @@ def attempt(name: str, mine: Callable, *examples: tuple, of: Callable | None = N
         try:
             difference = first_difference(outcome(mine, example), outcome(course, example))
         except Exception as error:  # whatever a reader's function raises is a verdict
-            difference = f"it stops with {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            difference = say("it stops with {}: {}", type(error).__name__, str(error).partition("\n")[0])
         if difference:
-            print(f"Not yet: {difference}; {OWN}")
+            print(say("Not yet: {}; the course's own version is used from here on", difference))
             return course
     floats = ["torch.float" in str(getattr(part, "dtype", "")) for part in examples[0]]
     learns = [1 * part.clone().requires_grad_() if yes else part for part, yes in zip(examples[0], floats, strict=True)]
@@ -107,9 +109,11 @@ def attempt(name: str, mine: Callable, *examples: tuple, of: Callable | None = N
         learning = not any(floats) or mine(*learns).requires_grad
     except (AttributeError, RuntimeError, TypeError):  # NumPy's arrays, lists
         learning = False
-    use = "yours is used from here on" if learning else f"no model can learn through it, so that {OWN}"
-    print(f"Right: the same numbers as the course's; {use}")
-    return mine if learning else course
+    if learning:
+        print(say("Right: the same numbers as the course's; yours is used from here on"))
+        return mine
+    print(say("Right: the same numbers, but no model can learn through it; the course's own is used from here on"))
+    return course
 
 
 def solution(name: str, names: Mapping[str, Any]) -> Callable:
@@ -131,11 +135,12 @@ def arrays(result: Any) -> list[np.ndarray]:
 def first_difference(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> str:
     """Return in words where results differ by more than rounding; "" where they don't."""
     if len(got) != len(wanted) and wanted:
-        return f"it returns {len(got) or 'nothing'} instead of {len(wanted)}" if got else "it returns nothing"
+        return say("it returns {} instead of {}", len(got), len(wanted)) if got else say("it returns nothing")
     for mine, own in zip(got, wanted, strict=False):
         if mine.shape != own.shape:
-            return f"it returns the shape {mine.shape} instead of {own.shape}"
+            return say("it returns the shape {} instead of {}", mine.shape, own.shape)
         if len(off := np.argwhere(~np.isclose(mine, own, rtol=1e-3, atol=1e-5))):
             at = tuple(off[0].tolist())
-            return f"it returns {mine[at]:.4g} instead of {own[at]:.4g}" + (f" at {list(at)}" if at else "")
+            words = say("it returns {:.4g} instead of {:.4g}", mine[at], own[at])
+            return words + (say(" at {}", list(at)) if at else "")
     return ""

@@ -13,7 +13,7 @@ from typing import TypeGuard
 import numpy as np
 
 from helpers.files import log_rows
-from helpers.wording import duration
+from helpers.wording import duration, say
 
 RunRows = str | Path | Sequence[Mapping]  # rows, or the file that holds them
 UNKNOWN = "–"  # stands for a figure that the rows lack
@@ -138,24 +138,24 @@ def averaged(
 
 def step_and_total(step: float, total: int) -> str:
     """Return "step 3 of 10", or "step 3" if the number of steps is not known."""
-    return f"step {step:,.0f} of {total:,}" if total else f"step {step:,.0f}"
+    return say("step {:,.0f} of {:,}", step, total) if total else say("step {:,.0f}", step)
 
 
 def progress_in_words(rows: Sequence[Mapping], total_steps: int = 0) -> str:
     """Return the state of a run in one line; `total_steps` is used if no row has it."""
     step, validation = last(rows, "step"), last(rows, "validation")
     facts = [step_and_total(step_of(step), planned_steps(rows, total_steps))]
-    for name, row in (("training", step), ("validation", validation)):
+    for name, row in ((say("training"), step), (say("validation"), validation)):
         if finite(row.get("bits_per_char")):
-            facts.append(f"{name} {row['bits_per_char']:.3f} bits/char")
+            facts.append(say("{} {:.3f} bits/char", name, row["bits_per_char"]))
     if finite(step.get("tokens_per_second")):
-        share = f" ({100 * step['mfu']:.0f} % of the machine's peak)" if finite(step.get("mfu")) else ""
-        facts.append(f"{step['tokens_per_second']:,.0f} tokens/s{share}")
+        share = say(" ({:.0f} % of the machine's peak)", 100 * step["mfu"]) if finite(step.get("mfu")) else ""
+        facts.append(say("{:,.0f} tokens/s", step["tokens_per_second"]) + share)
     if finite(step.get("memory")):
         memory = step["memory"]
         facts.append(f"{memory / 1e9:.1f} GB" if memory >= 1e9 else f"{memory / 1e6:.0f} MB")
     if finite(step.get("seconds_left")):
-        facts.append(f"{duration(step['seconds_left'])} left")
+        facts.append(say("{} left", duration(step["seconds_left"])))
     return " · ".join(facts)
 
 
@@ -165,14 +165,14 @@ def end_in_words(rows: Sequence[Mapping], total_steps: int = 0, floor: float | N
     total, done = planned_steps(rows, total_steps), step_of(end) or step_of(step)
     how = end.get("reason") if end else "broke off"  # without a last row: it raised an error, or was killed
     if how not in ("finished", "stopped", "broke off"):
-        how = f"ended ({how})"
-    facts = [f"{how} at {step_and_total(done, total)}"]
+        how = say("ended ({})", how)
+    facts = [say("{} at {}", say(how), step_and_total(done, total))]
     if finite(end.get("seconds")):
         facts.append(duration(end["seconds"]))
     if finite(validation.get("bits_per_char")):
         bits = validation["bits_per_char"]
-        above = f", {100 * (bits / floor - 1):.0f} % above the floor" if floor else ""
-        facts.append(f"validation {bits:.3f} bits/char{above}")
+        above = say(", {:.0f} % above the floor", 100 * (bits / floor - 1)) if floor else ""
+        facts.append(say("{} {:.3f} bits/char", say("validation"), bits) + above)
     return " · ".join(facts)
 
 

@@ -20,6 +20,7 @@ from helpers.generate.settings import RANGES, Chunk, Settings, TokenLogprob
 from helpers.model.gpt import GPT
 from helpers.show.explain import coloured, legend, probabilities_in_words
 from helpers.show.text import card, percent, render_continuation, render_probabilities
+from helpers.wording import say
 
 START = {"temperature": 0.8, "top_p": 0.95}  # where their sliders begin; all others begin where they are off
 MOST_BARS = 10
@@ -31,7 +32,8 @@ class Box(widgets.VBox):
 
     def _repr_mimebundle_(self, **kwargs):
         if os.environ.get("HEADLESS"):
-            return {"text/plain": "The sampling panel: open this notebook in JupyterLab and run this cell to use it."}
+            words = "The sampling panel: open this notebook in JupyterLab and run this cell to use it."
+            return {"text/plain": say(words)}
         return super()._repr_mimebundle_(**kwargs)
 
 
@@ -105,7 +107,7 @@ class Panel:
     def write(self, prompt: str, stop: threading.Event) -> None:
         """Write one text into the panel, chunk by chunk (in the worker thread)."""
         body, characters, began, drawn = render_continuation(prompt, prompt), 0, time.monotonic(), 0.0
-        self.note.value, self.legend.value = "writing …", legend()
+        self.note.value, self.legend.value = say("writing …"), legend()
         try:
             self.text.value = card(body + "▌")
             for chunk in generate.stream_chunks(self.model, self.tokenizer, prompt, self.read(), stop):
@@ -114,8 +116,8 @@ class Panel:
                 if time.monotonic() - drawn >= self.redraw:
                     self.text.value = card(body + "▌")
                     drawn = time.monotonic()
-            ended = "cancelled: " if stop.is_set() else ""
-            self.note.value = f"{ended}{characters} characters in {time.monotonic() - began:.1f} s"
+            words = "cancelled: {} characters in {:.1f} s" if stop.is_set() else "{} characters in {:.1f} s"
+            self.note.value = say(words, characters, time.monotonic() - began)
         except Exception as error:  # an error in a thread would be lost: the panel shows it
             self.note.value = render_error(error)
         finally:

@@ -16,6 +16,8 @@ from typing import TypeGuard
 from IPython.display import display
 from wcwidth import wcswidth
 
+from helpers.wording import say
+
 # half transparent; the hues differ in lightness too, so that colour-blind readers can distinguish neighbours
 HUES = ("66,133,244", "244,160,0", "15,157,88", "219,68,85", "142,68,173")
 CONTINUES = "▸"  # between a prompt and what was written
@@ -135,8 +137,8 @@ def plain_table(rows: Sequence[Sequence[str]], right: Sequence[bool]) -> list[st
 
 
 def render_table(rows: Iterable[Sequence], header: Sequence[str]) -> tuple[str, str]:
-    """Return a table as (HTML, plain text), columns of numbers aligned to the right."""
-    rows = [list(row) for row in rows]
+    """Return a table as (HTML, plain text), columns of numbers aligned to the right, heads in the reader's language."""
+    rows, header = [list(row) for row in rows], [say(name) for name in header]
     for row in rows:
         if len(row) != len(header):
             raise ValueError(f"a table with {len(header)} columns got a row of {len(row)}: {row}")
