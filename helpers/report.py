@@ -113,7 +113,7 @@ _PUBLISHED = """# {{ run }}
 {% endfor %}
 ## {{ say("What the model writes") }}
 
-{{ say("The first texts as they came, none left out. The beginning in bold was given.") }}
+{{ say("The first text of each beginning, as it came. The beginning in bold was given.") }}
 {% for prompt, rest in samples %}
 > {% if prompt %}**{{ prompt }}** {% endif %}{{ rest }}
 {% endfor %}"""
@@ -162,8 +162,10 @@ def verdict(run: str) -> str:
 
 
 def first_samples(run: str) -> list[tuple[str, str]]:
-    """Return (prompt, what follows) of the first texts that the run's model wrote (text/samples.jsonl), if any."""
-    found = [{"prompt": "", **row} for row in _rows(paths.room(run, "generate") / "samples.jsonl")[:SAMPLES]]
+    """Return (prompt, what follows) of texts that the run's model wrote: the first of each prompt, then the second …"""
+    found = [{"prompt": "", **row} for row in _rows(paths.room(run, "generate") / "samples.jsonl")]
+    turns = [sum(earlier["prompt"] == row["prompt"] for earlier in found[:i]) for i, row in enumerate(found)]
+    found = [row for _, row in sorted(zip(turns, found, strict=True), key=lambda pair: pair[0])][:SAMPLES]
     return [(sample["prompt"], sample["text"].removeprefix(sample["prompt"]).strip()) for sample in found]
 
 

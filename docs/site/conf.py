@@ -10,8 +10,13 @@ from pathlib import Path
 import latex2mathml.converter
 
 project = "Chinese GPT"
-extensions = ["myst_nb"]
-include_patterns = ["*.md", "docs/*.md", "benchmarks/*.md", "benchmarks/reports/*.md", "notebooks/**.ipynb"]
+extensions = ["myst_nb", "sphinx.ext.autodoc"]
+include_patterns = ["*.md", "docs/*.md", "benchmarks/*.md", "benchmarks/reports/*.md", "notebooks/**.ipynb", "api/*.md"]
+default_role = "literal"
+autodoc_member_order = "bysource"
+autodoc_inherit_docstrings = False
+autodoc_default_options = {"members": True}
+autodoc_typehints_format = "short"
 exclude_patterns = ["**/.ipynb_checkpoints"]
 nb_execution_mode = "off"
 myst_enable_extensions = ["attrs_inline", "dollarmath"]
@@ -23,6 +28,29 @@ html_static_path = ["site.css"]
 html_css_files = ["site.css"]
 templates_path = ["."]
 html_copy_source = False
+
+REFERENCE = "```{{eval-rst}}\n.. automodule:: {}\n```\n\n"
+
+
+def reference(app):
+    """Write a page for helpers and one for each of its packages, of their docstrings."""
+    helpers, folder = Path(app.srcdir, "helpers"), Path(app.srcdir, "api")
+    folder.mkdir(exist_ok=True)
+    for package in [helpers, *sorted(helpers.glob("*/"))]:
+        name = ".".join(package.relative_to(app.srcdir).parts)
+        modules = [f"{name}.{file.stem}" for file in sorted(package.glob("[a-z]*.py"))]
+        text = f"# {name}\n\n" + REFERENCE.format(name)
+        (folder / f"{name}.md").write_text(
+            text + "".join(f"## {each}\n\n" + REFERENCE.format(each) for each in modules)
+        )
+
+
+def listed(_app, what, _name, _obj, _options, lines):
+    """Keep the lines of a list in a module's docstring; say nothing of a field that Python says nothing of."""
+    if what == "module":
+        lines[:] = [line.replace("    ", "    | ", 1) if line.startswith("    ") else line for line in lines]
+    if lines and lines[0].startswith("Alias for field number"):
+        lines.clear()
 
 
 def anchors(_app, _docname, source):
@@ -66,6 +94,8 @@ def demo(app, error):
 def setup(app):
     from docutils import nodes
 
+    app.connect("builder-inited", reference)
+    app.connect("autodoc-process-docstring", listed)
     app.connect("source-read", anchors)
     app.connect("html-page-context", languages)
     app.connect("build-finished", demo)

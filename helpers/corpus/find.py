@@ -65,7 +65,7 @@ def find_corpus(source: str) -> tuple[list[Input], Counter]:
 def find_inputs(source: str, root: Path | None = None) -> tuple[list[Input], Counter]:
     """Return what there is to read, sorted by name, and what is left out, by extension or reason.
 
-    `source` is a file, a folder (with its folders), a glob ("books/*.txt", "**/*.jsonl.gz") or an archive; a relative
+    `source` is a file, a folder (with its folders), a glob (`books/*.txt`, `**/*.jsonl.gz`) or an archive; a relative
     one starts at `root` (default: the working folder). An archive's members follow each other in its own order; a
     broken archive is one Input, and reading that raises. Raises NoDocuments where there is nothing to read.
     """
