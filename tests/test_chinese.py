@@ -7,10 +7,15 @@ import re
 import make as make_zh
 import pytest
 
-from helpers import paths, report, wording
+from helpers import files, paths, report, wording
 
 NOTEBOOKS = paths.repo_root() / "notebooks"
 ENGLISH = [*sorted(NOTEBOOKS.glob("*.ipynb")), *sorted(NOTEBOOKS.glob("deeper/*.ipynb"))]
+PAGES = [
+    file
+    for file in (paths.repo_root() / "README.md", *sorted((paths.repo_root() / "docs").glob("*.md")))
+    if ".zh" not in file.name
+]
 TRANSLATED = [file for file in ENGLISH if paths.chinese(file).with_suffix(".md").is_file()]
 CODE = 'x = 1  # one\n# ---- check ----\nprint(f"Right: all {n}" if n else "x y")\n'
 LINK = "See [token](../TERMS.md#token) and [03](03_tokenize.ipynb)."
@@ -45,6 +50,34 @@ def numbers(cell):
     outputs = cell.get("outputs", [])
     texts = ["".join(each.get("text", each.get("data", {}).get("text/plain", ""))) for each in outputs]
     return sorted(re.findall(r"\d[\d,.]*\d|\d", "\n".join(texts)))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_in_chinese_has_the_commands_headings_and_links_of_the_english(page):
+    """Its link to the English says of which English it is the Chinese."""
+    chinese = page.with_name(f"{page.stem}.zh.md")
+    english, text = page.read_text("utf-8"), chinese.read_text("utf-8")
+    assert f"]({page.name})" in text[:200] and f"]({chinese.name})" in english[:900]
+    (stamp,) = re.findall(r"<!-- english: (\w{8}) -->", text)
+    assert commands(text) == commands(english)
+    assert re.findall("^#+ ", text, re.MULTILINE) == re.findall("^#+ ", english, re.MULTILINE)
+    assert links(text) == links(english)
+    assert stamp == files.fingerprint(english)[:8], (
+        "the English has changed since: translate what is new, then its stamp"
+    )
+
+
+def commands(text):
+    """Return the lines of a page's code blocks, without comments."""
+    blocks = re.findall(r"^```.*?^```", text, re.DOTALL | re.MULTILINE)
+    return [re.sub(r" *(^|  )#.*", "", line) for block in blocks for line in block.splitlines()]
+
+
+def links(text):
+    """Return where a page's links lead, whatever their language, but for those between the two pages."""
+    targets = {target.replace("notebooks/zh/", "notebooks/").replace(".zh.md", ".md").split("#")[0]
+               for target in re.findall(r"\]\(([^)\s]+)\)", text)}  # fmt: skip
+    return {target for target in targets if target.endswith(".md") or "://" in target or ".ipynb" in target}
 
 
 def test_which_chapters_are_still_to_be_written_in_chinese():
