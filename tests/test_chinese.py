@@ -2,7 +2,9 @@
 
 import ast
 import json
+import os
 import re
+from pathlib import Path
 
 import make as make_zh
 import pytest
@@ -11,11 +13,9 @@ from helpers import files, paths, report, wording
 
 NOTEBOOKS = paths.repo_root() / "notebooks"
 ENGLISH = [*sorted(NOTEBOOKS.glob("*.ipynb")), *sorted(NOTEBOOKS.glob("deeper/*.ipynb"))]
-PAGES = [
-    file
-    for file in (paths.repo_root() / "README.md", *sorted((paths.repo_root() / "docs").glob("*.md")))
-    if ".zh" not in file.name
-]
+ROOT = paths.repo_root()
+PAGES = {ROOT / "README.md": ROOT / "README.zh.md"}
+PAGES |= {page: page.parent / "zh" / page.name for page in sorted((ROOT / "docs").glob("*.md"))}
 TRANSLATED = [file for file in ENGLISH if paths.chinese(file).with_suffix(".md").is_file()]
 CODE = 'x = 1  # one\n# ---- check ----\nprint(f"Right: all {n}" if n else "x y")\n'
 LINK = "See [token](../TERMS.md#token) and [03](03_tokenize.ipynb)."
@@ -55,9 +55,9 @@ def numbers(cell):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_in_chinese_has_the_commands_headings_and_links_of_the_english(page):
     """Its link to the English says of which English it is the Chinese."""
-    chinese = page.with_name(f"{page.stem}.zh.md")
-    english, text = page.read_text("utf-8"), chinese.read_text("utf-8")
-    assert f"]({page.name})" in text[:200] and f"]({chinese.name})" in english[:900]
+    english, text = page.read_text("utf-8"), PAGES[page].read_text("utf-8")
+    ways = [os.path.relpath(b, a.parent) for a, b in ((page, PAGES[page]), (PAGES[page], page))]
+    assert f"]({ways[0]})" in english[:900] and f"]({ways[1]})" in text[:200]
     (stamp,) = re.findall(r"<!-- english: (\w{8}) -->", text)
     assert commands(text) == commands(english)
     assert re.findall("^#+ ", text, re.MULTILINE) == re.findall("^#+ ", english, re.MULTILINE)
@@ -74,10 +74,9 @@ def commands(text):
 
 
 def links(text):
-    """Return where a page's links lead, whatever their language, but for those between the two pages."""
-    targets = {target.replace("notebooks/zh/", "notebooks/").replace(".zh.md", ".md").split("#")[0]
-               for target in re.findall(r"\]\(([^)\s]+)\)", text)}  # fmt: skip
-    return {target for target in targets if target.endswith(".md") or "://" in target or ".ipynb" in target}
+    """Return the names of the files, and the addresses, to which a page links; the same name in both languages."""
+    targets = [target.split("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", text)]
+    return {each if "://" in each else Path(each).name.replace(".zh.md", ".md") for each in targets}
 
 
 def test_which_chapters_are_still_to_be_written_in_chinese():
