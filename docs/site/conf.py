@@ -11,7 +11,9 @@ import latex2mathml.converter
 
 project = "Chinese GPT"
 extensions = ["myst_nb", "sphinx.ext.autodoc"]
-include_patterns = ["*.md", "docs/*.md", "benchmarks/*.md", "benchmarks/reports/*.md", "notebooks/**.ipynb", "api/*.md"]
+include_patterns = [
+    "*.md", "docs/*.md", "docs/zh/*.md", "benchmarks/*.md", "benchmarks/reports/*.md", "notebooks/**.ipynb", "api/*.md",
+]  # fmt: skip
 default_role = "literal"
 autodoc_member_order = "bysource"
 autodoc_inherit_docstrings = False
@@ -66,12 +68,12 @@ def anchors(_app, _docname, source):
 
 
 def languages(app, pagename, _template, context, _doctree):
-    """Tell a notebook's page where the same page is in the other language."""
+    """Tell a page where the same page is in the other language."""
     if pagename.startswith("README"):
         both = {"English": "README", "中文": "README.zh"}
     else:
-        english = pagename.replace("notebooks/zh/", "notebooks/")
-        both = {"English": english, "中文": english.replace("notebooks/", "notebooks/zh/", 1)}
+        english = pagename.replace("/zh/", "/", 1)
+        both = {"English": english, "中文": english.replace("/", "/zh/", 1)}
     if set(both.values()) <= app.env.found_docs and len(set(both.values())) == 2:
         context["languages"] = [(name, page, page == pagename) for name, page in both.items()]
 

@@ -118,6 +118,8 @@ def relinked(text: str, english: Path) -> str:
         file = Path(os.path.normpath(english.parent / target))
         if file.suffix == ".ipynb" and paths.chinese(file).with_suffix(".md").is_file():
             file = paths.chinese(file)
+        elif (page := file.parent / "zh" / file.name).is_file():
+            file = page
         return os.path.relpath(file, paths.chinese(english).parent).replace(os.sep, "/") + hash_ + anchor
 
     return _LINK.sub(there, text)
