@@ -89,7 +89,7 @@ def test_a_command_is_read_by_its_parser(parsed, command):
     words = shlex.split(re.sub(r"(?<=\s)…+", "train", rest).partition("  ")[0].rstrip(".:"))
     required = {"helpers.corpus": ["--run", "--json"]}
     words += [word for name in required.get(module, []) if name not in words for word in (name, "x")]
-    words += ["x.json"] if module == "helpers.train" and not words else []
+    words = words or {"helpers.train": ["x.json"], "helpers.report": ["publish", "x"]}.get(module, [])
     asked = parsed(module, words)
     if module == "helpers.run" and hasattr(asked, "stages"):
         choose_stages(asked.stages)
