@@ -71,7 +71,7 @@ bench: setup-dev  ## what benchmarks/README.md reports; RUN must be trained (abo
 # signed: in a notebook that it does not trust, JupyterLab shows no SVG
 lab: setup  ## JupyterLab, opened on the notebooks; LAB="--ip 0.0.0.0 --no-browser": options of its own
 	@$(PY) -m nbformat.sign $$(find notebooks -name "*.ipynb" -not -path "*/.ipynb_checkpoints/*") >/dev/null
-	@$(PY) -m jupyterlab $$([ "$$(id -u)" = 0 ] && echo --allow-root) --notebook-dir=. $(LAB) notebooks/01_corpus.ipynb
+	@$(PY) -m jupyterlab $$([ "$$(id -u)" = 0 ] && echo --allow-root) --notebook-dir=. --LabApp.news_url=None $(LAB) notebooks/01_corpus.ipynb
 
 site: setup-dev  ## the course as pages for any static host, in site/html: both languages, with search and the page of `try`
 	@rm -rf site && mkdir -p site/source

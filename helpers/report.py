@@ -58,65 +58,6 @@ _NOTEBOOK = """
      src="data:image/svg+xml;base64,{{ output.data['image/svg+xml'] | text_base64 }}">
 {%- endblock data_svg -%}
 """
-STYLE = """
-:root { color-scheme: light dark; --ink: light-dark(#222, #ddd); --page: light-dark(#fff, #191a1b);
-        --pale: light-dark(#777, #999); --line: light-dark(#ddd, #444); --code: light-dark(#f6f6f4, #26282a); }
-body { max-width: 54rem; margin: 2rem auto; padding: 0 1rem; line-height: 1.6; color: var(--ink);
-       background: var(--page);
-       font-family: system-ui, "Noto Sans CJK SC", "PingFang SC", "Microsoft YaHei", sans-serif; }
-h1, h2, h3 { line-height: 1.25; } img { max-width: 100%; background: #fff; } a { color: #49b; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; } .when, summary { color: var(--pale); }
-table { border-collapse: collapse; display: block; overflow-x: auto; } tr { border-bottom: 1px solid var(--line); }
-th, td { text-align: left; padding: .3rem .9rem .3rem 0; vertical-align: top; }
-.text { white-space: pre-wrap; border-left: 3px solid #7a9; padding-left: .8rem; margin: 1rem 0; }
-.notebook { border-top: 2px solid #7a9; } .notebook > summary { font-size: 1.2rem; padding: .5rem 0; }
-details.code > summary { font: .8rem monospace; overflow: hidden; white-space: nowrap; text-overflow: ellipsis; }
-details.code { margin: .4rem 0; } .highlight { background: var(--code); padding: .2rem .8rem; overflow-x: auto; }
-"""
-_PAGE = """<!DOCTYPE html>
-<html lang="{{ language }}"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>{{ run }}</title>
-<style>
-{{ style | safe }}
-@media (prefers-color-scheme: light) { {{ light | safe }} }
-@media (prefers-color-scheme: dark) { {{ dark | safe }} }
-</style></head>
-<body><h1>{{ say("Run “{}”", run) }}</h1>
-<p class="when">{{ cost }}</p>
-{% if verdict %}<p><b>{{ verdict }}</b></p>{% endif %}
-{% if curve %}<img alt="{{ curve['text/plain'] }}" src="data:image/png;base64,{{ curve['image/png'] }}">{% endif %}
-<table><tr><th>{{ say("stage") }}</th><th>{{ say("time") }}</th><th>{{ say("result") }}</th></tr>
-{% for part in parts %}<tr><td><a href="#{{ part.name }}">{{ part.name }}</a></td>
-<td class="when">{{ part.time }}</td><td>{{ part.figures }}</td></tr>
-{% endfor %}</table>
-{% if samples %}<h2>{{ say("What the model writes") }}</h2><p>{{ say("The beginning in bold was given.") }}</p>
-{% for prompt, rest in samples %}<div class="text"><b>{{ prompt }}</b>{{ rest }}</div>{% endfor %}{% endif %}
-{% if odd %}<h2>{{ say("What was odd") }}</h2>
-<ul>{% for sentence in odd %}<li>{{ sentence }}</li>{% endfor %}</ul>{% endif %}
-<h2>{{ say("The notebooks as they ran") }}</h2>
-{% for part in parts %}<details class='notebook'><summary>{{ part.name }}</summary>
-<section id='{{ part.name }}'>{{ part.body | safe }}</section></details>{% endfor %}
-</body></html>
-"""
-# for people who look at runs of others; it reads on GitHub and on the course's site
-_PUBLISHED = """# {{ run }}
-
-{{ verdict }}
-
-{{ cost }}
-
-![{{ curve["text/plain"] }}]({{ run }}.png)
-
-| {{ say("stage") }} | {{ say("time") }} | {{ say("result") }} |
-|---|---|---|
-{% for part in parts %}| {{ part.name }} | {{ part.time }} | {{ part.figures }} |
-{% endfor %}
-## {{ say("What the model writes") }}
-
-{{ say("The first text of each beginning, as it came. The beginning in bold was given.") }}
-{% for prompt, rest in samples %}
-> {% if prompt %}**{{ prompt }}** {% endif %}{{ rest }}
-{% endfor %}"""
 
 
 def _manifest_of(run: str, stage: str) -> dict[str, Any]:
@@ -167,6 +108,10 @@ def first_samples(run: str) -> list[tuple[str, str]]:
     turns = [sum(earlier["prompt"] == row["prompt"] for earlier in found[:i]) for i, row in enumerate(found)]
     found = [row for _, row in sorted(zip(turns, found, strict=True), key=lambda pair: pair[0])][:SAMPLES]
     return [(sample["prompt"], sample["text"].removeprefix(sample["prompt"]).strip()) for sample in found]
+
+
+def _template(name: str, html: bool) -> Template:
+    return Template(Path(__file__).with_name(name).read_text("utf-8"), autoescape=html)
 
 
 @cache
@@ -232,7 +177,7 @@ def collected(run: str) -> dict[str, Any]:
 def write_report(run: str) -> Path:
     """Write runs/<run>/report.html from what the run has so far; return its path."""
     light, dark = (HtmlFormatter(style=name).get_style_defs(".highlight") for name in ("friendly", "github-dark"))
-    page = Template(_PAGE, autoescape=True).render(collected(run), style=STYLE, light=light, dark=dark)
+    page = _template("report.html.j2", True).render(collected(run), light=light, dark=dark)
     write_text(paths.run_dir(run) / "report.html", page)
     return paths.run_dir(run) / "report.html"
 
@@ -246,7 +191,7 @@ def publish(run: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{run}.png").write_bytes(base64.b64decode(found["curve"]["image/png"]))
     texts = [[_markdown(part) for part in sample] for sample in found["samples"][:PUBLISHED]]
-    write_text(folder / f"{run}.md", Template(_PUBLISHED).render(found | {"samples": texts}) + "\n")
+    write_text(folder / f"{run}.md", _template("report.md.j2", False).render(found | {"samples": texts}) + "\n")
     return folder / f"{run}.md"
 
 

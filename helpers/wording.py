@@ -4,10 +4,11 @@ import difflib
 import sys
 from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 
 import yaml
 
-from helpers.paths import NOTEBOOKS, language, repo_root
+from helpers.paths import NOTEBOOKS, language
 
 # the commonest names of other programs that are not near ours
 FOREIGN = {
@@ -30,7 +31,7 @@ FOREIGN = {
 @cache
 def chinese_messages() -> dict[str, str]:
     """Return what `say` knows in Chinese: {English: Chinese}, each with the same places {}."""
-    return yaml.safe_load((repo_root() / "helpers" / "messages.zh.yaml").read_text("utf-8"))
+    return yaml.safe_load(Path(__file__).with_name("messages.zh.yaml").read_text("utf-8"))
 
 
 def say(english: str, *values: object) -> str:

@@ -123,7 +123,7 @@ def printed(cell: nbformat.NotebookNode) -> list[str]:
 
 def verdict_problems(exercise: Exercise, wanted: str) -> list[str]:
     """Return why a cell's output is not the one wanted: its last line alone is a verdict, and says more than that."""
-    lines = exercise.lines
+    lines = [line.replace("还不对：", UNSOLVED).replace("对了：", SOLVED) for line in exercise.lines]
     verdicts = [line for line in lines if line.startswith((UNSOLVED.strip(), SOLVED.strip()))]
     if not lines or verdicts != lines[-1:] or not lines[-1].startswith(wanted) or len(lines[-1]) < len(wanted) + 5:
         return [f"must end with one line '{wanted}…' that says more, and ends with {lines[-2:]}"]

@@ -87,9 +87,9 @@ def parsed(monkeypatch):
 def test_a_command_is_read_by_its_parser(parsed, command):
     module, rest = command
     words = shlex.split(re.sub(r"(?<=\s)…+", "train", rest).partition("  ")[0].rstrip(".:"))
-    required = {"helpers.serve": ["--run"], "helpers.generate": ["--run"], "helpers.corpus": ["--run", "--json"]}
+    required = {"helpers.corpus": ["--run", "--json"]}
     words += [word for name in required.get(module, []) if name not in words for word in (name, "x")]
-    words += ["x.json"] if module == "helpers.train" and not words else []
+    words = words or {"helpers.train": ["x.json"], "helpers.report": ["publish", "x"]}.get(module, [])
     asked = parsed(module, words)
     if module == "helpers.run" and hasattr(asked, "stages"):
         choose_stages(asked.stages)

@@ -9,7 +9,7 @@ from pathlib import Path
 import make as make_zh
 import pytest
 
-from helpers import files, paths, report, wording
+from helpers import files, paths, wording
 
 NOTEBOOKS = paths.repo_root() / "notebooks"
 ENGLISH = [*sorted(NOTEBOOKS.glob("*.ipynb")), *sorted(NOTEBOOKS.glob("deeper/*.ipynb"))]
@@ -133,7 +133,8 @@ def test_what_helpers_say_to_readers_is_there_in_chinese_with_the_same_places():
     strings = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     calls = [node.args[0] for node in nodes if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "say"]
     said = {each.value for each in calls if isinstance(each, ast.Constant)}
-    said |= set(re.findall(r'\bsay\("([^"]+)"', report._PAGE + report._PUBLISHED))
+    for template in (ROOT / "helpers").glob("*.j2"):
+        said |= set(re.findall(r'\bsay\("([^"]+)"', template.read_text("utf-8")))
     table = wording.chinese_messages()
     assert said <= table.keys() <= strings | said
     assert not [each for each, words in table.items() if places(each) != places(words)]

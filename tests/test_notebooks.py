@@ -79,20 +79,22 @@ def run_course(runs: Path, *arguments: str, cwd: Path) -> subprocess.CompletedPr
 def take_course(corpus: str, folder: Path) -> dict[str, list[subprocess.CompletedProcess[str]]]:
     """Do with a corpus all that the tests are about: {what: the commands' ends}. Whether they are right, the tests say.
 
-    The six notebooks, twice, then the side doors, twice. In between, on the built-in corpus again with another
-    parameter. Of the side doors one's own text opens the one that reads conversations, and the one that refuses it.
+    The six notebooks, twice, one's own text first in Chinese, then the side doors, twice. In between, on the built-in
+    corpus again with another parameter. Of the side doors one's own text opens the one that reads conversations, and
+    the one that refuses it.
     """
-    arguments, named, done = ["--run", corpus], ["--run", corpus], {}
+    arguments, named, done, language = ["--run", corpus], ["--run", corpus], {}, []
     if corpus == "own":
         own_corpus(folder / "我的 语料")
         arguments += ["--corpus", "我的 语料", "-p", "vocab_size", "0", "--lessons"]  # 0: a rule decides, as by default
+        language = ["--language", "zh"]
     else:
         solved_course(folder / "solved")
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         return run_course(folder / "runs", *words, cwd=folder)
 
-    done["course"] = [run(*arguments), run(*arguments)]
+    done["course"] = [run(*arguments, *language), run(*arguments)]
     if corpus == "own":
         done["refused"] = [run("reward", *named)]
     else:

@@ -36,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("prompt", nargs="?", help="how the text begins; without it: a pipe, or what you type")
-    add("--run", required=True, help="a run that has passed notebook 04")
+    add("--run", default="sample", help="a run that has passed notebook 04 (default: sample)")
     add("--chat", action="store_true", help="answer questions, as one conversation; the prompt is one")
     add("--system", default="", metavar="TEXT", help="instructions given before the conversation")
     add("--line", action="store_true", help="a line break follows the prompt, as after a question")

@@ -272,7 +272,7 @@ def server_parser() -> argparse.ArgumentParser:
         description="Serve a trained run over HTTP.",
         epilog=f"The API key comes from the environment variable {KEY}, or from --api-key-file.",
     )
-    parser.add_argument("--run", required=True, help="the run whose model answers")
+    parser.add_argument("--run", default="sample", help="the run whose model answers (default: sample)")
     rooms = f"which of its models: {', '.join(paths.MODELS)}; by default the last of them that the run has"
     parser.add_argument("--room", choices=list(paths.MODELS), help=rooms)
     parser.add_argument("--static", metavar="FOLDER", help="write the page as a folder instead: the browser computes")
