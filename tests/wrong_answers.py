@@ -356,7 +356,7 @@ range(k, n + 1) ⇒ [k]
 WRONG_ANSWERS["reward"] = {
     1: """
 # itself is among the others
-(sum(rewards) - reward) ⇒ sum(rewards)
+(rewards.sum() - rewards) ⇒ rewards.sum()
 # always two others
 (len(rewards) - 1) ⇒ 2
 """,
@@ -369,10 +369,14 @@ len(set(lines)) == len(lines) ⇒ all(a != b for a, b in zip(lines, lines[1:]))
 len(set(line)) > 1 ⇒ len(set(line)) == 5
 """,
     3: """
-# all wrong counts as mixed
-1 - p**n - (1 - p) ** n ⇒ 1 - p**n
-# exactly one is right
-1 - p**n - (1 - p) ** n ⇒ n * p * (1 - p) ** (n - 1)
+# without the model before
+now - before ⇒ now
+# without beta
+beta * (won - lost) ⇒ won - lost
+# the loser is to win
+(won - lost) ⇒ (lost - won)
+# a loss for each pair
+logsigmoid(margin).mean() ⇒ logsigmoid(margin)
 """,
     4: """
 # the plain difference of the logarithms, which can be negative
