@@ -311,17 +311,15 @@ j <= i and talk[j] == talk[i] ⇒ talk[j] == talk[i]
 # a smaller position is in the past, of whichever conversation
 talk[j] == talk[i] ⇒ positions[j] <= positions[i]
 # a conversation begins where the position falls: one of a single token is missed
-def may_see(positions):
-    talk = [0]
-    for before, position in zip(positions, positions[1:]):
-        talk.append(talk[-1] + (position < before))
-    return [[j <= i and talk[j] == talk[i] for j in range(len(talk))] for i in range(len(talk))]
+position == 0 ⇒ position < positions[len(talk) - 1]
 """,
     3: """
-# A twice
-outputs * r ⇒ r * inputs
-# the rank is always 8
-r * inputs + outputs * r ⇒ 8 * (inputs + outputs)
+# only the outer level
+list(model.modules()) ⇒ [model]
+# what has no matrix is trained as before
+model.requires_grad_(False) ⇒ pass
+# α = r
+alpha=2 * r ⇒ alpha=r
 """,
     4: """
 # >= for >: what just fits is shortened
