@@ -311,17 +311,15 @@ j <= i and talk[j] == talk[i] ⇒ talk[j] == talk[i]
 # a smaller position is in the past, of whichever conversation
 talk[j] == talk[i] ⇒ positions[j] <= positions[i]
 # a conversation begins where the position falls: one of a single token is missed
-def may_see(positions):
-    talk = [0]
-    for before, position in zip(positions, positions[1:]):
-        talk.append(talk[-1] + (position < before))
-    return [[j <= i and talk[j] == talk[i] for j in range(len(talk))] for i in range(len(talk))]
+position == 0 ⇒ position < positions[len(talk) - 1]
 """,
     3: """
-# A twice
-outputs * r ⇒ r * inputs
-# the rank is always 8
-r * inputs + outputs * r ⇒ 8 * (inputs + outputs)
+# only the outer level
+list(model.modules()) ⇒ [model]
+# what has no matrix is trained as before
+model.requires_grad_(False) ⇒ pass
+# α = r
+alpha=2 * r ⇒ alpha=r
 """,
     4: """
 # >= for >: what just fits is shortened
@@ -356,7 +354,7 @@ range(k, n + 1) ⇒ [k]
 WRONG_ANSWERS["reward"] = {
     1: """
 # itself is among the others
-(sum(rewards) - reward) ⇒ sum(rewards)
+(rewards.sum() - rewards) ⇒ rewards.sum()
 # always two others
 (len(rewards) - 1) ⇒ 2
 """,
@@ -369,10 +367,14 @@ len(set(lines)) == len(lines) ⇒ all(a != b for a, b in zip(lines, lines[1:]))
 len(set(line)) > 1 ⇒ len(set(line)) == 5
 """,
     3: """
-# all wrong counts as mixed
-1 - p**n - (1 - p) ** n ⇒ 1 - p**n
-# exactly one is right
-1 - p**n - (1 - p) ** n ⇒ n * p * (1 - p) ** (n - 1)
+# without the model before
+now - before ⇒ now
+# without beta
+beta * (won - lost) ⇒ won - lost
+# the loser is to win
+(won - lost) ⇒ (lost - won)
+# a loss for each pair
+logsigmoid(margin).mean() ⇒ logsigmoid(margin)
 """,
     4: """
 # the plain difference of the logarithms, which can be negative

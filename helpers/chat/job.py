@@ -126,7 +126,7 @@ def prepare_tuning(settings: ChatSettings, lessons: Lessons | None = None, folde
     corpus, given = open_room(settings.run, "corpus")["outputs"], settings.pretrained_model
     base = digests(given) if given else open_room(settings.run, "train")["outputs"]
     wanted = settings.for_trainer(len(parts["train"]))
-    how = [given, settings.conversations, settings.replay, n_ctx, settings.lora_rank]
+    how = [given, settings.conversations, settings.replay, n_ctx, settings.lora_rank, int(parts["train"].ids.sum())]
     identity = fingerprint(wanted.identity(), how, corpus, base)
     folder = folder or paths.room(settings.run, "chat")
     claim(folder, identity, settings.resume)

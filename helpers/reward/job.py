@@ -1,42 +1,30 @@
-"""One training run of deeper/reward: from an answering model to a better one, by GRPO or by DPO.
+"""One training run of deeper/reward: from an answering model to another one, by GRPO or by DPO.
 
-Both ask the same kind of questions, draw the same kind of endings, have the same anchor near the start and the same
-time. Only the matrices inside the blocks are trained. The final model is the mean of the weights over the
-last updates. A run takes minutes: it keeps no checkpoints, and one that was interrupted begins again.
+Only the matrices inside the blocks are trained. A run takes about a minute: it keeps no checkpoints, and one that was
+interrupted begins again.
 """
 
 import copy
-import math
-import time
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.swa_utils import AveragedModel, get_swa_multi_avg_fn
 from transformers import PreTrainedTokenizerFast
 
 from helpers import paths
 from helpers.chat.start import load_start
 from helpers.corpus.find import BUILT_IN
-from helpers.device import pick_device, pick_precision, widest_float
+from helpers.device import pick_device
 from helpers.generate import generate
 from helpers.manifest import MANIFEST, RoomError, open_room
 from helpers.model.gpt import GPT
 from helpers.reward import losses, policy
-from helpers.reward.judge import Asker
-from helpers.reward.policy import Branch, EndingScores
-from helpers.reward.rollout import AnswerOpening, Group, write_endings, write_openings
-from helpers.train import optim
+from helpers.reward.judge import ask
+from helpers.reward.rollout import Group, Judge, draw_groups
 from helpers.train.settings import check_settings, setting
-
-METHODS = ("grpo", "dpo")
-_SURVEY = 4  # updates' worth of questions whose rewards the asker begins with
-_AHEAD = 4  # updates for which openings are written at once
-_COLLECTING = 0.4  # DPO: the share of the time in which pairs are drawn
-AVERAGED = 0.4  # the share of the time, its last, whose weights are averaged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,24 +33,19 @@ class RewardSettings:
 
     run: str = setting("sample")  # name of the run: all files are in runs/<run>/
     begin: str = setting("auto", words=("auto", "base", "chat"))  # model to begin with; auto: chat if the run has it
-    minutes: float = setting(1.4)  # time of one training run
-    steps: int = setting(0, least=0)  # updates, instead of minutes; 0: by the clock
-    questions: int = setting(64, least=1)  # questions per update
-    answers: int = setting(8, least=2)  # endings per question: a group
-    focus: float = setting(0.5, least=0, most=1)  # share of the questions that ask what goes wrong; others ask evenly
-    kl_weight: float = setting(1.0)  # weight of the anchor: how much it costs to move where all is right
-    beta: float = setting(0.5)  # DPO: how far a pair is to be parted; smaller is further
+    steps: int = setting(40, least=1)  # updates of a training run
+    questions: int = setting(24, least=1)  # questions per update
+    answers: int = setting(8, least=2)  # answers per question: a group
+    kl_weight: float = setting(0.1, least=0)  # weight of the anchor: how much it costs to move away from the start
+    beta: float = setting(0.1)  # DPO: how far a pair is to be parted; smaller is further
     lr: float = setting(3e-4)  # learning rate of GRPO at its peak
-    dpo_lr: float = setting(1e-4)  # and of DPO, which makes three updates in the time of one
-    warmup_steps: int = setting(10, least=0)  # updates in which the rate climbs
-    precision: str = setting("auto", words=("auto", "fp32", "bf16", "fp16"))  # auto, fp32, bf16 or fp16
+    dpo_lr: float = setting(1e-4)  # and of DPO
+    warmup_steps: int = setting(5, least=1)  # updates in which the rate climbs
     device: str = setting("auto")  # auto, cpu, cuda or mps
     seed: int = setting(0)  # which questions, which answers
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if not self.steps and self.minutes <= 0:
-            raise ValueError(f"minutes is {self.minutes}: it must be above 0, unless steps says how many updates")
 
 
 def load_beginning(settings: RewardSettings) -> tuple[GPT, PreTrainedTokenizerFast, str]:
@@ -82,153 +65,70 @@ def load_beginning(settings: RewardSettings) -> tuple[GPT, PreTrainedTokenizerFa
 
 
 class Learner:
-    """A model that learns from rewards, beside the model that it was: one method per part of an update."""
+    """A model that learns from a judge, beside the model that it was."""
 
-    def __init__(self, start: GPT, tokenizer: PreTrainedTokenizerFast, settings: RewardSettings) -> None:
-        self.settings, self.tokenizer, self.start = settings, tokenizer, start
+    def __init__(self, start: GPT, tokenizer: PreTrainedTokenizerFast, judge: Judge, settings: RewardSettings) -> None:
+        self.settings, self.tokenizer, self.judge, self.start = settings, tokenizer, judge, start
         self.model = copy.deepcopy(start).requires_grad_(False)
-        self.precision = pick_precision(settings.precision, start.device)
-        # the tied table and the norms serve all texts; a conclusion is learnt in the blocks
+        # the tied table and the norms serve all texts; what is to be learnt here fits into the blocks
         self.trained = [p for block in self.model.layers for p in block.parameters() if p.ndim > 1]
         for p in self.trained:
             p.requires_grad_(True)
         self.optimizer = torch.optim.AdamW(self.trained, betas=(0.9, 0.98), weight_decay=0.0)
-        self.scaler = torch.amp.GradScaler(start.device.type, enabled=self.precision == "fp16")
-        self.asker = Asker(settings.focus, settings.seed)
-        self.openings: list[AnswerOpening] = []
-        self.step, self.updates, self.begin = 0, 0, time.perf_counter()
-        # the mean of all weights on the way (Polyak and Juditsky 1992)
-        self.mean = AveragedModel(self.model, multi_avg_fn=get_swa_multi_avg_fn())
-
-    @property
-    def progress(self) -> float:
-        """How much of the run is over: 1 at its end, or more."""
-        if self.settings.steps:
-            return self.step / self.settings.steps
-        return (time.perf_counter() - self.begin) / (60 * max(self.settings.minutes, 1e-9))
-
-    # ---- 1. answers ----
+        self.random = random.Random(settings.seed)
 
     def draw(self) -> list[Group]:
-        """Ask questions, write endings and judge them; the asker records the rewards."""
-        settings = self.settings
-        if len(self.openings) < settings.questions:
-            questions = self.asker.ask(_AHEAD * settings.questions)
-            self.openings += write_openings(self.model, self.tokenizer, questions, self.asker.random)
-        if not self.openings:
-            raise ValueError("the model begins every answer with its verdict: nothing is left to be rewarded")
-        openings, self.openings = self.openings[: settings.questions], self.openings[settings.questions :]
-        groups = write_endings(self.model, self.tokenizer, openings, settings.answers, self.asker.random)
-        self.asker.record((group.opening.question, group.mean) for group in groups)
-        return groups
+        """Ask questions, let the model as it is now answer each several times, and judge the answers."""
+        asked = ask(self.settings.questions, self.random)
+        return draw_groups(self.model, self.tokenizer, asked, self.settings.answers, self.judge, self.random)
 
-    # ---- 2. losses ----
+    def loss(self, groups: Sequence[Group]) -> tuple[Tensor, dict[str, float]]:
+        """Return GRPO's loss with its anchor, and figures for the log.
 
-    def anchors(self, groups: Sequence[Group]) -> list[Branch]:
-        """Return an ending of each group that is all right: there the model should stay as it was."""
-        return [(group.opening.ids, group.endings[:1]) for group in groups if group.mean == 1]
-
-    def score_both(
-        self, learnt: Sequence[Branch], held: Sequence[Branch]
-    ) -> tuple[EndingScores, Tensor, dict[str, float]]:
-        """Return (scores of `learnt`, drift on `held`, figures for the log), from one pass over both.
-
-        The drift is the mean KL(before ‖ now) per token. In this direction it costs to give up what the model could say
-        before, so answers stay varied.
+        The anchor is the mean KL(now ‖ before) per written token, exact: summed over the vocabulary.
         """
-        scored = policy.score_endings(self.model, [*learnt, *held], self.precision)
-        own = scored.ending < sum(len(endings) for _, endings in learnt)  # (N,) whether it is of `learnt`
-        drift = scored.log_p.new_zeros(())
-        if held:
-            with torch.no_grad():
-                before = policy.score_endings(self.start, held, self.precision).log_p
-            drift = policy.kl(before, scored.log_p[~own]).mean()
+        branches = [(group.opening, group.endings) for group in groups]
+        scored = policy.score_endings(self.model, branches)
+        with torch.no_grad():
+            before = policy.score_endings(self.start, branches).log_p
+        kl = policy.kl(scored.log_p, before).mean()
+        loss = losses.policy_loss(scored, groups) + self.settings.kl_weight * kl
         entropy = policy.entropy(scored.log_p.detach()).mean()
-        figures = {"kl": float(drift.detach()), "entropy": float(entropy)}
-        return EndingScores(scored.log_p[own], scored.chosen[own], scored.ending[own]), drift, figures
+        return loss, {"kl": float(kl.detach()), "entropy": float(entropy)}
 
-    # ---- 3. the update ----
-
-    def update(self, loss: Tensor, lr: float) -> float:
+    def update(self, loss: Tensor, step: int, lr: float) -> float:
         """Move the weights against the gradient of a loss; return its norm before clipping.
 
-        The rate climbs to `lr` and then falls with the time that is left.
+        The rate climbs to `lr` and then falls with the updates that are left.
         """
-        settings, progress = self.settings, min(self.progress, 1.0)
         self.optimizer.zero_grad()
-        self.scaler.scale(loss).backward()
-        norm = optim.clip_gradient([self.optimizer], self.trained, 1.0, self.scaler)
-        self.updates += 1
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
+        rate = lr * min(1.0, step / self.settings.warmup_steps) * (1 - (step - 1) / self.settings.steps)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr * min(1.0, self.updates / max(settings.warmup_steps, 1)) * (1 - progress)
-        optim.step([self.optimizer], self.scaler, finite=math.isfinite(norm))
-        if progress >= 1 - AVERAGED:
-            self.mean.update_parameters(self.model)
-        return norm
-
-    # ---- the two methods ----
+            group["lr"] = rate
+        self.optimizer.step()
+        return float(norm)
 
     def grpo(self) -> Iterator[dict[str, float]]:
         """Learn by GRPO; yield the figures of each update."""
-        settings = self.settings
-        while self.progress < 1:
+        for step in range(1, self.settings.steps + 1):
             groups = self.draw()
-            mixed = [group for group in groups if group.mixed]
-            row = _figures(groups)
-            if mixed:
-                parts = [losses.distinct_endings(group) for group in mixed]
-                scored, drift, more = self.score_both([branch for branch, _ in parts], self.anchors(groups))
-                weights = [weight for _, own in parts for weight in own]
-                loss = losses.policy_loss(scored, weights, len(mixed) * settings.answers)
-                row |= more | {"grad_norm": self.update(loss + settings.kl_weight * drift, settings.lr)}
-            self.step += 1
-            yield row
+            loss, row = self.loss(groups)
+            row |= {"step": step, "reward": fmean(group.mean for group in groups)}
+            row["mixed"] = fmean(group.mixed for group in groups)
+            row["length"] = fmean(len(ending) for group in groups for ending in group.endings)
+            yield row | {"grad_norm": self.update(loss, step, self.settings.lr)}
 
-    def dpo(self) -> Iterator[dict[str, float]]:
-        """Learn by DPO: first draw pairs, then learn from them; yield the figures of each update."""
-        settings = self.settings
-        found: list[losses.Pair] = []
-        held: list[Branch] = []
-        while self.progress < _COLLECTING or not found:
-            groups = self.draw()
-            found += losses.preference_pairs(groups)
-            held += self.anchors(groups)
-            self.step += 1
-            yield _figures(groups)
-            if self.progress >= 1:
-                return
-        per_update, rng = max(settings.questions // 2, 1), self.asker.random
-        while self.progress < 1:
-            pairs = rng.sample(found, min(per_update, len(found)))
-            branches = [(pair.opening, (pair.won, pair.lost)) for pair in pairs]
-            scored, drift, row = self.score_both(branches, rng.sample(held, min(per_update, len(held))))
+    def dpo(self, pairs: Sequence[losses.Pair]) -> Iterator[dict[str, float]]:
+        """Learn by DPO from pairs that were drawn before; yield the figures of each update. Without pairs, nothing."""
+        for step in range(1, self.settings.steps + 1 if pairs else 1):
+            drawn = self.random.sample(pairs, min(self.settings.questions, len(pairs)))
+            branches = [(pair.opening, (pair.won, pair.lost)) for pair in drawn]
             with torch.no_grad():
-                before = policy.score_endings(self.start, branches, self.precision)
-            now, then = (losses.ending_totals(each, 2 * len(branches)) for each in (scored, before))
-            loss = losses.preference_loss(now, then, settings.beta)
-            won = float(((now - then).view(-1, 2).diff(dim=1) < 0).to(widest_float(now.device)).mean())
-            row |= {"won": won, "grad_norm": self.update(loss + settings.kl_weight * drift, settings.dpo_lr)}
-            self.step += 1
-            yield row
-
-    def learn(self, method: str) -> Iterator[dict[str, Any]]:
-        """Learn by one of METHODS; yield the figures of each update. Afterwards `model` has the mean weights."""
-        if method not in METHODS:
-            raise ValueError(f"method '{method}' is unknown: choose {' or '.join(METHODS)}")
-        for _ in range(_SURVEY):  # what goes wrong? Before the clock runs, the same for both
-            self.draw()
-        self.openings, self.begin = [], time.perf_counter()
-        for row in self.grpo() if method == "grpo" else self.dpo():
-            yield row | {"step": self.step, "seconds": time.perf_counter() - self.begin}
-        if self.mean.n_averaged:
-            self.model.load_state_dict(self.mean.module.state_dict())
-        self.model.requires_grad_(False)
-
-
-def _figures(groups: Sequence[Group]) -> dict[str, float]:
-    """Return what an update's answers were like."""
-    return {
-        "reward": fmean(group.mean for group in groups),
-        "mixed": fmean(group.mixed for group in groups),
-        "length": fmean(len(ending) for group in groups for ending in group.endings),
-    }
+                before = policy.score_endings(self.start, branches)
+            now = policy.score_endings(self.model, branches)
+            policy_total, before_total = (losses.ending_totals(each, 2 * len(drawn)) for each in (now, before))
+            won, lost = (policy_total - before_total).detach().view(-1, 2).mean(0).tolist()
+            loss = losses.preference_loss(policy_total, before_total, self.settings.beta)
+            yield {"step": step, "won": won, "lost": lost, "grad_norm": self.update(loss, step, self.settings.dpo_lr)}

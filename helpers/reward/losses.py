@@ -1,7 +1,7 @@
 """The losses of GRPO and DPO, from log-probabilities of endings. Knows nothing of models, questions or judges.
 
-Group-relative policy optimisation (GRPO; Shao et al. 2024) raises an ending as far as it earned more than the others of
-its group. In the form of Liu et al. 2025 (Dr. GRPO) nothing is divided by the group's deviation or an ending's length.
+Group-relative policy optimisation (GRPO; Shao et al. 2024) raises an answer as far as it earned more than the others of
+its group. In the form of Liu et al. 2025 (Dr. GRPO) nothing is divided by the group's deviation or an answer's length.
 Each group is drawn by the model as it is and used once, so the ratio of new to old probability is 1: there is no clip.
 
 Direct preference optimisation (DPO; Rafailov et al. 2023) needs no sampling: of two endings of one opening the right
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from helpers.reward.policy import Branch, EndingScores
+from helpers.reward.policy import EndingScores
 from helpers.reward.rollout import Group
 
 # ---- GRPO ----
@@ -27,21 +27,11 @@ def advantages(rewards: Sequence[float]) -> list[float]:
     return [reward - mean for reward in rewards]
 
 
-def distinct_endings(group: Group) -> tuple[Branch, list[float]]:
-    """Return a branch in which equal endings stand once, and the sum of the advantages of each."""
-    weights: dict[tuple[int, ...], float] = {}
-    for ending, advantage in zip(group.endings, advantages(group.rewards), strict=True):
-        weights[tuple(ending)] = weights.get(tuple(ending), 0.0) + advantage
-    return (group.opening.ids, list(weights)), list(weights.values())
-
-
-def policy_loss(scores: EndingScores, weights: Sequence[float], answers: int) -> Tensor:
-    """Return −Σ advantage · log-probability / answers, whose gradient is the policy gradient (Williams 1992).
-
-    weights: of each ending, see `distinct_endings`; answers: how many were drawn in these groups.
-    """
-    each = torch.tensor(weights, dtype=scores.chosen.dtype, device=scores.chosen.device)  # (E,)
-    return -(each[scores.ending] * scores.chosen).sum() / answers
+def policy_loss(scores: EndingScores, groups: Sequence[Group]) -> Tensor:
+    """Return −Σ advantage · log-probability / answers, whose gradient is the policy gradient (Williams 1992)."""
+    each = [advantage for group in groups for advantage in advantages(group.rewards)]
+    weights = torch.tensor(each, dtype=scores.chosen.dtype, device=scores.chosen.device)  # (E,)
+    return -(weights[scores.ending] * scores.chosen).sum() / len(each)
 
 
 # ---- DPO ----
@@ -60,7 +50,7 @@ def preference_pairs(groups: Iterable[Group]) -> list[Pair]:
     pairs = []
     for group in groups:
         won, lost = (group.endings[group.rewards.index(best(group.rewards))] for best in (max, min))
-        pairs += [Pair(group.opening.ids, won, lost)] if group.mixed else []
+        pairs += [Pair(group.opening, won, lost)] if group.mixed else []
     return pairs
 
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from helpers.device import autocast
 from helpers.model.gpt import GPT
 
 Branch = tuple[Sequence[int], Sequence[Sequence[int]]]  # ids of an opening, and of each of its endings
@@ -25,7 +24,7 @@ class EndingScores(NamedTuple):
     ending: Tensor  # (N,) which ending it belongs to, counted through all branches
 
 
-def score_endings(model: GPT, branches: Sequence[Branch], precision: str = "fp32") -> EndingScores:
+def score_endings(model: GPT, branches: Sequence[Branch]) -> EndingScores:
     """Return the log-probabilities of all endings, each after its opening; the model should be in eval mode.
 
     Openings have two ids or more, endings one or more.
@@ -49,11 +48,10 @@ def score_endings(model: GPT, branches: Sequence[Branch], precision: str = "fp32
     )  # (B, R) each
     # 2. an id sees its opening, and what is before it in its own ending
     seen = (pieces[:, None] == 0) | (pieces[:, None] == pieces[:, :, None])  # (B, R, R)
-    with autocast(precision, model.device):
-        hidden = model.hidden(ids, positions=places, visible=seen.tril())  # (B, R, C)
-    # 3. logits where there is a token, in fp32 or wider
+    hidden = model.hidden(ids, positions=places, visible=seen.tril())  # (B, R, C)
+    # 3. logits where there is a token
     real, weight = labels >= 0, model.lm_head.weight  # (B, R), (V, C)
-    log_p = (hidden[real].to(weight.dtype) @ weight.T).log_softmax(-1)  # (N, V)
+    log_p = (hidden[real] @ weight.T).log_softmax(-1)  # (N, V)
     chosen = log_p.gather(1, labels[real][:, None])[:, 0]  # (N,)
     return EndingScores(log_p, chosen, whose[real])
 

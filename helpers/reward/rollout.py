@@ -1,12 +1,10 @@
-"""Rollouts: the model answers questions itself, in two parts, with the batch decoding of room 05.
+"""Rollouts: the model answers questions itself, several times each, with the batch decoding of room 05.
 
-An opening goes up to where only the verdict is missing; from there several endings are drawn. Within a group only the
-verdict differs, so the reward is about the verdict and not about the greeting. Branching where it counts is an old idea
-in policy search ("vine"; Schulman et al. 2015). Knows nothing of losses.
+An answer may begin with a given text, from which all answers of a group then go on. Knows nothing of losses.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -18,31 +16,22 @@ from helpers.generate.dialogue import as_messages
 from helpers.generate.generate import write_rows
 from helpers.generate.settings import Settings
 from helpers.model.gpt import GPT
-from helpers.reward import judge
 from helpers.vocab.chat import encode_messages
-from helpers.vocab.tokenizer import decode
+from helpers.vocab.tokenizer import decode, encode
 
+Judge = Callable[[Question, str], float]  # what an answer to a question earns
 _ROWS = 512  # answers written at once
-_OPENING, _ENDING, _WHOLE = 24, 16, 48  # most tokens of each part, and of an answer without an opening
-_SENTENCE_ENDS = ("。", "！", "？")
-
-
-@dataclass(frozen=True)
-class AnswerOpening:
-    """A question, and the first part of an answer to it."""
-
-    question: Question
-    ids: list[int]  # of the conversation up to where the verdict begins
-    text: str  # the answer's first part; may be empty
+_LONGEST = 48  # most tokens of an answer
 
 
 @dataclass(frozen=True)
 class Group:
-    """Several endings of one opening, and what each of them earned."""
+    """Several answers to one question, and what each of them earned."""
 
-    opening: AnswerOpening
-    endings: list[list[int]]  # ids
-    texts: list[str]
+    question: Question
+    opening: list[int]  # ids up to where the answers part: the question, and what they all begin with
+    endings: list[list[int]]  # ids of the rest of each answer
+    texts: list[str]  # the whole answers
     rewards: list[float]
 
     @property
@@ -52,56 +41,40 @@ class Group:
 
     @property
     def mixed(self) -> bool:
-        """Whether some endings earned more than others: only then does comparing them teach something."""
+        """Whether some answers earned more than others: only then does comparing them teach something."""
         return min(self.rewards) < max(self.rewards)
 
 
-def _drawn(most: int, stop: tuple[str, ...], rng: random.Random) -> Settings:
-    # no filter, so that what is drawn and what is learnt are the same distribution
-    return Settings(max_new_tokens=most, stop=stop, seed=rng.getrandbits(32))
+def prompt_of(tokenizer: PreTrainedTokenizerFast, question: Question) -> list[int]:
+    """Return the ids of a conversation up to where the answer begins."""
+    return encode_messages(tokenizer, as_messages(question.prompt.strip()), generation_prompt=True).ids
 
 
-def write_openings(
-    model: GPT, tokenizer: PreTrainedTokenizerFast, questions: Sequence[Question], rng: random.Random
-) -> list[AnswerOpening]:
-    """Return an opening for each question, except where the answer begins with its verdict; see `judge.opening`."""
-    settings = _drawn(_OPENING, _SENTENCE_ENDS, rng)
-    talks = [as_messages(each.prompt.strip()) for each in questions]
-    prompts = [encode_messages(tokenizer, talk, generation_prompt=True).ids for talk in talks]
-    rows = [Row(ids, settings, number) for number, ids in enumerate(prompts)]
-    write_rows(model, tokenizer, rows, _ROWS)
-    openings = []
-    for question, prompt, row in zip(questions, prompts, rows, strict=True):
-        text = judge.opening(question, decode(tokenizer, row.new))  # what ended the sentence is among the ids
-        # the first ids that spell it; where a token reaches over its end, none do
-        kept = next((n for n in range(len(row.new) + 1) if decode(tokenizer, row.new[:n]) == text), None)
-        if text is not None and kept is not None:
-            openings.append(AnswerOpening(question, prompt + row.new[:kept], text))
-    return openings
-
-
-def write_endings(
+def draw_groups(
     model: GPT,
     tokenizer: PreTrainedTokenizerFast,
-    openings: Sequence[AnswerOpening],
+    questions: Sequence[Question],
     answers: int,
+    judge: Judge,
     rng: random.Random,
+    temperature: float = 1.0,
+    begun: Sequence[str] | None = None,
 ) -> list[Group]:
-    """Return `answers` endings for each opening, with what each earned.
+    """Return `answers` answers to each question, with what each earned.
 
-    An ending goes up to the end of its sentence; without an opening it is the whole answer.
+    They are drawn without any filter, so that at temperature 1 what is drawn and what is learnt are the same
+    distribution. begun: what the answers to each question begin with; by default nothing.
     """
-    short, whole = _drawn(_ENDING, _SENTENCE_ENDS, rng), _drawn(_WHOLE, (), rng)
-    rows = [
-        [Row(each.ids, short if each.text else whole, n * answers + i) for i in range(answers)]
-        for n, each in enumerate(openings)
-    ]
-    for settings in (short, whole):  # apart, because one long answer makes all rows of the cache long
-        write_rows(model, tokenizer, [row for own in rows for row in own if row.settings is settings], _ROWS)
+    said = begun or [""] * len(questions)
+    openings = [prompt_of(tokenizer, q) + encode(tokenizer, text) for q, text in zip(questions, said, strict=True)]
+    settings = Settings(max_new_tokens=_LONGEST, temperature=temperature, seed=rng.getrandbits(32))
+    rows = [Row(ids, settings, n * answers + i) for n, ids in enumerate(openings) for i in range(answers)]
+    write_rows(model, tokenizer, rows, _ROWS)
     groups = []
-    for each, own in zip(openings, rows, strict=True):
+    for n, (question, opening, text) in enumerate(zip(questions, openings, said, strict=True)):
+        own = rows[n * answers : (n + 1) * answers]
         # ending the turn was a choice too, and is learnt
         endings = [row.new + [tokenizer.eos_token_id] * (row.reason == "end") for row in own]
-        texts = [decode(tokenizer, row.new) for row in own]
-        groups.append(Group(each, endings, texts, [judge.reward(each.question, each.text + text) for text in texts]))
+        texts = [text + decode(tokenizer, row.new) for row in own]
+        groups.append(Group(question, opening, endings, texts, [judge(question, each) for each in texts]))
     return groups

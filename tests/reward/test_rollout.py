@@ -1,4 +1,4 @@
-"""Openings and endings: where they part, what they are made of, and that a seed repeats them."""
+"""Groups of answers: what they are made of, and that a seed repeats them."""
 
 import random
 
@@ -9,7 +9,7 @@ from helpers.corpus import built_in
 from helpers.generate.dialogue import as_messages
 from helpers.reward import judge, rollout
 from helpers.vocab import chat
-from helpers.vocab.tokenizer import decode, encode
+from helpers.vocab.tokenizer import encode
 
 TOK = characters_tokenizer()
 chat.add_template(TOK)
@@ -43,43 +43,21 @@ def says(monkeypatch):
     return texts
 
 
-def test_an_opening_ends_behind_the_fact(says):
-    says += ["它光照越足长得越好，光线差了点。多晒。", "光线差了点，它光照越足长得越好。", "它耐阴，弱光下也能长。"]
-    asked = [question(i) for i in range(3)]
-    first, last = rollout.write_openings(None, TOK, asked, random.Random(0))  # the second one begins with its verdict
-    assert (first.question, last.question) == (asked[0], asked[2])
-    assert first.text == "它光照越足长得越好，" and last.text == ""
-    assert first.ids == prompt(asked[0]) + encode(TOK, first.text) and last.ids == prompt(asked[2])
+def test_answers_are_judged_whole(says):
+    asked, fact = [question(), question(1)], "它光照越足长得越好，"
+    says += ["光线差了点。往里挪。", "放那儿没问题！", f"{fact}光线差了点。", "我不知道。"]
+    first, second = rollout.draw_groups(None, TOK, asked, 2, judge.reward, random.Random(0), begun=[fact, ""])
+    assert first.texts == [f"{fact}光线差了点。往里挪。", f"{fact}放那儿没问题！"] and first.rewards == [1.0, 0.0]
+    assert first.opening == prompt(asked[0]) + encode(TOK, fact) and second.opening == prompt(asked[1])
+    assert second.texts[1] == "我不知道。" and second.mixed and second.mean == 0.5
+    assert [TOK.decode(ids[:-1]) for ids in first.endings] == [text.removeprefix(fact) for text in first.texts]
+    assert all(ids[-1] == TOK.eos_token_id for ids in first.endings)
 
 
-def test_endings_are_judged_together_with_their_opening(says):
-    fact = "它光照越足长得越好，"
-    opening = rollout.AnswerOpening(question(), prompt(question()) + encode(TOK, fact), fact)
-    says += ["光线差了点。往里挪。", "放那儿没问题！", "光还不够", "柠檬也是，光还不够。"]
-    (group,) = rollout.write_endings(None, TOK, [opening], 4, random.Random(0))
-    assert group.texts == ["光线差了点。", "放那儿没问题！", "光还不够", "柠檬也是，光还不够。"]  # one sentence each
-    assert group.rewards == [1.0, 0.0, 1.0, 0.0]
-    assert [decode(TOK, ids) for ids in group.endings] == group.texts
-    assert group.endings[2][-1] == TOK.eos_token_id and TOK.eos_token_id not in group.endings[0]
-    assert group.mixed and group.mean == 0.5
-
-
-def test_without_an_opening_the_ending_is_the_whole_answer(says):
-    says += ["光线差了点。挪到更亮的地方，因为它喜欢大太阳。", "光线差了点。"]
-    openings = [rollout.AnswerOpening(question(), prompt(question()), "")]
-    (group,) = rollout.write_endings(None, TOK, openings, 2, random.Random(0))
-    assert group.texts[0].endswith("它喜欢大太阳。")
-    assert group.rewards == [1.0, 0.0]
-
-
-def test_a_model_that_has_learnt_nothing_is_asked_all_the_same():
+def test_the_same_seed_draws_the_same_answers_and_one_question_gets_different_ones():
     asked = [question(i) for i in range(5)]
-    written = []
-    for _ in range(2):
-        rng = random.Random(4)
-        openings = rollout.write_openings(MODEL, TOK, asked, rng)
-        written.append(rollout.write_endings(MODEL, TOK, openings, 3, rng))
-    assert written[0] == written[1]  # the same seed
-    assert len(written[0]) == 5 and all(len(group.endings) == len(group.rewards) == 3 for group in written[0])
-    assert any(group.endings[0] != group.endings[1] for group in written[0])
-    assert all(judge.reward(each.opening.question, each.texts[0]) == each.rewards[0] for each in written[0])
+    drawn = [rollout.draw_groups(MODEL, TOK, asked, 3, judge.reward, random.Random(4)) for _ in range(2)]
+    assert drawn[0] == drawn[1] and all(len(group.endings) == len(group.rewards) == 3 for group in drawn[0])
+    assert all(group.endings[0] != group.endings[1] for group in drawn[0])
+    cold = rollout.draw_groups(MODEL, TOK, asked, 3, judge.reward, random.Random(4), temperature=1e-4)
+    assert all(group.endings[0] == group.endings[1] for group in cold)

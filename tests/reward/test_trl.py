@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 from helpers.corpus import built_in
 from helpers.model.huggingface import to_library
 from helpers.reward import losses, policy
-from helpers.reward.rollout import AnswerOpening, Group
+from helpers.reward.rollout import Group
 
 TOK = characters_tokenizer()
 QUESTIONS = [built_in.ask_story(combination, random.Random(0)) for combination in built_in.combinations()[:3]]
@@ -92,15 +92,14 @@ def test_grpo_takes_the_step_of_trl(tmp_path):
         drawn.setdefault(tuple(prompt), []).append(ids)
     assert [len(each) for each in drawn.values()] == [DRAWN] * len(QUESTIONS)
     groups = [
-        Group(AnswerOpening(QUESTIONS[0], list(prompt), ""), endings, ["" for _ in endings], even(endings))
+        Group(QUESTIONS[0], list(prompt), endings, ["" for _ in endings], even(endings))
         for prompt, endings in drawn.items()
     ]
     assert all(group.mixed for group in groups)
     ours = model()
-    branches, weights = zip(*map(losses.distinct_endings, groups), strict=True)
-    scored = policy.score_endings(ours, branches)
+    scored = policy.score_endings(ours, [(group.opening, group.endings) for group in groups])
     # trl divides by the answers and by the longest that an answer may become, we by the answers alone
-    loss = losses.policy_loss(scored, [w for each in weights for w in each], len(answers)) / LONGEST
+    loss = losses.policy_loss(scored, groups) / LONGEST
     loss.backward()
     same(ours, gradients)
 
