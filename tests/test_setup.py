@@ -41,7 +41,7 @@ IMPORTS = {
     "serve": {"paths", "wording", "manifest", "vocab.chat", "model", "generate"},
     "chat": {"paths", "files", "manifest", "device", "corpus", "vocab", "tokens", "model", "train"},
     "reward": {"paths", "device", "manifest", "corpus", "vocab", "model", "train", "generate", "chat"},
-    "report": {"paths", "files", "manifest"},
+    "report": {"paths", "wording", "files", "manifest"},
     "run": {"paths", "wording", "files", "manifest", "progress", "report", "corpus.find"},
 }
 WITH_TORCH = {"device", "tokens.windows", "model", "train", "generate", "serve", "chat", "reward", "show"}
