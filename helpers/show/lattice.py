@@ -5,9 +5,9 @@ from itertools import accumulate, pairwise
 
 from helpers.show.svg import BLUE, GOLD, GREY, INK, PALE_BLUE, PALE_GOLD, Picture, shortened, width_of
 from helpers.show.text import plain_table, with_marks
+from helpers.wording import say
 
 LONGEST_TEXT = 10  # characters of a text whose lattice can still be read
-_NOTHING = "(nothing)"  # stands for an empty text
 
 
 # ---- the lattice of a Unigram model ----
@@ -33,10 +33,10 @@ def lattice(text: str, scores: Mapping[str, float], cut: Sequence[str]) -> None:
     # every piece at every position where it fits
     spans = [(i, j) for i in range(len(text)) for j in range(i + 1, len(text) + 1) if text[i:j] in scores]
     path = set(pairwise(accumulate(map(len, cut), initial=0)))
-    words = f"best path {' + '.join(map(with_marks, cut))}: {sum(scores[piece] for piece in cut):.2f}"
-    rows = [["from", "to", "piece", "score", ""]]
+    words = say("best path {}: {:.2f}", " + ".join(map(with_marks, cut)), sum(scores[piece] for piece in cut))
+    rows = [[*map(say, ("from", "to", "piece", "score")), ""]]
     for i, j in spans:
-        mark = "on the path" if (i, j) in path else ""
+        mark = say("on the path") if (i, j) in path else ""
         rows.append([str(i), str(j), with_marks(text[i:j]), f"{scores[text[i:j]]:.2f}", mark])
     plain = plain_table(rows, [True, True, False, True, False])
     _draw_lattice(text, scores, spans, path, words).show([*plain, words])
@@ -85,7 +85,8 @@ def odds(bits: float) -> str:
     if bits <= 0:
         return ""
     ways = 2**bits
-    return f"1 in {ways:.1f}" if ways < 9.95 else f"1 in {ways:,.0f}" if bits < 20 else f"1 in 2^{bits:.1f}"
+    near = say("1 in {:.1f}", ways) if ways < 9.95 else say("1 in {:,.0f}", ways)
+    return near if bits < 20 else say("1 in 2^{:.1f}", bits)
 
 
 def grammar_path(steps: Sequence[tuple[str, str, float]]) -> None:
@@ -94,8 +95,9 @@ def grammar_path(steps: Sequence[tuple[str, str, float]]) -> None:
     steps: as `corpus.built_in.explain_draw` returns them.
     """
     total = sum(bits for _, _, bits in steps)
-    rows = [[slot, with_marks(text) or _NOTHING, f"{bits:.2f}", odds(bits)] for slot, text, bits in steps]
-    words = f"{len(steps)} choices, {total:.2f} bits in all"
+    heads, nothing = [say(each) for each in ("choice", "taken", "bits", "about")], say("(nothing)")
+    rows = [[slot, with_marks(text) or nothing, f"{bits:.2f}", odds(bits)] for slot, text, bits in steps]
+    words = say("{} choices, {:.2f} bits in all", len(steps), total)
     # 1. columns: slot, branches, text, bits
     trunk, x, line, top = 170.0, 232.0, 34, 62.0
     column = min(max(max((width_of(row[1], 14) for row in rows), default=0) + 24, 150.0), 384.0)
@@ -105,7 +107,7 @@ def grammar_path(steps: Sequence[tuple[str, str, float]]) -> None:
         bars + 232, end + 52, "One document as a path through the grammar",
         f"Each row is a choice with the wording that was taken and its bits: {words}.",
     )  # fmt: skip
-    for at, name, anchor in ((trunk - 18, "choice", "end"), (x, "taken", "start"), (bars, "bits", "start")):
+    for at, name, anchor in zip((trunk - 18, x, bars), heads, ("end", "start", "start"), strict=False):
         picture.text(at, 28, name, 14, GREY, anchor, bold=True)
     picture.path([(trunk, 44), (trunk, end)], GREY, 2)
     # 2. a row per choice: as many faint branches as there were equally likely ones, up to seven
@@ -118,7 +120,7 @@ def grammar_path(steps: Sequence[tuple[str, str, float]]) -> None:
         picture.arrow((trunk, y), (x - 3, y), colour=BLUE, width=2.2)
         picture.circle(trunk, y, 4.5, BLUE, None)
         picture.text(trunk - 18, y, slot, 13, GREY, "end")
-        text, empty = shortened(text, 14, column - 20), text == _NOTHING
+        text, empty = shortened(text, 14, column - 20), text == nothing
         picture.rect(x, y - 13, width_of(text, 14) + 18, 26, "#ffffff" if empty else PALE_BLUE, GREY if empty else BLUE,
                      5, dash="3 3" if empty else None)  # fmt: skip
         picture.text(x + 9, y, text, 14, GREY if empty else INK, "start")
@@ -127,5 +129,4 @@ def grammar_path(steps: Sequence[tuple[str, str, float]]) -> None:
         picture.text(bars + 142, y, rarity, 13, GREY, "start")
     picture.path([(x, end + 6), (bars + 214, end + 6)], GREY, 1.2)
     picture.text(x, end + 26, f"{words}: {odds(total)}" if total > 0 else words, 14, anchor="start", bold=True)
-    plain = plain_table([["choice", "taken", "bits", "about"], *rows], [False, False, True, False])
-    picture.show([*plain, words])
+    picture.show([*plain_table([heads, *rows], [False, False, True, False]), words])

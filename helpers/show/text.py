@@ -173,7 +173,7 @@ def render_noted(text: str, note: str, characters: int | None = None) -> tuple[s
 def documents(texts: Iterable[str], limit: int = 3) -> None:
     """Show the first `limit` documents, each cut after 400 characters."""
     first = enumerate(islice(texts, limit), 1)
-    show_all(render_noted(text, f"{i} · {len(text):,} characters", 400) for i, text in first)
+    show_all(render_noted(text, say("{} · {:,} characters", i, len(text)), 400) for i, text in first)
 
 
 def pieces(cuts: Mapping[str, Sequence[str]]) -> None:
@@ -181,7 +181,7 @@ def pieces(cuts: Mapping[str, Sequence[str]]) -> None:
     rows, plain = [], []
     for name, tokens in cuts.items():
         boxes = [chip(token, HUES[i % len(HUES)]) + ("<br>" if "\n" in token else "") for i, token in enumerate(tokens)]
-        count = element("span", "font-weight:normal;opacity:.7", f"{len(tokens)} pieces")
+        count = element("span", "font-weight:normal;opacity:.7", say("{} pieces", len(tokens)))
         head = "text-align:left;vertical-align:top;padding:.4em 1em .4em 0;white-space:nowrap"
         cells = element("th", head, f"{escape(name)}<br>{count}")
         rows.append(
@@ -264,12 +264,12 @@ def labels(inputs: Sequence[str], labels: Sequence[str | None]) -> None:
 
     html, plain = [], []
     for line in lines:
-        tops, bottoms = (cell(name, "opacity:.7;font-size:.85em") for name in ("input", "label"))
+        tops, bottoms = (cell(name, "opacity:.7;font-size:.85em") for name in (say("input"), say("label")))
         for token, label, masked in line:
             tops += cell(token, f"background:rgba({HUES[0]},.12)" + (";opacity:.7" if masked else ""))
             bottoms += cell(label, "opacity:.7" if masked else f"background:rgba({HUES[1]},.22)")
         look = "border-collapse:separate;border-spacing:2px;margin:.5em 0"
         html.append(element("table", look, table_row(tops) + table_row(bottoms)))
-        rows = [["input", *(token for token, _, _ in line)], ["label", *(label for _, label, _ in line)]]
+        rows = [[say("input"), *(token for token, _, _ in line)], [say("label"), *(label for _, label, _ in line)]]
         plain += plain_table(rows, [False] * len(rows[0]))
     show_html("\n".join(html), "\n".join(plain))

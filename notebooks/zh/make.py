@@ -59,6 +59,12 @@ def strings_of(code: str) -> dict[str, str]:
     return found
 
 
+def places_of(string: str) -> list[str]:
+    """Return the places {} of a string, sorted; where one chooses between two words, without these: they are said."""
+    places = re.findall(r"{[^{}]*}", string)
+    return sorted(re.sub(r"'[^']*'(?= if )|(?<= else )'[^']*'", "''", each) for each in places)
+
+
 def said_by_checks(code: str) -> list[str]:
     """Return the strings of an exercise's check that are for readers: phrases, without what stands in their braces."""
     strings = strings_of(code.partition(_CHECK)[2]) if _CHECK in code else {}
@@ -73,7 +79,7 @@ def string_faults(code: str, text: str) -> list[str]:
             faults.append(f'says in English: - "{english}" → ""')
         elif english not in there:
             faults.append(f'has no string "{english}"')
-        elif sorted(re.findall(r"{[^{}]*}", english)) != sorted(re.findall(r"{[^{}]*}", chinese[english])):
+        elif places_of(english) != places_of(chinese[english]):
             faults.append(f'has other places {{}} in "{chinese[english]}"')
     return faults
 
