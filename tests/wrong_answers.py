@@ -253,6 +253,8 @@ penalty if scores[token] < 0 else scores[token] / penalty ⇒ penalty
 set(written) ⇒ written
 # the penalty is always 1.5
 penalty if scores[token] < 0 else scores[token] / penalty ⇒ 1.5 if scores[token] < 0 else scores[token] / 1.5
+# all are lowered, written or not
+set(written) ⇒ range(len(scores))
 """,
 }
 

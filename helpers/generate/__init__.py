@@ -10,5 +10,5 @@ dialogue        a conversation becomes ids that leave room for an answer; answer
 terminal        `python -m helpers.generate`: continue a text in a terminal, converse, or score a file
 explain         bits per character, each token's probability, what each filter removed, attention
 surprisal       levels of probability: the scale of colours of notebooks and page
-memorization    which stretches occur verbatim in the training text; diversity over temperature and top-p
+memorization    which stretches occur verbatim in the training text; diversity
 """

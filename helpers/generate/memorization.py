@@ -1,4 +1,4 @@
-"""Memorization: which stretches of a text occur verbatim in the training text; and diversity over a grid of settings.
+"""Memorization: which stretches of a text occur verbatim in the training text; and how diverse several texts are.
 
 A suffix array (Manber and Myers 1993): all positions of the training text, sorted by the text from there on. Whatever
 begins like a given text is then found by bisection. Building takes about seven bytes of memory per byte of text,
@@ -8,16 +8,10 @@ Knows no tokens and no pictures.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from statistics import fmean
+from dataclasses import dataclass
 
 import numpy as np
 from pydivsufsort import divsufsort
-from transformers import PreTrainedTokenizerFast
-
-from helpers.generate.generate import generate
-from helpers.generate.settings import DEFAULT_SETTINGS, Settings
-from helpers.model.gpt import GPT
 
 LIMIT = 100_000_000  # bytes of training text that an index holds
 _BORDER = b"\xff"  # after each document; UTF-8 never has this byte
@@ -151,54 +145,9 @@ def _suffix_array(data: bytearray) -> np.ndarray:
     return order[_begins_character(codes)[order]]
 
 
-# ---- diversity ----
-
-
-@dataclass(frozen=True)
-class Cell:
-    """How diverse, repetitive and copied the texts are at one temperature and top-p; an n-gram has 4 characters."""
-
-    temperature: float
-    top_p: float
-    diversity: float  # the share of different n-grams in the texts of one prompt (Li et al. 2016, distinct-n)
-    repetition: float  # the share of a text's n-grams that it had before (Welleck et al. 2020, seq-rep-n)
-    longest: float  # mean length of the longest copied stretch, in characters
-    share: float  # share of the n-grams, as `Index.copied` counts them, that occur in the training text
-
-
-def write_grid(
-    model: GPT,
-    tokenizer: PreTrainedTokenizerFast,
-    prompts: Sequence[str],
-    temperatures: Sequence[float],
-    top_ps: Sequence[float],
-    index: Index,
-    samples: int = 8,
-    settings: Settings = DEFAULT_SETTINGS,
-) -> list[Cell]:
-    """Write `samples` texts per prompt, of one or more, at each temperature × top-p; return a Cell each, row by row.
-
-    Only the continuations count, without their prompts.
-    """
-    cells = []
-    for temperature in temperatures:
-        for top_p in top_ps:
-            variant = replace(settings, temperature=temperature, top_p=top_p)
-            groups = [
-                [sample.text[len(prompt) :] for sample in generate(model, tokenizer, prompt, variant, samples)]
-                for prompt in prompts
-            ]
-            texts = [text for group in groups for text in group]
-            copied = [index.copied(text) for text in texts]
-            longest = fmean(each.longest for each in copied)
-            share = sum(each.known for each in copied) / max(1, sum(each.ngrams for each in copied))
-            diversity = fmean(map(distinct_share, groups))
-            repetition = fmean(1 - distinct_share([text]) for text in texts)
-            cells.append(Cell(temperature, top_p, diversity, repetition, longest, share))
-    return cells
-
-
 def distinct_share(texts: Sequence[str], n: int = 4) -> float:
-    """Return the share of different n-grams of characters among all of the texts; 1 if there are none."""
+    """Return the share of different n-grams of characters in all of the texts (Li et al. 2016, distinct-n); 1 if there
+    are none.
+    """
     grams = [text[i : i + n] for text in texts for i in range(len(text) - n + 1)]
     return len(set(grams)) / len(grams) if grams else 1.0

@@ -1,10 +1,10 @@
-"""A written text explained: probability in colours, filters, copied stretches, diversity, the attention of one head.
+"""A written text explained: probability in colours, filters, copied stretches, the attention of one head.
 
 Draws the records of `generate.explain` and `generate.memorization`. Texts are HTML with a plain-text twin, as in
-`text`: the stronger a colour, the less the model expected the character. The attention is SVG.
+`text`: the stronger a colour, the less the model expected the token. The attention is SVG.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from itertools import cycle, groupby
 from statistics import fmean
@@ -16,19 +16,19 @@ from helpers.show.svg import BLUE, GREY, INK, Picture, between, shortened, width
 
 if TYPE_CHECKING:  # these load torch
     from helpers.generate.explain import Step
-    from helpers.generate.memorization import Cell, Copied, Stretch
+    from helpers.generate.memorization import Copied, Stretch
 
 END = "■"  # stands for the document's end
 PIECE = "…"  # and for a byte that is not yet a character
 # how strong the colour of each level of surprisal is; the first has none, and on the last white text can still be read
 ALPHAS = (0.0, 0.18, 0.34, 0.48, 0.6)
-SURPRISE = 2  # from this level of surprisal on, a character is underlined and has its bits where styles are stripped
+SURPRISE = 2  # from this level of surprisal on, a token is underlined and has its bits where styles are stripped
 MOST_TOKENS = 30  # of the picture of a head: n tokens are n² / 2 cells
 PRINTED = 0.1  # weights from here on are printed in it
 
 
 def coloured(text: str, probability: float, note: str = "") -> str:
-    """Return text as HTML, coloured by how probable its characters were; `note` is shown under the mouse."""
+    """Return text as HTML, coloured by how probable it was; `note` is shown under the mouse."""
     alpha = ALPHAS[level(probability)]
     title = f' title="{escape(note)}"' if note else ""
     colour = f' style="background:rgba({page.HUES[1]},{alpha});border-radius:2px"' if alpha else ""
@@ -41,7 +41,7 @@ def legend() -> str:
     spans = [coloured(f" {name} ", least) for name, least in zip(names, [*LEVELS, 0.0], strict=True)]
     below = f"less than {100 * LEVELS[SURPRISE - 1]:.0f} %"
     signs = page.unstyled(f" (in colours; without them {below} is underlined, with its bits)")
-    return f'<div style="font-size:.8em">probability of a character: {" · ".join(spans)}{signs}</div>'
+    return f'<div style="font-size:.8em">probability of a token: {" · ".join(spans)}{signs}</div>'
 
 
 def with_bits(html: str, bits: float) -> str:
@@ -83,14 +83,14 @@ def step_in_words(step: "Step") -> str:
 
 
 def explained(steps: Sequence["Step"], prompt: str = "") -> None:
-    """Show the steps of `explain.explain_text`: each character coloured by its probability, details under the mouse.
+    """Show the steps of `explain.explain_text`: each token coloured by its probability, details under the mouse.
 
     A token without text is a piece of a character, and is shown as … where that is not completed.
     """
     body = page.render_continuation(prompt, prompt) + (page.unstyled(page.CONTINUES) if prompt else "")
     for group in whole_characters(steps):
         text = group[-1].text
-        bits = sum(step.bits for step in group) / max(1, len(text))  # per character
+        bits = sum(step.bits for step in group)
         body += with_bits(coloured(text or PIECE, 2**-bits, "\n\n".join(map(step_in_words, group))), bits)
     rows = []
     for step in steps:
@@ -145,29 +145,6 @@ def copied(texts: Iterable["Copied"]) -> None:
     hues alternate, so that neighbours can be distinguished.
     """
     page.show_all(map(render_copied, texts))
-
-
-MEASURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("diversity", "diversity: n-grams that differ", "{:.2f}".format),
-    ("repetition", "repetition within a text", "{:.2f}".format),
-    ("longest", "longest copied stretch, characters", "{:.1f}".format),
-    ("share", "n-grams known from training", page.percent),
-)
-
-
-def grid(cells: Sequence["Cell"]) -> None:
-    """Show the cells of `memorization.write_grid`: one table per measure, temperature down, top-p across."""
-    top_ps = list(dict.fromkeys(cell.top_p for cell in cells))
-    at = {(cell.temperature, cell.top_p): cell for cell in cells}
-    rendered = []
-    for field, title, in_words in MEASURES:
-        rows = [
-            [page.cell_text(t), *(in_words(getattr(at[t, p], field)) for p in top_ps)]
-            for t in dict.fromkeys(cell.temperature for cell in cells)
-        ]
-        html, plain = page.render_table(rows, ["t \\ p", *map(page.cell_text, top_ps)])
-        rendered.append((page.element("div", "font-size:.85em;margin-top:.6em", title) + html, f"{title}\n{plain}"))
-    page.show_all(rendered)
 
 
 def attention(names: Sequence[str], weights: Iterable[Iterable[SupportsFloat]], title: str = "") -> None:

@@ -161,8 +161,7 @@ def render_chunk(chunk: Chunk) -> str:
         groups = [(chunk.text, chunk.logprobs)]
     html = ""
     for text, tokens in groups:
-        mean = sum(token.logprob for token in tokens) / max(1, len(text))  # per character
-        html += coloured(text, math.exp(mean), "\n".join(map(token_in_words, tokens)))
+        html += coloured(text, math.exp(sum(token.logprob for token in tokens)), "\n".join(map(token_in_words, tokens)))
     return html
 
 

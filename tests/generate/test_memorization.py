@@ -1,17 +1,12 @@
-"""Every stretch that stands in the training text, against a search with `in`; diversity over a grid of settings."""
-
-from dataclasses import replace
+"""Every stretch that stands in the training text, against a search with `in`; diversity."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from models import PLANTS
 
-from helpers.generate import generate
-from helpers.generate.memorization import Index, Stretch, write_grid
-from helpers.generate.settings import Settings
+from helpers.generate.memorization import Index, Stretch, distinct_share
 
 # few characters, so that much repeats; of one to four bytes, some of which share their first bytes
 LETTERS = st.sampled_from("aé一丁七𠮷𠮸\n\x00\ud800")
@@ -84,27 +79,5 @@ def test_memory_is_bounded_by_the_limit_and_that_is_said():
     assert (index.documents, index.characters, index.whole) == (6, 30, False)
 
 
-# ---- diversity ----
-
-
-def test_the_grid_measures_what_it_says(small, tok):
-    index = Index([PLANTS])
-    settings = Settings(max_new_tokens=12, seed=3)
-    cells = write_grid(small, tok, ["水", "土"], [0.0, 2.0], [0.5, 1.0], index, samples=4, settings=settings)
-    assert [(cell.temperature, cell.top_p) for cell in cells] == [(0.0, 0.5), (0.0, 1.0), (2.0, 0.5), (2.0, 1.0)]
-    for cell in cells:
-        wanted = replace(settings, temperature=cell.temperature, top_p=cell.top_p)
-        groups = [[s.text[1:] for s in generate.generate(small, tok, p, wanted, 4)] for p in ("水", "土")]
-        grams = [[text[i : i + 4] for i in range(len(text) - 3)] for group in groups for text in group]
-        pooled = [sum(grams[:4], []), sum(grams[4:], [])]
-        assert cell.diversity == pytest.approx(sum(len(set(all_)) / len(all_) for all_ in pooled) / 2)
-        assert cell.repetition == pytest.approx(sum(1 - len(set(g)) / len(g) for g in grams) / 8)
-        copied = [index.copied(text) for group in groups for text in group]
-        assert cell.longest == pytest.approx(sum(each.longest for each in copied) / 8)
-        assert cell.share == sum(each.known for each in copied) / sum(each.ngrams for each in copied)
-    assert cells[0].diversity <= 0.25 < cells[3].diversity  # greedily all four texts of a prompt are one
-
-
-def test_a_grid_of_empty_texts(small, tok):
-    (cell,) = write_grid(small, tok, [""], [1.0], [1.0], Index([]), samples=2, settings=Settings(max_new_tokens=0))
-    assert (cell.diversity, cell.repetition, cell.longest, cell.share) == (1, 0, 0, 0)
+def test_the_share_of_different_pieces_counts_all_texts_together():
+    assert distinct_share(["一二一二", "一二"], 2) == 2 / 4 and distinct_share(["一", ""], 2) == 1

@@ -58,8 +58,8 @@ def test_the_panel_colours_what_it_wrote_by_probability(play):
     assert page.words == "问 <b>\n好的<🌱>" and page.open == [] and page.tags == {"blockquote", "div", "span", "br"}
     assert re.search('<span title="90.0 %, number 2; likeliest: [^"]*">好</span>', html)
     assert re.search(r'<span style="background:rgba\([^"]*,0.48\)[^"]*" title="2.0 %[^"]*, ■ [^"]*">的</span>', html)
-    assert re.search(r'<span style="background:rgba\([^"]*,0.18\)[^"]*" title="90.0 %[^"]*">&lt;🌱&gt;</span>', html)
-    assert "probability of a character" in Page(play.panel.legend.value).words
+    assert re.search(r'<span style="background:rgba\([^"]*,0.6\)[^"]*" title="90.0 %[^"]*">&lt;🌱&gt;</span>', html)
+    assert "probability of a token" in Page(play.panel.legend.value).words
 
 
 def test_cancel_works_in_the_middle_of_a_text(play):

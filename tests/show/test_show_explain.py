@@ -9,7 +9,6 @@ from displays import HOSTILE, Page, stripped
 from hypothesis import HealthCheck, given, settings
 
 from helpers.generate import explain, memorization, surprisal
-from helpers.generate.memorization import Cell
 from helpers.show import notebook as show
 from helpers.show.explain import ALPHAS
 
@@ -46,18 +45,17 @@ def test_any_text_can_be_seen_through(shown, one, two):
     ElementTree.fromstring(shown[3]["data"]["image/svg+xml"])
 
 
-def test_each_character_has_the_colour_of_its_own_chance(shown):
-    """Three characters that share a word's bits are each more likely than the word; three bytes are one character."""
+def test_each_token_has_the_colour_of_its_own_chance(shown):
+    """A long word's surprise is not divided by its length; three bytes are one character."""
     steps = [step("好", 0.6), step("龟背竹", 0.001), step("", 0.5), step("", 0.5), step("🌱", 0.02)]
     show.explained(steps, prompt="问\n")
     html = shown[0]["data"]["text/html"]
     assert len(ALPHAS) == len(surprisal.LEVELS) + 1 and sorted(ALPHAS) == list(ALPHAS)
     grounds = re.findall(r'<span(?: style="background:rgba\([\d,]+,([\d.]+)\)[^"]*")? title="[^"]*">(.*?)</span>', html)
-    # 0.001 ** (1/3) = 0.1, and 0.5 × 0.5 × 0.02 = 0.005
-    assert grounds == [("", "好"), ("0.34", "龟背竹"), ("0.6", "🌱")]
+    assert grounds == [("", "好"), ("0.6", "龟背竹"), ("0.6", "🌱")]  # 0.5 × 0.5 × 0.02 = 0.005
     assert '<span style="opacity:.7">问<br></span>' in html
     first = stripped(shown[0]).splitlines()[:2]
-    assert first == ["问", "▸好_龟背竹_^3.3_🌱_^7.6"], "surprises are underlined, with bits per character"
+    assert first == ["问", "▸好_龟背竹_^10.0_🌱_^7.6"], "surprises are underlined, with their bits"
     assert "less than 20 % is underlined, with its bits" in stripped(shown[0])
     lines = shown[0]["data"]["text/plain"].splitlines()
     assert lines[0].split() == ["text", "probability", "rank", "bits", "likeliest"] and len(lines) == 6
@@ -105,15 +103,6 @@ def test_copied_stretches_are_marked_whole_and_neighbours_apart(shown):
     assert stripped(shown[0]) == data["text/plain"].replace("[", "").replace("]", "")
     show.copied([])
     show.copied([memorization.Copied("", 0, (), 8, 0, 0)])
-
-
-def test_the_grid_has_a_table_a_measure(shown):
-    cells = [Cell(t, p, 0.1 + t, 0.01, 5.0 + p, 0.5) for t in (0.5, 1.0) for p in (0.9, 1.0)]
-    show.grid(cells)
-    plain = shown[0]["data"]["text/plain"]
-    assert plain.count("t \\ p") == 4
-    lines = stripped(shown[0]).splitlines()
-    assert lines[:4] == ["diversity: n-grams that differ", "t \\ p\t0.9\t1", "0.5\t0.60\t0.60", "1\t1.10\t1.10"]
 
 
 def test_attention_shows_the_last_tokens_and_where_each_looks(shown):

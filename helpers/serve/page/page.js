@@ -157,9 +157,9 @@ function cutAtTokens(text, { tokens, token_logprobs: logprobs, top_logprobs: riv
   return parts;
 }
 
-// The class of a token's colour: its characters share its surprise, as in the notebooks.
-function surprisal({ text, p }) {
-  const level = LEVELS.findIndex((least) => p ** (1 / [...text].length) >= least);
+// The class of a token's colour, by its probability, as in the notebooks.
+function surprisal({ p }) {
+  const level = LEVELS.findIndex((least) => p >= least);
   return `p${level < 0 ? LEVELS.length : level}`;
 }
 
