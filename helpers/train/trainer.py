@@ -124,10 +124,9 @@ class Trainer:
         rank, size = distributed.world()
         self.device = machine.pick_device(settings.device)
         self.precision = machine.pick_precision(settings.precision, self.device)
-        parallel = distributed.choose_parallel(settings, model.config, train.n_ctx, self.precision, self.device)
         # 2. model, loss and optimizers
         self.local_loss = Loss(model, settings.compile).to(self.device).train()
-        self.loss_of = distributed.distribute(self.local_loss, parallel, self.device)
+        self.loss_of = distributed.distribute(self.local_loss, settings.parallel, self.device)
         self.optimizers = optim.make_optimizers(model, settings, machine.DTYPES[self.precision])
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
@@ -147,8 +146,8 @@ class Trainer:
         self.session.total_steps = self.budget.total_steps(self.progress)
         self.milestones = Milestones(
             self.local_loss, self.optimizers, self.scaler, val, settings, folder, tokenizer, identity, self.log,
-            self.progress, self.session, self.precision, self.device, size > 1 and parallel == "fsdp", bits["val"],
-            weights,
+            self.progress, self.session, self.precision, self.device, size > 1 and settings.parallel == "fsdp",
+            bits["val"], weights,
         )  # fmt: skip
         if judged:
             self.milestones.end_early()
