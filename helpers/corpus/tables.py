@@ -121,10 +121,7 @@ def _misfits(rows: Iterator[tuple], mark: str, dialect: _Dialect) -> float:
 
 
 def _rows(lines: Iterable[str], mark: str, dialect: _Dialect) -> Iterator[tuple[int, list[str], list[str]]]:
-    """Yield (number, fields, lines) of the rows that are not blank; a torn one has no field.
-
-    Raises BadFile for a quotation mark that none closes.
-    """
+    """Yield (number, fields, lines) of the rows that are not blank; a torn one has no field. Raises BadFile."""
     held: list[str] = []  # the lines of the row that is read
 
     def ended() -> Iterator[str]:

@@ -26,11 +26,7 @@ def setting(
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
-    """Notebook 04's parameters, by the same names and with the same defaults.
-
-    Raises ValueError for a value of another type, a number out of its range and an unknown word; what depends on the
-    run or on other settings is checked in `plan.plan_run`.
-    """
+    """Notebook 04's parameters. Raises ValueError; what depends on the run is checked in `plan.plan_run`."""
 
     run: str = setting("sample", affects="watching")  # name of the run: all files are in runs/<run>/
     # the model
