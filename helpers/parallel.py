@@ -69,9 +69,8 @@ def cores() -> int:
 def executor(workers: int = 0, cluster: str = "") -> Executor:
     """Return an executor for `workers` processes: 0 means one per core, 1 means in this process. Use it with `with`.
 
-    With `cluster`, the address of a Dask scheduler ("tcp://machine:8786"), the tasks run on its workers, and `workers`
-    is ignored. Those machines must see the same files under the same paths (a shared file system), and have this
-    project installed. Raises ClusterError when no scheduler answers or it has no worker.
+    With `cluster`, the address of a Dask scheduler ("tcp://machine:8786"), the tasks run on its workers. These must see
+    the same files under the same paths, and have this project installed. Raises ClusterError.
     """
     if workers < 0:
         raise ValueError(f"workers is {workers}: give 0 (one per core), 1 (this process), or a number of processes")
@@ -107,9 +106,8 @@ def map_shards(
 ) -> list[R]:
     """Return [function(item) for item in items], in order, with a progress bar named `label` (none if empty).
 
-    The bar shows rate and time left, see `progress`; `total` is the number of items, where `items` has no length.
-    `items` may be lazy: at most IN_FLIGHT of them are held in memory. Raises RuntimeError when a worker process was
-    killed.
+    `total` is the number of items, where `items` has no length: it may be lazy, at most IN_FLIGHT are held in memory.
+    Raises RuntimeError when a worker process was killed.
     """
     total = operator.length_hint(items) or total
     source = iter(items)

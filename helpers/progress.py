@@ -59,10 +59,7 @@ def read_note(file: Path) -> Note | None:
 
 
 class Bar:
-    """A progress bar with rate and time left, in a notebook that somebody watches; anywhere else only a note.
-
-    Somebody watches where HEADLESS is not set. Without a label nothing is shown and nothing noted.
-    """
+    """A progress bar with rate and time left, or where HEADLESS is set only a note; without a label neither."""
 
     def __init__(self, label: str, total: float | None, unit: str, scaled: bool = False) -> None:
         self.label, self.total, self.unit, self.done = label, total, unit, 0.0

@@ -1,6 +1,5 @@
 """files: a file or folder is written whole or not at all, and a fingerprint changes when the content does."""
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -130,11 +129,6 @@ def test_a_folder_is_kept_for_one_program_until_it_ends(tmp_path, monkeypatch):
     other.wait()
     with files.occupied(tmp_path / "room"):  # it died without a word, and the system has let go
         pass
-
-
-def test_sha256_is_that_of_the_bytes(tmp_path):
-    (tmp_path / "a").write_bytes(bytes(range(256)) * 5000)
-    assert sha256(tmp_path / "a") == hashlib.sha256(bytes(range(256)) * 5000).hexdigest()
 
 
 def test_a_file_that_has_not_changed_is_read_once(tmp_path, monkeypatch):

@@ -28,29 +28,6 @@ def test_every_parameter_is_one_of_its_notebook_and_valid(preset):
     assert 0 < tokens["stride"] <= tokens["n_ctx"] and tokens.get("packing", "auto") in ("auto", "stream", "documents")
 
 
-@pytest.mark.parametrize(
-    "preset, wanted",
-    [
-        ("book", dict(lr=1.5e-4, warmup_steps=2000, epochs=5, batch_size=8, n_layer=12, n_embd=768, n_ctx=1024,
-                      stride=768, vocab_size=50_000, schedule="linear", final_lr_fraction=0.0, min_length=128,
-                      num_pieces=100, special_tokens="sep:[SEP] eos:[CLS] bos:[MASK] pad:[PAD] unk:[UNK]")),
-        ("cpm", dict(lr=1e-5, eps=1e-9, warmup_steps=4000, gradient_accumulation=6, epochs=40, batch_size=16, n_ctx=200,
-                     seed=1234, max_grad_norm=1.0, schedule="linear", packing="documents")),
-        ("minimind", dict(architecture="llama", lr=5e-4, gradient_accumulation=8, epochs=1, batch_size=32, n_ctx=512,
-                          n_embd=512, n_layer=8, schedule="cosine", final_lr_fraction=0.1, warmup_steps=0,
-                          precision="bf16", text_key="text")),
-        ("minimind3", dict(architecture="qwen3", n_embd=768, n_layer=8, n_head=8, n_kv_head=4, n_ctx=340, epochs=2,
-                           lr=5e-4, gradient_accumulation=8, batch_size=32, schedule="cosine", max_grad_norm=1.0)),
-        ("minimind-moe", dict(architecture="moe", n_experts=4, experts_per_token=1, aux_loss_coef=5e-4, lr=5e-4)),
-        ("poems", dict(lr=2e-5, schedule="cosine", final_lr_fraction=0.0, epochs=1, batch_size=16, n_ctx=512,
-                       document="line", packing="documents")),
-    ],
-)  # fmt: skip
-def test_values_are_those_of_the_sources(preset, wanted):
-    given = {name: value for section in read_preset(preset).values() for name, value in section.items()}
-    assert {name: given.get(name) for name in wanted} == wanted
-
-
 # ---- what the source systems are tried on, see test_source_systems ----
 
 

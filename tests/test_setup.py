@@ -235,7 +235,7 @@ def lines_of(files) -> int:
 
 @pytest.mark.parametrize(
     ("place", "most"),
-    [("helpers/**/*.py", 19_660), ("tests/**/*.py", 21_617), ("benchmarks/*.py", 2220), ("README.md", 200)],
+    [("helpers/**/*.py", 19_479), ("tests/**/*.py", 21_174), ("benchmarks/*.py", 2220), ("README.md", 200)],
 )
 def test_the_house_stays_within_its_budget(place, most):
     """Who adds takes away. Where it is too large still, the number only falls: 16,500 and 19,500 are the aims."""
@@ -247,7 +247,7 @@ def test_there_are_at_most_a_hundred_modules_and_no_room_is_too_large():
     lines = {
         file.parent.name: lines_of(file.parent.rglob("*.py")) for file in PACKAGES if file.parent.name != "helpers"
     }
-    too_large_still = {"corpus": 4305}  # numbers that only fall
+    too_large_still = {"corpus": 4190}  # numbers that only fall
     assert not {room: n for room, n in lines.items() if n > too_large_still.get(room, 3200)}
 
 

@@ -149,10 +149,7 @@ OPTIONAL_RULES = tuple(dict.fromkeys([*(name for name, *_ in OPTIONAL), *_SCRIPT
 
 @functools.cache
 def choose_rules(rules: str = "") -> frozenset[str]:
-    """Return the names of the rules that are on: the default ones, changed by `rules` ("+personal data, -HTML tags").
-
-    Raises ValueError for a name that no rule has, RuntimeError for one that needs OpenCC where that is not installed.
-    """
+    """Return the names of the rules that are on: the default ones, changed by `rules` ("+full width, -HTML tags")."""
     chosen = set(DEFAULT_RULES)
     for word in filter(None, (word.strip() for word in re.split("[,，]", rules))):
         sign, name = word[0], word[1:].strip()
@@ -439,10 +436,7 @@ _SENTENCE_END = re.compile("[。！？!?；;…][”’」』）)]*|[.](?=\\s)")
 
 
 def cut(text: str, max_length: int) -> list[str]:
-    """Cut a long text into pieces of at most `max_length` characters: at line ends, else sentence ends, else anywhere.
-
-    Nothing is lost: the pieces joined are the text.
-    """
+    """Cut a long text into pieces of at most `max_length` characters, at line ends or else sentence ends if it can."""
     pieces, start = [], 0
     while (rest := len(text) - start) > max_length:
         aim = max_length if rest >= 2 * max_length else (rest + 1) // 2  # halves, not a whole and a crumb

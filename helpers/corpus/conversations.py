@@ -81,10 +81,7 @@ class Conversation(str):
         return self.with_contents(["\n".join(itertools.islice(lines, count)) for count in counts])
 
     def shortened(self, max_length: int) -> "Conversation":
-        """Return the conversation without the last exchanges, as many as make it too long; without the first, nothing.
-
-        The length is in characters, the line ends between the turns included.
-        """
+        """Return the conversation without the last exchanges that make it too long; without the first, nothing."""
         lengths = itertools.accumulate(len(message["content"]) + 1 for message in self.messages)
         first, end = _first_turn(self.messages), sum(length - 1 <= max_length for length in lengths)
         return _whole_exchanges(self.messages[:first], self.messages[first:end])

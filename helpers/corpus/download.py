@@ -102,10 +102,7 @@ def _record(folder: Path, source: str, entry: dict) -> None:
 
 
 def _fetch_files(source: str, corpus: Corpus, target: Path, folder: Path) -> list[Path]:
-    """Download what is missing of the files of one source into `target`; return their paths.
-
-    Another run that wants the same source at the same time waits.
-    """
+    """Download what is missing of the files of one source into `target`, one run at a time; return their paths."""
     target.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / f".{target.name}.lock"), httpx.Client(timeout=STALL, follow_redirects=True) as client:
         files = read_fetched(folder).get(source, {}).get("files", {})

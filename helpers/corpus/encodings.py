@@ -11,8 +11,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import charset_normalizer
-
 from helpers.wording import printable
 
 BLOCK_BYTES = 2**20  # read at a time
@@ -90,14 +88,7 @@ _KINDS = (  # first bytes, what they begin, what to do
     (rb"PAR1", "a .parquet", _RENAME),
     (rb"SQLite format 3\x00", "a database of SQLite", "export its table as CSV, in UTF-8"),
     (rb"\x89PNG\r|\xff\xd8\xff[\xc0-\xfe]|GIF8[79]a", "a picture", "take it out of the corpus"),
-    (rb"\x1b\$(?:\)[AG]|\*H)", "ISO-2022-CN", "convert it: iconv -f ISO-2022-CN -t UTF-8 OLD > NEW"),
-)
-# 7-bit encodings, of mail and news: what stands for Chinese, Japanese or Korean there
-_ESCAPED = (
-    ("hz", rb"~\{(?:[!-}][!-~])+~\}"),
-    ("utf-7", rb"\+[A-Za-z0-9+/]{5,}-?"),
-    ("iso2022_kr", rb"\x1b\$\)C"),
-    ("iso2022_jp_2", rb"\x1b\$[@AB]"),
+    (rb"(?s:.{,99})\x1b\$[)*@AB]", "ISO-2022, of mail", "convert it: iconv -f ISO-2022-CN -t UTF-8 OLD > NEW"),
 )
 _CONTROL = bytes({*range(32), 127} - set(b"\t\n\v\f\r\x0e\x0f\x1b"))
 _PLAIN = re.compile("[\t\n\r -~\u2010-\u2026\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]")
@@ -109,7 +100,6 @@ EVERYDAY = re.compile(
     "年过发后作里用道行所然家种事成方多经么去法学如都同现当没动面起看定天分还进好小部其些主样理心她本前开但因只从想实日"
     "這們來爲為國說時會對於着著過發後裡裏種經麼學現當沒動還進樣開從實無见見曰云山水風风月花春此何与與者乃兮不知相問问答]"
 )
-_ABROAD = ("cp932", "euc_jp", "cp949", "cp1252")  # Japanese, Korean, Western
 _KANA_SIGNS = re.compile("[ぁ-ヶ]")
 _HIGH = bytes(range(128, 256))
 _THREE = re.compile(rb"[\xe0-\xef][\x80-\xbf]{2}")  # a character of UTF-8, Chinese above all
@@ -138,31 +128,11 @@ def find_encoding(path: Path) -> Encoding:
     if first is None and len(text) - len(text.translate(None, _CONTROL)) > max(4, len(head) // 50):
         at = next(i for i, byte in enumerate(head) if byte in _CONTROL)
         raise BadFile(f"byte {at:,} is 0x{head[at]:02x}, and many more like it follow: this is binary data, not text")
-    if first is None and head.isascii() and (escaped := _escaped(head)):
-        return _survey(path, Encoding(escaped))
     first = first or Encoding("utf-8")
     found = _survey(path, first) if first.name != "utf-8" else _fitting(path, first) or _of_lines(path, first)
-    if found.truncated and found.name.startswith("utf-16"):
-        with open(path, "rb") as stream:
-            stream.seek(max(0, found.size - 4095))  # an even place
-            end = stream.read()
-        aligned, shifted = (len(EVERYDAY.findall(data.decode(found.name, "replace"))) for data in (end, end[1:]))
-        if shifted > aligned:
-            raise BadFile(f"a byte is missing in this {found}, or one too many: what follows is shifted. {_ADVICE}")
     if re.match(rb"\s*<(?:!doctype html|html)", head[found.bom :], re.IGNORECASE):
         return replace(found, hint="a whole web page, of which menus and scripts may be read as text, too")
     return found
-
-
-def _escaped(head: bytes) -> str:
-    """Return the encoding that is ASCII to the eye, or "" where ASCII means itself."""
-    for name, pattern in _ESCAPED:
-        runs = re.findall(pattern, head)
-        text = b"-".join(runs).decode(name, "ignore")
-        # a sum in English has a + before a word, too
-        if runs and (name.startswith("iso") or len(EVERYDAY.findall(text)) > max(len(text) / 10, 3 * (name != "hz"))):
-            return name
-    return ""
 
 
 def _evidently(head: bytes, name: str) -> bool:
@@ -235,21 +205,14 @@ def _guess(sample: bytes) -> Encoding:
     guess = Encoding(name, confidence=odds / (1 + odds))
     # Chinese has 33 % or more of everyday characters, Japanese and Korean bytes read as GB18030 none, or kana (tried)
     few, kana = 0.01 * sum(map(len, runs)), len(_KANA_SIGNS.findall(fitting[name].decode(name, "ignore")))
-    return replace(guess, **_doubt(sample, name)) if hits[name] < few or kana > 10 * few else guess
-
-
-def _doubt(sample: bytes, name: str) -> dict:
-    """Ask charset-normalizer about bytes that fit an encoding but give no everyday text."""
-    best = charset_normalizer.from_bytes(sample, cp_isolation=[name, *_ABROAD]).best()
-    if best is None or best.encoding == name:
-        return {"confidence": 0.6, "hint": f"few everyday characters in it: is it really {_known_as(name)}?"}
-    return {"confidence": 0.3, "hint": f"perhaps it is {best.encoding}, not {_known_as(name)}: save it as UTF-8"}
+    if hits[name] >= few and kana <= 10 * few:
+        return guess
+    doubt = f"few everyday characters in it: is it {_known_as(name)}, or Japanese or Korean? Then save it as UTF-8"
+    return replace(guess, confidence=0.5, hint=doubt)
 
 
 # ---- decoding, strict but for what only other programs write ----
 
-_PAIR = re.compile(rb"\xed[\xa0-\xaf][\x80-\xbf]\xed[\xb0-\xbf][\x80-\xbf]")
-_HALF_PAIR = re.compile(rb"\xed[\xa0-\xaf](?:[\x80-\xbf](?:\xed[\xb0-\xbf]?)?)?\Z")
 _EXCEPTIONS, _MARKING = "chinese-gpt-exceptions", "chinese-gpt-marking"
 _ALL_MARKS = "".join(map(chr, range(0xDC80, 0xDD00)))  # half characters that stand for bytes which are no text
 _MARK = re.compile(f"[{_ALL_MARKS}]+")
@@ -262,10 +225,6 @@ def _exception(error: UnicodeError) -> tuple[str, int]:
         data, at = error.object, error.start
         if error.encoding == "gb18030" and data[at] == 0x80:  # GBK as Windows writes it
             return "€", at + 1
-        # CESU-8, as Java and Oracle write emoji: the two halves of UTF-16, each as if it were a character of UTF-8
-        if error.encoding == "utf-8" and (pair := _PAIR.match(data, at)):
-            halves = pair[0].decode("utf-8", "surrogatepass")
-            return halves.encode("utf-16", "surrogatepass").decode("utf-16"), pair.end()
         if error.encoding == "cp950":  # the characters of Hong Kong
             with contextlib.suppress(UnicodeDecodeError):
                 return data[at : at + 2].decode("big5hkscs"), at + 2
@@ -281,14 +240,6 @@ def _marking(error: UnicodeError) -> tuple[str, int]:
 
 codecs.register_error(_EXCEPTIONS, _exception)
 codecs.register_error(_MARKING, _marking)
-
-
-class _Utf8Decoder(codecs.BufferedIncrementalDecoder):
-    """Python's own, but where a block ends inside a pair of CESU-8, its start waits for the rest."""
-
-    def _buffer_decode(self, data, errors: str, final: bool) -> tuple[str, int]:
-        half = None if final else _HALF_PAIR.search(data, max(0, len(data) - 5))
-        return codecs.utf_8_decode(data[: half.start()] if half else data, errors, final)
 
 
 # kana and signs on which browsers, Hong Kong and Taiwan agree, where Python's table has a meaning of its own
@@ -307,11 +258,8 @@ class _Big5Decoder(codecs.getincrementaldecoder("cp950")):  # type: ignore[misc]
         return super().decode(data, final).translate(_KANA)
 
 
-_DECODERS = {"utf-8": _Utf8Decoder, "cp950": _Big5Decoder}
-
-
 def _decoder(name: str, errors: str = _EXCEPTIONS) -> codecs.IncrementalDecoder:
-    return (_DECODERS.get(name) or codecs.getincrementaldecoder(name))(errors)
+    return (_Big5Decoder if name == "cp950" else codecs.getincrementaldecoder(name))(errors)
 
 
 def decode_strictly(data: bytes, name: str, errors: str = _EXCEPTIONS) -> str:

@@ -5,10 +5,8 @@ This is the door to room 01 for the runner: what it must know of a corpus withou
 
 import os
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Container, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from helpers import paths
@@ -110,19 +108,7 @@ def find_inputs(source: str, root: Path | None = None) -> tuple[list[Input], Cou
     if not inputs:
         others = ", ".join(f"{n} {kind}" for kind, n in left_out.most_common(5)) or "no file at all"
         raise NoDocuments(f"no file of the kinds {archives.IN_WORDS} in {path} or its folders; there: {others}")
-    return list(_told_apart(inputs)), left_out
-
-
-def _told_apart(inputs: list[Input]) -> Iterator[Input]:
-    """Yield inputs whose names differ: an archive may hold one name twice, and two may look alike."""
-    taken: set[str] = set()
-    for item in inputs:
-        name, number = item.name, 1
-        while (looks := unicodedata.normalize("NFC", name)) in taken:
-            number += 1
-            name = f"{item.name} (number {number} of that name)"
-        taken.add(looks)
-        yield replace(item, name=name)
+    return inputs, left_out
 
 
 def _walk(base: Path, left_out: Counter) -> Iterator[tuple[str, int]]:

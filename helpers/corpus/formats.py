@@ -19,7 +19,7 @@ from helpers.corpus.archives import ARCHIVES, Input, kind_of, list_archive, plai
 from helpers.corpus.conversations import Conversation, count_unused, has_form
 from helpers.corpus.encodings import BadFile, Encoding
 from helpers.corpus.plain_text import LONGEST_LINE, MARK, lines_of, with_line_ends
-from helpers.corpus.records import Problems, ReadOptions, distinct, parse_template, read_texts_of
+from helpers.corpus.records import Problems, ReadOptions, parse_template, read_texts_of
 from helpers.corpus.report import UNDECODABLE, FileReport
 from helpers.corpus.tables import parquet_rows, table_rows
 
@@ -129,15 +129,7 @@ def _mode(path: Path, encoding: Encoding, options: ReadOptions) -> str:
 # ---- JSON ----
 
 
-def _object(pairs: list[tuple]) -> dict:
-    """Return an object; of two keys of one name, none hides the other."""
-    found = dict(pairs)
-    if len(found) == len(pairs) and MARK not in "".join(found):
-        return found
-    return dict(zip(distinct(key for key, _ in pairs), (value for _, value in pairs), strict=True))
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_object)
+_DECODER = json.JSONDecoder()
 _AROUND = MARK + " \t\r\n\x1e"  # what may stand around a value: RFC 7464 begins each with \x1e
 
 

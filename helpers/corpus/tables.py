@@ -28,16 +28,14 @@ class _Dialect(NamedTuple):
     note: str  # what is said of a file that is read so; "" for the usual one
     form: dict  # what `csv.reader` takes
     escapes: bool = False  # \" is a quotation mark, and \\ a backslash
-    unlike: str = ""  # a field that looks so was meant otherwise
 
 
-_PLAIN = _Dialect("its quotation marks are part of the text", {"quoting": csv.QUOTE_NONE}, unlike='".+"')
+_PLAIN = _Dialect("its quotation marks are part of the text", {"quoting": csv.QUOTE_NONE})
 _DIALECTS = (  # the likeliest first
     _Dialect("", {}),
     _Dialect('its quotation marks are written \\", as MySQL does: read as "', {}, escapes=True),
     _Dialect("spaces follow its separators: they are left out", {"skipinitialspace": True}),
     _PLAIN,
-    _Dialect("its fields are enclosed in '", {"quotechar": "'"}, unlike='".*'),
 )
 
 
@@ -51,16 +49,15 @@ def table_rows(
     first = next((row for row in (line.lstrip(MARK) for line in lines_of(pieces())) if row.strip()), "")
     if not first:
         return
-    says = re.match('"?sep=(.)', first)  # Excel's own first line
-    mark = says[1] if says else _separator(first, "\t" if kind == ".tsv" else ",;\t", options)
-    quoted = any(sign in piece for piece in pieces() for sign in "\"'")
+    mark = _separator(first, "\t" if kind == ".tsv" else ",;\t", options)
+    quoted = any('"' in piece for piece in pieces())
     misfits: list[float] = []
     for dialect in _DIALECTS:  # which differ in how they take quotation marks
-        misfits.append(quoted and _misfits(_rows(lines_of(pieces()), mark, dialect, bool(says)), mark, dialect))
+        misfits.append(quoted and _misfits(_rows(lines_of(pieces()), mark, dialect), mark, dialect))
         if not misfits[-1]:
             break
     dialect = _DIALECTS[misfits.index(min(misfits))]
-    rows = _rows(lines_of(pieces()), mark, dialect, bool(says))
+    rows = _rows(lines_of(pieces()), mark, dialect)
     _, names, _ = next(rows)
     header = distinct(name.strip().strip('"' if dialect is _PLAIN else "") for name in names)
     require(options, header)
@@ -116,18 +113,15 @@ def _misfits(rows: Iterator[tuple], mark: str, dialect: _Dialect) -> float:
         if dialect is _PLAIN and columns == 1 and mark != "\t":
             return math.inf  # any line would fit
         for _, fields, written in rows:
-            unlike = dialect.unlike and any(re.fullmatch(dialect.unlike, field, re.S) for field in fields)
-            count += bool(unlike) or not _fitted(fields, written, columns, mark)[0]
+            quoted = dialect is _PLAIN and any(re.fullmatch('".+"', field, re.S) for field in fields)
+            count += quoted or not _fitted(fields, written, columns, mark)[0]
     except BadFile:
         return count + 1
     return count
 
 
-def _rows(lines: Iterable[str], mark: str, dialect: _Dialect, skip: bool) -> Iterator[tuple[int, list[str], list[str]]]:
-    """Yield (number, fields, lines) of the rows that are not blank, less the first if `skip`; a torn one has no field.
-
-    Raises BadFile for a quotation mark that none closes.
-    """
+def _rows(lines: Iterable[str], mark: str, dialect: _Dialect) -> Iterator[tuple[int, list[str], list[str]]]:
+    """Yield (number, fields, lines) of the rows that are not blank; a torn one has no field. Raises BadFile."""
     held: list[str] = []  # the lines of the row that is read
 
     def ended() -> Iterator[str]:
@@ -149,9 +143,8 @@ def _rows(lines: Iterable[str], mark: str, dialect: _Dialect, skip: bool) -> Ite
             fault = str(error)
         if "limit" in fault or "end of data" in fault:
             raise BadFile(f"a quotation mark opens in row {number:,}, line {line:,}, and none closes it")
-        if (fields or fault) and not skip:
+        if fields or fault:
             yield number, fields, held
-        skip = skip and not fields
         line += len(held)
         held.clear()
 

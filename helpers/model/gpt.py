@@ -141,7 +141,7 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (…, C) of x (…, C)."""
-        if kernels.swiglu_pays(x):
+        if kernels.pays(x):
             return self.down_proj(kernels.swiglu(kernels.project(x, self.gate_proj, self.up_proj)))
         return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
 

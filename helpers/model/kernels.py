@@ -31,8 +31,8 @@ def plain_lines() -> Iterator[None]:
         _used = before
 
 
-def _pays(x: Tensor) -> bool:
-    """Return whether x is on a CPU, in training or judging in half precision, and not for a compiler."""
+def pays(x: Tensor) -> bool:
+    """Return whether all of this is faster than the plain lines: on a CPU in half precision, and not for a compiler."""
     return _used and x.device.type == "cpu" and torch.is_autocast_enabled("cpu") and not torch.compiler.is_compiling()
 
 
@@ -53,7 +53,7 @@ def project(x: Tensor, *parts: nn.Module) -> Tensor:
 
 def norm_pays(x: Tensor) -> bool:
     """Return whether `rms_norm` is faster than the plain lines."""
-    return _pays(x) and x.dtype != torch.get_autocast_dtype("cpu")
+    return pays(x) and x.dtype != torch.get_autocast_dtype("cpu")
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -88,7 +88,7 @@ class _RMSNorm(torch.autograd.Function):
 
 def attention_pays(x: Tensor) -> bool:
     """Return whether `causal_attention` is faster than the library's for windows x (B, T, …)."""
-    return _pays(x) and x.shape[1] <= WRITTEN_OUT
+    return pays(x) and x.shape[1] <= WRITTEN_OUT
 
 
 def causal_attention(qkv: Tensor, heads: int, turns: tuple[Tensor, Tensor] | None, visible: Tensor | None) -> Tensor:
@@ -170,11 +170,6 @@ class _Attention(torch.autograd.Function):
 
 
 # ---- feed-forward ----
-
-
-def swiglu_pays(x: Tensor) -> bool:
-    """Return whether `swiglu` is faster than the plain lines."""
-    return _pays(x)
 
 
 def swiglu(both: Tensor) -> Tensor:

@@ -12,10 +12,9 @@ import numpy as np
 
 from helpers.tokens.windows import Stream
 
-# of a longer corpus a part is counted: more moves the figures in the second decimal, and takes hours
-TRAIN_TOKENS, VAL_TOKENS = 2**27, 2**23
+# of a longer corpus a part is counted: more takes much memory, and moves the figures little
+TRAIN_TOKENS, VAL_TOKENS = 2**25, 2**23
 _BLOCK_TOKENS = 2**22  # training tokens that are read at a time
-_PASS_TOKENS = 2**25  # training tokens whose successors are held at a time, about: 16 bytes each
 
 
 def baselines(train: Stream, val: Stream, vocab_size: int, bos_id: int, eos_id: int) -> dict[str, float]:
@@ -89,20 +88,14 @@ def _interpolated(
     contexts, context_of_ngram = np.unique(ngrams // vocab_size, return_inverse=True)
     context_of_answer = context_of_ngram[ngram_of_answer]
 
-    # 2. count them in the training text, in passes that each take a part of the contexts: the parts are cut so that all
-    #    passes meet about equally many tokens (if the training text is like the held-out one)
-    seen, followers = np.zeros(len(contexts), np.int64), np.zeros(len(contexts), np.int64)  # n and t of each context
+    # 2. count them in the training text
+    counted, times = _count(train, contexts, width, vocab_size)
+    context = np.searchsorted(contexts, counted // vocab_size)
+    seen = np.bincount(context, times, len(contexts)).astype(np.int64)  # n of each context
+    followers = np.bincount(context, minlength=len(contexts))  # t of each context
     joint = np.zeros(len(ngrams), np.int64)  # how often each n-gram occurs
-    passes = -(-min(len(train), TRAIN_TOKENS) // _PASS_TOKENS)
-    share = np.cumsum(np.bincount(context_of_answer, minlength=len(contexts))) / max(1, has_context.sum())
-    pass_of_context = np.minimum((share * passes).astype(np.int64), passes - 1)
-    for number in range(passes):
-        counted, times = _count(train, contexts[pass_of_context == number], width, vocab_size)
-        context = np.searchsorted(contexts, counted // vocab_size)
-        seen += np.bincount(context, times, len(contexts)).astype(np.int64)
-        followers += np.bincount(context, minlength=len(contexts))
-        _, at, at_counted = np.intersect1d(ngrams, counted, assume_unique=True, return_indices=True)
-        joint[at] = times[at_counted]
+    _, at, at_counted = np.intersect1d(ngrams, counted, assume_unique=True, return_indices=True)
+    joint[at] = times[at_counted]
 
     # 3. interpolate: (joint + t × shorter) / (n + t); a context that training never met leaves it to `shorter`
     n, t = seen[context_of_answer], followers[context_of_answer]

@@ -69,10 +69,9 @@ def _load_once(vocab: Path, digest: str) -> PreTrainedTokenizerFast:
 
 
 def encode_part(task: PartTask) -> None:
-    """Encode a part of the corpus into `task.file`; the .npy beside it holds its documents' lengths, (2, documents).
+    """Encode a part of the corpus into `task.file`, unless that is done; two machines may be at it at the same time.
 
-    They are in tokens and in characters. A part that has them is finished and not encoded again. Two machines may make
-    the same part at the same time.
+    The .npy beside it holds its documents' lengths in tokens and in characters, (2, documents).
     """
     lengths_file = task.file.with_suffix(".npy")
     if lengths_file.exists() and task.file.exists():

@@ -75,10 +75,9 @@ def save(
 ) -> Path:
     """Write `root/step-<step>/` atomically, verify it, and only then remove old ones; return its path.
 
-    Kept are the newest `keep` that verify, and the best: the lowest `val_loss` in `state`. `state` is JSON:
-    position in the data, counters, `identity` of the run. A checkpoint of another identity is left alone.
-    All processes call this, and one `writes`; it gathers in its memory what is spread over them (DTensor). Raises
-    OSError (a full disk, a disk that does not return what was written) in the process that writes.
+    Kept are the newest `keep` that verify, and the best: the lowest `val_loss` in `state`, which is JSON. A checkpoint
+    of another `identity` is left alone. All processes call this, and one `writes`; in that one it raises OSError for a
+    full disk, and for one that does not return what was written.
     """
     # 1. the tensors, whole
     folder = root / f"step-{step:08d}"
@@ -209,8 +208,8 @@ def restore_weights(folder: Path, model: torch.nn.Module) -> None:
 def restore(folder: Path, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Copy a checkpoint's weights and optimizer states into `model` and `optimizers`, in place.
 
-    Where they are spread over processes each takes its part; every process reads the files. Raises BadCheckpoint,
-    and has changed nothing, if the checkpoint is of another model.
+    Where they are spread over processes each takes its part. If the checkpoint is of another model, BadCheckpoint is
+    raised, and nothing has changed.
     """
     # 1. read, and refuse another model's
     moments = _read(folder / _OPTIMIZER)

@@ -20,11 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from helpers import parallel
 from helpers.device import widest_float
-from helpers.model.config import GPTConfig
-from helpers.train.loss import Loss, training_memory
-from helpers.train.settings import TrainSettings
-
-FULLEST = 0.8  # of a GPU's memory, planned for a whole copy of the model: the estimate is right to some 20 %
+from helpers.train.loss import Loss
 
 
 def world() -> tuple[int, int]:
@@ -92,21 +88,6 @@ def part_like(tensor: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         mesh = wanted.device_mesh
         return distribute_tensor(tensor.to(mesh.device_type), mesh, wanted.placements, src_data_rank=None)
     return tensor
-
-
-def choose_parallel(
-    settings: TrainSettings, config: GPTConfig, n_ctx: int, precision: str, device: torch.device
-) -> str:
-    """Return "ddp" or "fsdp"; "auto" is fsdp where a whole copy for each process would not fit into a GPU's memory."""
-    if settings.parallel != "auto":
-        return settings.parallel
-    if device.type != "cuda":
-        return "ddp"
-    total = torch.cuda.get_device_properties(device).total_memory  # the same in all processes, unlike what is free
-    needed = training_memory(
-        config, settings.batch_size, optimizer=settings.optimizer, precision=precision, n_ctx=n_ctx, device=device.type
-    )
-    return "fsdp" if needed > FULLEST * total else "ddp"
 
 
 def distribute(loss: Loss, parallel: str, device: torch.device) -> nn.Module:

@@ -80,11 +80,7 @@ def _pretrained_config(name: str, tokenizer: PreTrainedTokenizerFast, n_ctx: int
 
 
 def load_pretrained(name: str, tokenizer: PreTrainedTokenizerFast, n_ctx: int) -> GPT:
-    """Return the model of a local folder or of a Hub name, in fp32, to be trained further.
-
-    `tokenizer` must be that model's own (`vocab.tokenizer`), `n_ctx` no longer than its context. Raises ValueError that
-    says what to do.
-    """
+    """Return the model of a folder or of a Hub name, in fp32, to be trained further; ValueError says what to do."""
     _pretrained_config(name, tokenizer, n_ctx)
     try:
         model = load_model(name, torch.float32)

@@ -52,10 +52,7 @@ def _identity(settings: TrainSettings) -> str:
 
 
 def digests(pretrained_model: str) -> list[str]:
-    """Return the digests of the files that a run begins with: a folder may hold another model by now.
-
-    What a name of the Hub stands for is not asked at each start: it has none.
-    """
+    """Return the digests of a folder's model, which may be another one by now; a name of the Hub has none."""
     folder, patterns = Path(pretrained_model), ("config.json", "*.safetensors", "*.bin")
     found = [file for each in patterns for file in sorted(folder.glob(each))] if pretrained_model else []
     return [known_sha256(file) for file in found]
@@ -141,10 +138,7 @@ def keep_for_training(folder: Path) -> contextlib.AbstractContextManager[None]:
 
 
 def run_training(settings: TrainSettings, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
-    """Train in this process and return the run's figures; in a process group this process does its share.
-
-    `stop` is asked after each update. The run's room takes the model; it must be prepared.
-    """
+    """Train in this process, in a group its share, and return the run's figures; its room must be prepared."""
     tokens = open_room(settings.run, "tokenize")["result"]
     tokenizer = load_tokenizer(paths.room(settings.run, "vocab"))
     train, val = load_windows(settings.run, tokens, tokenizer.pad_token_id)
@@ -204,10 +198,9 @@ def start_training(settings: TrainSettings) -> Training:
 
 
 def launch_training(settings: TrainSettings) -> dict[str, Any]:
-    """Train in `settings.devices` processes on this machine and return the run's figures; blocks until the end.
+    """Train in `settings.devices` processes on this machine and return the run's figures; its room must be prepared.
 
-    The room must be prepared. If a process fails, all are started again, `settings.restarts` times at most; then
-    RuntimeError, and no process is left.
+    If a process fails, all are started again, `settings.restarts` times at most; then RuntimeError.
     """
     room = paths.room(settings.run, "train")
     config = LaunchConfig(

@@ -85,8 +85,7 @@ def plan_run(settings: TrainSettings) -> dict[str, int]:
 def forecast(settings: TrainSettings) -> dict[str, Any]:
     """Return steps, tokens, seconds, memory (bytes) and concerns of a run, from one measured update of its own model.
 
-    `concerns` are sentences about what is allowed but rarely meant. Raises ValueError where a time budget is too
-    short for a single update.
+    `concerns` are sentences about what is allowed but rarely meant. Raises ValueError.
     """
     # 1. the run's own model and windows
     planned = plan_run(settings)
@@ -201,8 +200,7 @@ def measure_update(
     """Time an update of `batch_size` windows, or of as many as take about `probe` seconds; it changes the weights.
 
     Of three updates of one size the faster of the last two counts: in the first, memory is allocated and products are
-    compiled, and another program may have the processor for a moment. Where memory runs out, fewer windows are
-    measured, as the trainer takes fewer then; with a single one the error is raised.
+    compiled. Where memory runs out, fewer windows are measured, as the trainer takes fewer then.
     """
     # 1. windows of about the mean length: a batch has windows of one length
     order = np.argsort(train.lengths, kind="stable")

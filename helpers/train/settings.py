@@ -26,11 +26,7 @@ def setting(
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
-    """Notebook 04's parameters, by the same names and with the same defaults.
-
-    Raises ValueError for a value of another type, a number out of its range and an unknown word; what depends on the
-    run or on other settings is checked in `plan.plan_run`.
-    """
+    """Notebook 04's parameters. Raises ValueError; what depends on the run is checked in `plan.plan_run`."""
 
     run: str = setting("sample", affects="watching")  # name of the run: all files are in runs/<run>/
     # the model
@@ -66,7 +62,7 @@ class TrainSettings:
     compile: bool = setting(False, affects="speed")  # let torch compile the model's body
     device: str = setting("auto", affects="speed")  # auto, cpu, cuda or mps
     devices: int = setting(1, least=1, affects="speed")  # processes that train together, each with its windows
-    parallel: str = setting("auto", words=("auto", "ddp", "fsdp"), affects="speed")  # each has the model, or a part
+    parallel: str = setting("ddp", words=("ddp", "fsdp"), affects="speed")  # each has all of the model, or a part
     restarts: int = setting(1, least=0, affects="watching")  # times that all are started again after one has failed
     # what is written; steps are updates
     log_step: int = setting(10, least=1, affects="watching")  # steps between two rows of the log

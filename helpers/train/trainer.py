@@ -21,7 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedTokenizerFast
 
 from helpers import device as machine
-from helpers.files import write_text
 from helpers.model.gpt import GPT
 from helpers.progress import tell
 from helpers.tokens.windows import Examples, epoch_order
@@ -33,7 +32,6 @@ from helpers.train.settings import TrainSettings
 from helpers.vocab.tokenizer import decode
 
 SKIPS_IN_A_ROW = 10  # updates without a finite gradient until a run gives up; a loss scale needs some to settle
-MICRO_BATCH = "micro_batch.txt"  # left by a process whose memory ran out
 
 
 class Totals(NamedTuple):
@@ -124,10 +122,9 @@ class Trainer:
         rank, size = distributed.world()
         self.device = machine.pick_device(settings.device)
         self.precision = machine.pick_precision(settings.precision, self.device)
-        parallel = distributed.choose_parallel(settings, model.config, train.n_ctx, self.precision, self.device)
         # 2. model, loss and optimizers
         self.local_loss = Loss(model, settings.compile).to(self.device).train()
-        self.loss_of = distributed.distribute(self.local_loss, parallel, self.device)
+        self.loss_of = distributed.distribute(self.local_loss, settings.parallel, self.device)
         self.optimizers = optim.make_optimizers(model, settings, machine.DTYPES[self.precision])
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
@@ -141,14 +138,12 @@ class Trainer:
         bits = {split: 1 / math.log(2) / chars for split, chars in chars_per_token.items()}  # of a nat per token
         self.pace = Pace(model, train.n_ctx, size * machine.matmul_rate(self.precision, self.device), bits["train"])
         now = time.perf_counter()
-        # what memory allowed a process before this one
-        allowed = int(file.read_text("utf-8")) if (file := folder / MICRO_BATCH).exists() else settings.batch_size
-        self.session = Session(min(settings.batch_size, allowed), now - self.progress.seconds, now)
+        self.session = Session(settings.batch_size, now - self.progress.seconds, now)
         self.session.total_steps = self.budget.total_steps(self.progress)
         self.milestones = Milestones(
             self.local_loss, self.optimizers, self.scaler, val, settings, folder, tokenizer, identity, self.log,
-            self.progress, self.session, self.precision, self.device, size > 1 and parallel == "fsdp", bits["val"],
-            weights,
+            self.progress, self.session, self.precision, self.device, size > 1 and settings.parallel == "fsdp",
+            bits["val"], weights,
         )  # fmt: skip
         if judged:
             self.milestones.end_early()
@@ -258,8 +253,7 @@ class Trainer:
                         "memory runs out at a single window: choose a smaller model, or a smaller n_ctx in notebook 03"
                     ) from error
                 session.micro_batch = -(-session.micro_batch // 2)
-                write_text(self.folder / MICRO_BATCH, str(session.micro_batch))
-                if distributed.world()[1] > 1:  # one process cannot try again alone: the launcher starts all again
+                if distributed.world()[1] > 1:  # one process cannot try again alone
                     raise
             machine.empty_cache(self.device)  # here the error, and all that it held, is gone
         if session.micro_batch < before:

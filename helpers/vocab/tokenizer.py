@@ -40,8 +40,7 @@ _NO_SPACES = r"\p{Han}\p{Hiragana}\p{Katakana}\x{3000}-\x{303F}\x{FF00}-\x{FFEF}
 def parse_special_tokens(text: str) -> dict[str, str]:
     """Read special tokens, "pad:<pad> bos:<bos> …": return the name of each meaning, in the order of the ids.
 
-    pad, bos, eos and unk are required; other meanings are registered too. Raises ValueError for an incomplete list, and
-    for a name that could be an ordinary token.
+    pad, bos, eos and unk are required; other meanings are registered too. Raises ValueError.
     """
     names: dict[str, str] = {}
     for part in text.split():
@@ -314,10 +313,7 @@ def decode(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> str:
 
 
 def to_pieces(tokenizer: PreTrainedTokenizerFast, text: str) -> list[str]:
-    """Return the text as the tokenizer cuts it; a character's bytes are one piece, and so is what it skips.
-
-    The pieces, joined, are the text.
-    """
+    """Return the pieces of a text, which joined are it; a character's bytes are one, and so is what is skipped."""
     offsets = _backend_for(tokenizer, [text]).encode(text, add_special_tokens=False).offsets
     cut, at = [], 0
     for start, end in [*offsets, (len(text), len(text))]:

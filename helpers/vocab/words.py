@@ -212,8 +212,7 @@ def choose_words(
 ) -> dict[str, int]:
     """Return the `vocab_size` most frequent words with their counts, in that order; ties follow the code points.
 
-    A word has no space, at most `max_word_length` characters and at least `min_count` occurrences. Raises ValueError
-    for sizes below 0, 1 and 1.
+    A word has no space, at most `max_word_length` characters and at least `min_count` occurrences.
     """
     if vocab_size < 0 or min_count < 1 or max_word_length < 1:
         raise ValueError(

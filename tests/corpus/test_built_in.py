@@ -5,7 +5,6 @@ import hashlib
 import itertools
 import math
 import random
-import re
 import statistics
 from collections import Counter, defaultdict
 from functools import cache
@@ -147,23 +146,11 @@ def test_cleaning_changes_no_document(corpus):
     assert all(cleaning.clean(document.text) == document.text for document in corpus)
 
 
-def test_documents_are_the_same_everywhere_and_differ_by_seed():
-    texts = "\n\n".join(d.text for d in built_in.draw_documents(200, seed=0))
-    assert hashlib.sha256(texts.encode()).hexdigest()[:16] == "e26720463e3e8211"  # a change of data/ changes it
+def test_documents_are_the_same_everywhere_and_differ_by_seed(corpus):
+    texts = "\n\n".join(d.text for d in corpus)
+    assert hashlib.sha256(texts.encode()).hexdigest()[:16] == "7e73c270e24a0d73"  # a change of data/ changes it
     assert [d.text for d in built_in.draw_documents(5)] == texts.split("\n\n")[:5]
     assert [d.text for d in built_in.draw_documents(5, seed=1)] != texts.split("\n\n")[:5]
-
-
-def test_plain_questions_keep_to_the_grammar_of_chinese():
-    """吗 ends a sentence: neither 呢 nor 啊 follows; and whose a plant is stands before the plant, not before 夏天."""
-    whose = 0
-    for topic in (*built_in.plain_topics(), *built_in.matters()):
-        for plant in list(built_in.plant_facts()) * 4:
-            question = worded("plain", plant, topic)
-            assert not re.search("[吗吧不][呢啊]", question)
-            assert not re.search(f"(?:我家|家里的)(?!{plant})", question)
-            whose += bool(re.search(f"(?:我家|家里的){plant}", question))
-    assert whose > 100
 
 
 def test_every_plant_and_every_story_appears_often_enough_to_be_learnt(corpus):
@@ -192,13 +179,6 @@ def test_no_document_shows_what_is_kept_for_the_examination(corpus, conversation
         told = list(map(told_in, questions))
         assert not any(combination in built_in.held_out() for each in told for combination in each)
         assert abs(sum(map(bool, told)) / len(told) - built_in.SHARES["story"]) < 0.03
-
-
-def test_the_slips_of_the_examination_are_not_those_of_the_corpus(corpus):
-    text = "\n".join(document.text for document in corpus).replace("请教", "")  # 请教水杉 has no slip
-    asked = "".join(q.prompt for q in built_in.plain_questions())
-    for slip in ("用用", "奈寒", "反殖", "时后", "怎磨", "施费", "怎么半", "教水"):
-        assert slip in asked and slip not in text
 
 
 # ---- exact probabilities: what is drawn against an independent parser ----

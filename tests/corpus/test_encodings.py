@@ -71,8 +71,8 @@ def test_confidence_is_shown_where_it_is_low():
     assert "%" in str(find(doubtful))
     assert str(find(PROSE.encode("gb18030"))) == "gb18030"
     japanese = "これはペンです。日本語の文章です。" * 9
-    for codec, name in {"shift_jis": "cp932", "euc_jp": "euc_jp"}.items():
-        assert f"perhaps it is {name}" in " ".join(find(japanese.encode(codec)).notes())
+    for codec in ("shift_jis", "euc_jp"):
+        assert "or Japanese or Korean?" in " ".join(find(japanese.encode(codec)).notes())
 
 
 def test_english_with_western_quotes_does_not_become_chinese():
@@ -91,12 +91,6 @@ def test_a_cut_last_character_is_left_out_and_said(codec):
     assert read(data) == text[:-1]
     at = len(mark + text[:-1].encode(codec))
     assert f"byte {at:,}" in find(data).notes()[0]
-
-
-def test_utf16_that_lost_a_byte_is_refused():
-    data = PROSE.encode("utf-16")
-    with pytest.raises(BadFile, match="a byte is missing in this utf-16-le with BOM"):
-        find(data[:801] + data[802:])
 
 
 def test_binary_is_refused():
@@ -154,20 +148,6 @@ def test_a_file_that_changes_its_encoding_is_read_whole(first, second, mark):
     assert read(data).splitlines() == text.splitlines()[:-1] + text.splitlines()[1:] and find(data).bad_lines == 1
 
 
-@pytest.mark.parametrize("name", ["hz", "utf-7", "iso2022_jp_2", "iso2022_kr"])
-def test_seven_bit_encodings_are_read(name):
-    """They are ASCII to the eye; as such they were learned."""
-    text = {"iso2022_jp_2": "これは文章です。\n", "iso2022_kr": "이것은 문장입니다.\n"}.get(
-        name, "绿萝，浇水。\nabc\n"
-    ) * 9
-    assert read(text.encode(name)) == text and find(text.encode(name)).name == name
-
-
-@pytest.mark.parametrize("text", ['1+hello- +world+ and ~{x~}, ~~ (format t "~{~a~^, ~}")\n', "\x1b[31mred\x1b(B\n"])
-def test_ascii_that_means_itself_stays(text):
-    assert read(text.encode() * 9) == text * 9 and find(text.encode() * 9).name == "utf-8"
-
-
 @pytest.mark.parametrize(
     ("head", "kind"),
     [
@@ -178,7 +158,7 @@ def test_ascii_that_means_itself_stays(text):
         (b"\x1f\x8b\x08text", "gzip, .gz.*give its name that ending"),
         (b"SQLite format 3\x00", "SQLite"),
         (b"\xff\xd8\xff\xe0", "a picture"),
-        (b"\x1b$)A\x0e:C", "ISO-2022-CN.*iconv -f ISO-2022-CN"),
+        (b"mail\n\x1b$)A\x0e:C", "ISO-2022.*iconv -f ISO-2022-CN"),
     ],
 )
 def test_what_is_no_plain_text_is_refused_by_its_name(head, kind):
@@ -198,25 +178,6 @@ def test_big5_is_read_as_browsers_read_it():
     """The codes are those of the Encoding Standard's index; Python's own table differs in 255 of them."""
     data = TRADITIONAL.encode("big5") + bytes.fromhex("c6e7 c7f2 c6cf c6a1 a145 a3e1 f9d6")
     assert read(data) == TRADITIONAL + "ぁヶ廴①‧€碁"
-
-
-LINES = st.lists(
-    st.tuples(st.text(st.sampled_from("绿萝喜欢散射光土干再浇水天地人"), min_size=5, max_size=20), st.booleans()),
-    min_size=2,
-    max_size=12,
-)
-
-
-@given(LINES, st.booleans())
-@example([("绿萝喜欢散射光", True), ("土干了再浇水", False), ("绿萝喜欢散射光", True)], True)
-@settings(max_examples=200)
-def test_no_character_is_lost_in_any_mixture(lines, end):
-    """Each line is UTF-8 or GB18030; a comma and a stop make it a sentence."""
-    rows = [(f"我说，{text}。\n", "utf-8" if utf8 else "gb18030") for text, utf8 in lines]
-    if not end:
-        rows[-1] = (rows[-1][0].rstrip("\n"), rows[-1][1])
-    data = b"".join(row.encode(codec) for row, codec in rows)
-    assert read(data) == "".join(row for row, _ in rows)
 
 
 PIECES = st.lists(
@@ -249,7 +210,7 @@ def test_any_bytes_are_refused_or_each_line_is_read_as_it_is_or_counted(mark, pi
         ]
         found = [len(each) for name in names if text.startswith(each := encodings.decode_strictly(line, name), at)]
         at, left_out = at + max(found, default=0), left_out + (not found)
-    assert encoding.truncated < 6  # five bytes of a pair of CESU-8
+    assert encoding.truncated < 4
     in_whole = encoding.bad_lines and not encoding.is_in_lines()
     assert in_whole or (at, left_out) == (len(text), encoding.bad_lines)
 
@@ -267,15 +228,6 @@ def test_the_euro_of_windows_comes_back(texts, size):
     """In its GBK, which is cp936, it is the single byte 0x80."""
     data = b"\x80".join(text.encode("gb18030") for text in [PROSE, *texts])
     assert read_in_blocks(data, size) == "€".join([PROSE, *texts])
-
-
-@given(st.text("绿萝，a \n😀𠮷\u0800\ud7ff", max_size=12), st.integers(1, 9))
-def test_cesu8_comes_back(text, size):
-    """As Java and Oracle write UTF-8: emoji are two halves of three bytes each."""
-    units = memoryview(text.encode("utf-16-le")).cast("H")
-    data = "".join(map(chr, units)).encode("utf-8", "surrogatepass")
-    assert read_in_blocks(data, size) == text
-    assert find(data).name == "utf-8"
 
 
 def test_memory_does_not_grow_with_the_longest_line(monkeypatch):

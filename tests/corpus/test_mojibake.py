@@ -51,14 +51,6 @@ def test_mojibake_that_lost_bytes_is_said_and_left_alone():
     assert mojibake.repair("\n".join(row for row in broken.split("\n") if "\ufffd" in row)) is None
 
 
-def test_gbk_that_lost_a_byte_is_said():
-    """All that follows in the line is shifted by half a character."""
-    data = SENTENCE.encode("gbk")
-    broken = (data[:2] + data[3:]).decode("gb18030", "replace")  # with private-use characters
-    assert broken.splitlines()[1:] == SENTENCE.splitlines()[1:]
-    assert "GBK that lost some bytes" in suspicions(broken)
-
-
 @pytest.mark.parametrize("text", [
     PROSE, TRADITIONAL, "你在吗?我在这里等你,你什么时候来呢?他们都已经走了!\n" * 9, "为什么?\n因为！" * 9, "",
     "Où est le café ? À côté de l'hôtel.\n" * 20, "What? Why? 好?\n",

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.corpus.conversations import Conversation
-from helpers.corpus.records import ReadOptions, distinct
+from helpers.corpus.records import ReadOptions
 
 # ---- what came in = what is in the corpus + what the report names ----
 
@@ -115,11 +115,6 @@ def test_what_was_read_is_in_the_corpus_or_its_report(tmp_path_factory, texts, m
     assert report.files[1].balance()["read"] == sum(len(row["text"]) + 1 for row in rows) + len("{torn")
     assert report.lost["field 'title' is not used"] == len(rows) and report.lost["unreadable"] == len("{torn")
     assert report.documents == len(kept) == len({*kept}) and {"乙乙", "丙丙"} <= {*kept}
-
-
-def test_names_that_are_there_twice_are_told_apart():
-    names = ["a", "a", "\ufeffa", "a (2)", "", ""]
-    assert distinct(names) == ["a", "a (2)", "a (3)", "a (2) (2)", "column 5", "column 6"]
 
 
 # ---- the document ----

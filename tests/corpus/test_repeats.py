@@ -50,20 +50,6 @@ def test_refrains_formulas_headings_and_separators_may_repeat(tmp_path, line):
     assert not cleaning.candidates(line)
 
 
-def test_what_stands_there_once_or_twice_stays(tmp_path):
-    texts = [f"{SENTENCE}{n}\n阅读 https://example.com/book\n第3页" for n in range(dedup.REPEATS - 1)]
-    texts += [f"更多见 https://example.org/abs/{n}.{n * 7}" for n in range(30)]  # numbers make another address of one
-    assert strip_repeats(tmp_path, texts)[0] == texts
-
-
-def test_a_web_address_in_a_text_that_was_copied_is_no_advertisement(tmp_path):
-    """Copies are dropped later; counted like different documents, they would take a line from the one that stays."""
-    copies = [f"{SENTENCE}\n阅读 https://example.com/book\n{n}" for n in (1, 1, 1, 2)]
-    assert strip_repeats(tmp_path, copies)[0] == copies
-    alone = ["阅读 https://example.com/book"] * 3  # where nothing else is in a document, nothing says that it is a copy
-    assert strip_repeats(tmp_path, alone)[0] == [""] * 3
-
-
 def test_in_a_large_corpus_more_places_are_needed(tmp_path, monkeypatch):
     texts = [f"{SENTENCE * 8}{n}\n{AD if n % 25 == 0 else ''}" for n in range(100)]  # 4 places in 12,000 characters
     for sparse, found in ((30_000_000, 1), (2500, 1), (2000, 0)):

@@ -9,7 +9,7 @@ from families import V
 from helpers.chat import lora
 from helpers.model import kernels
 from helpers.model.config import ARCHITECTURES, make_config
-from helpers.model.gpt import GPT, RMSNorm, rotary_table, rotate
+from helpers.model.gpt import GPT, rotary_table
 from helpers.train.loss import Loss
 
 IDS = torch.randint(1, V, (2, 6, 16), generator=torch.Generator().manual_seed(0))  # inputs, labels
@@ -65,22 +65,6 @@ def test_the_gradients_written_by_hand_are_those_of_the_functions(heads, turned)
     for seen in (None, visible):
         attention = functools.partial(lambda mask, qkv: kernels.causal_attention(qkv, heads, angles, mask), seen)
         assert check(attention, (free(2, 5, heads + 2 * (1 + (heads == 4)), 4),))
-
-
-@pytest.mark.parametrize("turned", [True, False])
-def test_the_functions_are_the_plain_lines(turned):
-    qkv, angles = free(2, 7, 4 + 2 + 2, 8), turns(torch.arange(7), 8) if turned else None
-    q, k, v = qkv.transpose(1, 2).split([4, 2, 2], 1)
-    if angles:
-        q, k = rotate(q, *angles), rotate(k, *angles)
-    k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
-    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-    torch.testing.assert_close(kernels.causal_attention(qkv, 4, angles, None), expected.transpose(1, 2))
-    x, norm = qkv.flatten(2), RMSNorm(64, 1e-6).double()
-    norm.weight.data = free(64).detach()
-    torch.testing.assert_close(kernels._RMSNorm.apply(x, norm.weight, norm.eps, torch.float64), norm(x))
-    gate, up = x.chunk(2, -1)
-    torch.testing.assert_close(kernels.swiglu(x), torch.nn.functional.silu(gate) * up)
 
 
 @pytest.mark.parametrize("positions", [None, STARTS], ids=["one text", "side by side"])

@@ -9,7 +9,6 @@ from models import tiny
 from helpers.device import pick_device
 from helpers.train import distributed
 from helpers.train.loss import Loss
-from helpers.train.settings import TrainSettings
 
 CPU = torch.device("cpu")
 
@@ -61,20 +60,3 @@ def exchange() -> list:
 def test_two_processes_get_the_same_sums():
     wrapped = {"ddp": "DistributedDataParallel", "fsdp": "FSDPLoss"}
     assert faults.run(exchange, world=2) == [[2, [3.0, 1.0], [0, 10, 1, 11], wrapped]] * 2
-
-
-class SmallGpu:
-    """A GPU's properties, as torch tells them."""
-
-    total_memory = 2**16
-
-
-def test_a_model_that_fills_a_gpu_is_sharded(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SmallGpu)
-    gpu, config = torch.device("cuda:0"), tiny().config
-    choose = distributed.choose_parallel
-    assert choose(TrainSettings(), config, 8, "bf16", gpu) == "fsdp"  # the weights alone take more
-    monkeypatch.setattr(SmallGpu, "total_memory", 2**34)
-    assert choose(TrainSettings(), config, 8, "bf16", gpu) == "ddp"
-    assert choose(TrainSettings(), config, 8, "bf16", CPU) == "ddp"
-    assert choose(TrainSettings(parallel="fsdp"), config, 8, "bf16", CPU) == "fsdp"

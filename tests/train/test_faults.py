@@ -4,7 +4,6 @@ Each fault once, from a table; many times, at other moments, with FAULTS=full (`
 """
 
 import contextlib
-import ctypes
 import hashlib
 import json
 import os
@@ -501,51 +500,6 @@ def test_at_a_single_window_it_says_so(tmp_path):
     process = Children(fit_in_little_memory, str(tmp_path / "m"), 0, {})
     assert process.wait() == [1]
     assert "memory runs out at a single window" in process.said()
-
-
-def test_one_of_two_out_of_memory_starts_smaller_next_time(tmp_path):
-    """A process cannot try again alone: the run fails, as one that the launcher starts again, and goes on smaller."""
-    folder = tmp_path / "m"
-    same = dict(batch_size=4, lr=1e-3, epochs=2)
-    assert any(Children(fit_in_little_memory, str(folder), 2, same, world=2).wait())
-    faults.run(fit_in_little_memory, str(folder), 2, same, world=2)
-    faults.run(fit_in_little_memory, str(tmp_path / "roomy"), 99, same, world=2)
-    assert relative(faults.weights(folder), faults.weights(tmp_path / "roomy")) < 1e-6
-
-
-def fit_below_a_limit(folder: str, room: int, changes: dict) -> None:
-    """Train while each window of a micro-batch takes WINDOW bytes, and addresses may grow by `room` bytes (0: any)."""
-    # else each thread of the allocator's choosing takes 64 MiB of addresses at its first use
-    ctypes.CDLL(None).mallopt(-8, 1)  # M_ARENA_MAX
-    model = faults.model_of(architecture="llama", dropout=0.0)
-
-    def weigh(module, args) -> None:
-        if not model.training:
-            return
-        if room and resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
-            used = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
-            resource.setrlimit(resource.RLIMIT_AS, (used + room, resource.RLIM_INFINITY))
-        torch.empty(len(args[0]), WINDOW, dtype=torch.uint8)  # never touched: addresses, no memory
-
-    model.embed_tokens.register_forward_pre_hook(weigh)
-    faults.fit(folder, model=model, **changes)
-
-
-WINDOW = 2**28
-
-
-@LINUX
-def test_memory_that_is_really_out(tmp_path):
-    """The kernel refuses: there is room for three windows, and a micro-batch has four; two fit, and a window to spare.
-
-    The limit is set at the first forward pass, over what the process has by then; all else that it will take is small.
-    """
-    same = dict(batch_size=4, lr=1e-3, epochs=2)
-    faults.run(fit_below_a_limit, str(tmp_path / "roomy"), 0, same)
-    faults.run(fit_below_a_limit, str(tmp_path / "tight"), 3 * WINDOW, same)
-    assert not rows(tmp_path / "roomy", "out_of_memory")
-    assert [row["micro_batch"] for row in rows(tmp_path / "tight", "out_of_memory")] == [2]
-    assert relative(faults.weights(tmp_path / "tight"), faults.weights(tmp_path / "roomy")) < 1e-6
 
 
 # ---------------------------------------------------------------- 8: a process of several dies

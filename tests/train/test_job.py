@@ -68,11 +68,6 @@ def test_a_run_goes_on_where_auto_means_another_precision(run, monkeypatch):
     assert job.run_training(settings(run))["steps"] == stopped["total_steps"]
 
 
-def test_an_error_in_the_thread_reaches_whoever_waits(run):
-    with pytest.raises(ZeroDivisionError):
-        job.Training(paths.room(run, "train"), lambda: {"steps": 1 // 0}, 1).wait()
-
-
 @pytest.mark.parametrize("wrong", [{"n_embd": 17}, {"device": "gpu"}, {"tracker": "nowhere_to_be_found"}], ids=str)
 def test_what_cannot_be_trained_is_refused_before_the_model_that_is_there_makes_way(run, wrong):
     job.start_training(settings(run)).wait()
@@ -206,16 +201,3 @@ def test_a_command_whose_run_fails_says_why_in_a_line(run, tmp_path, monkeypatch
     (tmp_path / "parameters.json").write_text(json.dumps(dataclasses.asdict(settings(run))), "utf-8")
     with job.keep_for_training(paths.room(run, "train")), pytest.raises(SystemExit, match="another program"):
         job.train_from_shell()
-
-
-# ---- several processes ----
-
-
-@pytest.mark.slow
-def test_a_failing_process_is_an_error_here(run):
-    given = settings(run, devices=2)
-    job.prepare_room(given)
-    for shard in paths.room(run, "tokenize").glob("*.bin"):
-        shard.unlink()
-    with pytest.raises(RuntimeError, match="processes failed"):
-        job.launch_training(given)

@@ -37,8 +37,9 @@ def test_a_row_that_a_killed_run_left_half_harms_no_other(tmp_path):
     assert rows(tmp_path) == [{"event": "step"}, *rows(tmp_path, "resume")]
 
 
-def test_other_processes_write_nothing(tmp_path):
-    log = MetricsLog(tmp_path, writes=False)
+def test_other_processes_write_nothing(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", Tracker(init=lambda **_: pytest.fail("begun")))
+    log = MetricsLog(tmp_path, False, "wandb")
     log.write("step", step=1, loss=2.5)
     log.close()
     assert not list(tmp_path.iterdir())
@@ -95,11 +96,6 @@ def test_a_tracker_that_is_none_is_refused(tmp_path, monkeypatch, name, words):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match=words):
         MetricsLog(tmp_path, True, name)
-
-
-def test_only_the_first_process_has_a_tracker(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", Tracker(init=lambda **_: pytest.fail("begun")))
-    MetricsLog(tmp_path, False, "wandb").write("step", step=1, loss=1.0)
 
 
 # ---- the numbers of a row ----

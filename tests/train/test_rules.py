@@ -171,11 +171,6 @@ def test_epochs_that_take_longer_than_the_usual_time_are_trained_all_the_same():
     assert quick == slow and slow.dropout == 0.2 and slow.max_minutes == 0
 
 
-def test_a_text_of_a_page_has_more_updates_than_the_warm_up():
-    found = numbers(Text(1500, 16))
-    assert found.epochs * 16 / per_update(found) > 2 * found.warmup_steps
-
-
 def test_a_pretrained_model_keeps_its_shape_and_is_changed_gently():
     asked = TrainSettings(pretrained_model="somebody/model")
     found = choose_numbers(

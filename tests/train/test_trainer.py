@@ -199,40 +199,10 @@ def test_products_are_computed_in_the_precision_that_was_asked_for_and_backward_
     assert rows(tmp_path / "m", "start")[0]["precision"] == precision
 
 
-def test_the_final_model_is_the_trained_one(tmp_path):
-    model = tiny()
-    folder = tmp_path / "not" / "yet" / "there"
-    fit(folder, model)
-    loaded = load_model(folder / "final_model")
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loaded.parameters(), strict=True))
-
-
 def stop_at(step: int):
     """Return a function that asks for the end after update `step`."""
     asked = iter(range(1, 10**6))
     return lambda: next(asked) >= step
-
-
-@pytest.mark.parametrize(("step", "architecture"), [(3, "gpt2"), (4, "llama"), (6, "moe")])
-def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, step, architecture):
-    """Stopped inside an epoch, at its edge and after it, with dropout on; test_faults does it in all precisions."""
-    whole = tiny(dropout=0.1, architecture=architecture)
-    fit(tmp_path / "whole", whole, optimizer="muon")
-    folder = tmp_path / "parts"
-    stopped = fit(folder, tiny(dropout=0.1, architecture=architecture), optimizer="muon", stop=stop_at(step))
-    assert stopped["steps"] == step and "val_loss" not in stopped
-    assert rows(folder, "end")[-1]["reason"] == "stopped"
-    parts = tiny(seed=5, dropout=0.1, architecture=architecture)
-    assert fit(folder, parts, optimizer="muon")["steps"] == 8
-    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), parts.parameters(), strict=True))
-
-
-def test_a_finished_run_has_nothing_left_to_do(tmp_path):
-    first = fit(tmp_path / "m")
-    again = fit(tmp_path / "m")
-    assert again["steps"] == first["steps"]
-    assert again["seconds"] >= first["seconds"] - 0.5 and again["tokens_per_second"] == first["tokens_per_second"]
-    assert again["val_loss"] == pytest.approx(first["val_loss"], rel=1e-6)
 
 
 def test_the_best_checkpoint_becomes_the_final_model_when_it_gets_worse(tmp_path):
