@@ -109,8 +109,8 @@ WRONG_ANSWERS["since-llama"] = {
 
 WRONG_ANSWERS["faster"] = {
     1: "# again from p\nrest / rest.sum() ⇒ p\n# nothing is kept\n(p / q).clamp(max=1) ⇒ 0 * p\n+     return accept, p",
-    2: "# nobody keeps the smallest\nlow + whole ⇒ whole\n# one value too many\n2**bits - 1) ⇒ 2**bits)",
-    3: "# the model's own token is forgotten\nrange(k + 1) ⇒ range(1, k + 1)\n# the last guess\nk + 1 ⇒ k",
+    2: "# no lowest\nlow + whole ⇒ whole\n# a value too many\n- 1) ⇒ + 0)\n# 0 / 0\n.clamp(min=1e-30) ⇒ .clamp(min=0)",
+    3: "# no own token\nk + 1 ⇒ 1, k + 1\n# a = 1\nsum(a**n for n in range(k + 1)) ⇒ (1 - a**(k+1)) / (1 - a)",
 }
 
 WRONG_ANSWERS["tokenize"] = {
