@@ -9,6 +9,7 @@ import threading
 from concurrent.futures import Future
 from dataclasses import fields
 from functools import cache
+from types import SimpleNamespace
 
 import aiohttp
 import aiohttp.web
@@ -97,7 +98,7 @@ def make_run(stage: str = "train", began: str = "train", **parameters) -> str:
 class FakeEngine:
     """Stands in for the engine: answers at once, or (held) when `release` is called; remembers what it was asked."""
 
-    n_ctx = 64
+    model = SimpleNamespace(config=SimpleNamespace(window=64))
 
     def __init__(
         self,

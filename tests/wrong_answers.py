@@ -271,30 +271,35 @@ origins = ["https://friend.example", "http://friend.example"]
 """,
     3: """
 # asks again at once
-await asyncio.sleep(int(response.headers["Retry-After"])) ⇒ pass
+await asyncio.sleep(int(headers["Retry-After"])) ⇒ pass
+# everybody else waits as well
+await asyncio.sleep ⇒ time.sleep
 # waits once more after the last try
 != 429 or not left ⇒ != 429
 ["Retry-After"])) ⇒ ["Retry-After"]))
-+     return response.status, answer
++     return status, answer
 # one try too many
 range(tries) ⇒ range(tries + 1)
 # what was wrong is asked again
 != 429 ⇒ == 200
-["Retry-After"] ⇒ .get("Retry-After", 0)
-# the response itself instead of the answer in it
-return response.status, answer ⇒ return response.status, response
+# always a second
+int(headers["Retry-After"]) ⇒ 1.0 + (tries == 3)
 """,
     4: r"""
-# a piece as it is: a line break ends the event
-{json.dumps(chunk.text)} ⇒ {chunk.text}
 # the last piece is lost
 reason = chunk.reason ⇒ if (reason := chunk.reason) is not None:
 +                 break
-# no [DONE]
-await response.write(b"data: [DONE]\n\n") ⇒ pass
-# events, but all of them when the text is done
-response = web ⇒ await asyncio.wrap_future(future)
-+     response = web
+# all of them when the text is done
+try: ⇒ await asyncio.wrap_future(future)
++     try:
+# the loop is not woken
+loop.call_soon_threadsafe(queue.put_nowait, chunk) ⇒ queue.put_nowait(chunk)
+# a queue for threads: to wait for it stops the loop
+asyncio.Queue() ⇒ __import__("queue").Queue()
+lambda chunk: loop.call_soon_threadsafe(queue.put_nowait, chunk) ⇒ queue.put
+await queue.get() ⇒ queue.get()
+# who leaves is not noticed
+finally: ⇒ except ZeroDivisionError:
 """,
 }
 

@@ -182,7 +182,7 @@ async def post_chat(request: web.Request) -> web.StreamResponse:
     longest, most = settings.max_new_tokens, state.limits.max_prompt_tokens
     try:
         begun = _ids_of_answer(tokenizer, talk.begun)
-        room = max(0, state.engine.n_ctx - len(begun))
+        room = max(0, state.engine.model.config.window - len(begun))
         opening = dialogue.answer_prompt(tokenizer, talk.messages, room, longest, most)
     except ChatError as error:
         code = "context_length_exceeded" if isinstance(error, TooLong) else "invalid"
@@ -419,11 +419,10 @@ def make_app(
     """Return the application over a started engine; the caller closes the engine.
 
     name: of the model, in /v1/models. api_key: required on every address but /healthz; None requires none, and then
-    the server must listen on this machine only. hosts: names by which callers may call this server, besides localhost
-    and the address that it listens on. origins: foreign origins (`https://example.org`, exact) whose pages may call.
-    proxies: addresses of reverse proxies, which are trusted to name the client. about: what the page is told about the
-    model, with the settings that each of its views begins with; a request over HTTP that names none gets the model's
-    own distribution.
+    the server must listen on this machine only. hosts: names of this server, besides localhost and the address that
+    it listens on. origins: foreign origins (`https://example.org`, exact) whose pages may call. proxies: addresses of
+    reverse proxies, which are trusted to name the client. about: what the page is told about the model, with the
+    settings that each of its views begins with; over HTTP, who names none gets the model's own distribution.
     """
     no_chat = None
     try:

@@ -116,10 +116,7 @@ def sent_key(request: web.Request) -> str | None:
 
 
 class Guard:
-    """Checks who sends a request and from where: host name, API key, origin, number of requests per client.
-
-    `app.make_app` says what the arguments mean.
-    """
+    """Checks host name, API key, origin and the number of a client's requests; `make_app` explains the arguments."""
 
     def __init__(
         self, key: str | None = None, hosts: Iterable = (), origins: Iterable = (), proxies: Iterable = (),

@@ -1,8 +1,7 @@
 """Continuous batching: one thread writes the texts of many requests in one batch.
 
-Requests join and leave the batch between any two tokens (Yu et al. 2022, "Orca"). So a short request never waits for
-a long one to end, and eight clients cost little more than one. A request's text is the one it would get alone. Knows
-nothing of HTTP.
+Requests join and leave the batch between any two tokens (Yu et al. 2022, "Orca"): a short one never waits for a long
+one to end. A request's text is the one it would get alone. Knows nothing of HTTP.
 """
 
 import logging
@@ -85,11 +84,6 @@ class Engine:
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
 
     @property
-    def n_ctx(self) -> int:
-        """How many tokens the model sees at once."""
-        return self._batch.n_ctx
-
-    @property
     def alive(self) -> bool:
         """Return whether a request can be submitted."""
         return self._thread.is_alive() and not self._closing
@@ -125,11 +119,9 @@ class Engine:
     ) -> Future[list[Sample]]:
         """Queue a request and return the future of its samples; each text starts with the prompt.
 
-        ids: the prompt's, from `prompt_ids`, if the caller has encoded it already. listener: gets the chunks of the
-        samples while they are written; it is called in the engine's thread and must return at once. Cancelling the
-        future, of a waiting request or a running one, removes its rows within one token. Raises QueueFull (so does
-        the future of a request that waited too long), ValueError for a number of samples that never fits,
-        NotRunning if the engine is not running (so does the future where the engine fails for good).
+        ids: the prompt's, from `prompt_ids`, if they are known. listener: gets the chunks while they are written, in
+        the engine's thread, and must return at once. Cancelling the future removes its rows within one token. Raises
+        ValueError for a number of samples that never fits; QueueFull and NotRunning, as the future may do later.
         """
         if not 1 <= samples <= self.max_rows:
             raise ValueError(f"samples is {samples}: this engine writes 1 to {self.max_rows} at once")

@@ -7,7 +7,6 @@ is answered: that is `app`. Crowds of connections and clients that read slowly a
 import argparse
 import asyncio
 import contextlib
-import errno
 import gc
 import json
 import logging
@@ -51,29 +50,10 @@ def url(host: str, port: int) -> str:
 
 
 def curl(address: str, key: str = "", has_chat: bool = False) -> str:
-    """Return a shell command that asks the server for text; `key`: how that shell is told the API key, if any.
-
-    Only the beginning is said, so that no limit of the server can refuse it.
-    """
+    """Return a shell command that asks the server for a text so short that no limit of the server can refuse it."""
     path, body = ("/v1/chat/completions", ChatRequest) if has_chat else ("/generate", GenerateRequest)
     header = f' -H "Authorization: Bearer {key}"' if key else ""
     return f"curl {address}{path} -H 'Content-Type: application/json'{header} -d '{body.example}'"
-
-
-def allow_files(wanted: int = 4096) -> int:
-    """Let this process open as many files as the system allows it, for each connection is one; return how many.
-
-    Systems begin with few: macOS with 256.
-    """
-    try:
-        import resource
-    except ModuleNotFoundError:  # Windows has no such limit
-        return wanted
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return max(soft, most)
 
 
 def _without_words(record: logging.LogRecord) -> bool:
@@ -137,19 +117,6 @@ async def stop_server(runner: web.AppRunner) -> None:
         if not limit.expired():  # that request is about to end
             limit.reschedule(min(limit.when() or last, last))
     await runner.cleanup()
-
-
-def key_in_shell(options: argparse.Namespace, has_key: bool) -> str:
-    """Return how a shell is told the API key, which stays where it is: in a file, or in the environment variable."""
-    if not has_key:
-        return ""
-    return f"$(cat {shlex.quote(options.api_key_file)})" if options.api_key_file is not None else f"${KEY}"
-
-
-def why_not_listening(options: argparse.Namespace, error: Exception) -> str:
-    """Return why the address cannot be listened on, and which of its two parts to change."""
-    port = isinstance(error, OverflowError) or getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES)
-    return f"cannot listen on {options.host}:{options.port} ({error}): choose another {'--port' if port else '--host'}"
 
 
 def read_key(file: str | None) -> str | None:
@@ -243,7 +210,7 @@ def serve(options: argparse.Namespace, key: str | None, limits: Limits, listenin
         engine.start()
         runner, address = await start_server(app, options.host, listening=listening)
         served = f"the {options.room} model of run '{options.run}'"
-        call = curl(address, key_in_shell(options, bool(key)), has_chat=app[STATE].no_chat is None)
+        call = curl(address, "KEY" if key else "", has_chat=app[STATE].no_chat is None)
         print(f"open {address} in a browser")
         print(f"{served} answers at {address} until Ctrl-C. Try: {call}", flush=True)
         await stopped.wait()
@@ -305,11 +272,10 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         listening = bind(options.host, options.port)
     except (OSError, OverflowError) as error:
-        print(why_not_listening(options, error), file=sys.stderr)
-        return 1
-    if (files := allow_files()) < 512:
         print(
-            f"this process may open {files} files, each connection is one: new ones may have to wait", file=sys.stderr
+            f"cannot listen on {options.host}:{options.port} ({error}): choose another --port or --host",
+            file=sys.stderr,
         )
+        return 1
     with listening:
         return serve(options, key, limits, listening)

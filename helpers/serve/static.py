@@ -65,16 +65,9 @@ def for_worker(model: GPT, tokenizer: PreTrainedTokenizerFast, limits: Limits) -
 
 
 def write_page(
-    folder: Path,
-    model: GPT,
-    tokenizer: PreTrainedTokenizerFast,
-    limits: Limits,
-    about: Mapping[str, Any],
+    folder: Path, model: GPT, tokenizer: PreTrainedTokenizerFast, limits: Limits, about: Mapping[str, Any]
 ) -> int:
-    """Write a static page for a model; return the bytes of its folder.
-
-    about: what the page is told about the model. Raises ValueError as `check_static` does.
-    """
+    """Write a static page, return the bytes of its folder; raises ValueError as `check_static` does."""
     check_static(model, tokenizer)
     known = for_worker(model, tokenizer, limits)
     write_packed(folder, model, known | {"about": about})

@@ -14,5 +14,5 @@ its result and returns None unless its docstring says otherwise.
     dashboard       a run watched live, with a Stop button; its samples and loss spikes
     explain         probabilities in colours, filters, copied stretches, diversity, attention of a text
     panel           sliders for sampling
-    exercise        a reader's guess compared with the answer; what another text may not show
+    exercise        a reader's guess compared with the answer, a function with the course's own; a stream judged
 """

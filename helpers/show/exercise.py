@@ -1,10 +1,15 @@
 """A reader's guess compared with what a cell has computed, a reader's function with the course's own."""
 
+import asyncio
+import contextlib
 import inspect
 import json
 import math
 import re
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from copy import deepcopy
 from html import escape
 from typing import Any
@@ -144,3 +149,51 @@ def first_difference(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) ->
             words = say("it returns {:.4g} instead of {:.4g}", mine[at], own[at])
             return words + (say(" at {}", list(at)) if at else "")
     return ""
+
+
+# ---- a stream that the reader writes ----
+
+
+class StepEngine:
+    """Writes `pieces` in a thread of its own, each when the reader has got the one before, or a second later."""
+
+    pieces = ["绿萝", "喜阴，\n", "常喷", "水。"]
+
+    def submit(self, prompt, settings=None, samples=1, *, ids=None, listener=lambda chunk: None) -> Future:
+        """Return the future of a text, as `Engine.submit` does."""
+        from helpers.generate.settings import Chunk, Sample  # here, because they load torch
+
+        future, got = self.future, self.got = Future[list](), threading.Semaphore(0)
+        self.fault, loop = "", asyncio.get_running_loop()
+
+        def write() -> None:
+            for piece in self.pieces:
+                time.sleep(0.05)  # the reader waits by now
+                if wait([asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)], timeout=1).not_done:
+                    self.fault = "the event loop stands still until a piece comes: `await` it, from an asyncio.Queue"
+                listener(Chunk(0, piece, (), "end" if piece == self.pieces[-1] else None))
+                if not (self.fault or future.cancelled() or got.acquire(timeout=1)):
+                    self.fault = "yield each piece as the listener gets it, not all in the end, and wake the loop"
+            if future.set_running_or_notify_cancel():
+                future.set_result([Sample(prompt + "".join(self.pieces), True, [], "end")])
+
+        threading.Thread(target=write, daemon=True).start()
+        return future
+
+
+async def judge_stream(stream: Callable) -> str:
+    """Return the verdict on an asynchronous generator of the pieces that an engine writes."""
+    engine, got = StepEngine(), []
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(6):
+            async for piece in stream("请问", engine):
+                got.append(piece)
+                engine.got.release()
+    if engine.fault or got != engine.pieces:
+        return f"Not yet: {engine.fault or f'the engine writes {engine.pieces}, and yours yields {got}'}"
+    leaving = stream("请问", engine)
+    await anext(leaving)
+    await leaving.aclose()
+    if not engine.future.cancelled():
+        return "Not yet: a client has left in the middle, and the engine writes on: cancel its future"
+    return f"Right: {len(got)} pieces, each as soon as it is there, and none for a client that has left"

@@ -12,7 +12,7 @@ logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
 # ruff: noqa: E402, F401
 from helpers.show.curves import curves, maps, panels
 from helpers.show.dashboard import spikes, watch
-from helpers.show.exercise import attempt, predict
+from helpers.show.exercise import attempt, judge_stream, predict
 from helpers.show.explain import attention, copied, explained, filters
 from helpers.show.figures import length_histogram, zipf
 from helpers.show.figures import share_covered as coverage
