@@ -138,7 +138,8 @@ def in_chinese(code: str, text: str) -> str:
     for english, chinese in _STRING.findall(text):
         segment = strings_of(code)[english]
         form = "f" * isinstance(ast.parse(f"({segment})", mode="eval").body, ast.JoinedStr)
-        code = code.replace(segment, f"{form}{segment[-1]}{chinese}{segment[-1]}")
+        new = f"{form}{segment[-1]}{chinese}{segment[-1]}"
+        code = re.sub("(?<!== )" + re.escape(segment), lambda _, new=new: new, code)  # one that is compared stays
     return code
 
 
