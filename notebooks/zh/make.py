@@ -21,7 +21,7 @@ from helpers import paths
 from helpers.files import fingerprint, write_text
 
 Catalogue = dict[str, tuple[str, str]]  # id of a cell -> fingerprint of its English, the Chinese text
-_MARK = re.compile(r"^<!-- ([0-9a-f]{8}) ([0-9a-f]{8}) -->$", re.MULTILINE)
+_MARK = re.compile(r"^<!-- (\w+) ([0-9a-f]{8}) -->$", re.MULTILINE)
 _LINK = re.compile(r"(?<=\]\()[^)\s]+(?=\))|(?<=src=\")[^\"]+(?=\")")
 _TERM = re.compile(r"\[([^\]]+)\]\([./]*TERMS\.md#([a-z0-9-]+)\)")
 _ROW = re.compile(r'^\| <a id="([^"]+)"></a>[^|]*\| ([^|]*?) \|', re.MULTILINE)  # of TERMS.md
