@@ -40,6 +40,7 @@ RESULT = {
     "parts": {"best", "whole_bits_per_char"},
     "scaling": {"size_power", "fitted_floor", "lowest_bits_per_char"},
     "since-llama": {"fp32_bits_per_char", "int8_bits_per_char", "joined_bits_per_char"},
+    "faster": {"tokens_per_pass", "int8_bits_per_char", "int4_bits_per_char"},
     "tournament": {"best"} | {f"{kind}_bits_per_char" for kind in ("characters", "words", "bpe", "bytes")},
 }
 DOORS = {"sample": [*paths.SIDE_DOORS], "own": ["chat"]}

@@ -107,6 +107,12 @@ WRONG_ANSWERS["since-llama"] = {
     2: "# the sums keep their own maxima\ns1 * f1 + s2 * f2 ⇒ s1 + s2\n# the values do\no1 * f1 + o2 * f2 ⇒ o1 + o2",
 }
 
+WRONG_ANSWERS["faster"] = {
+    1: "# again from p\nrest / rest.sum() ⇒ p\n# nothing is kept\n(p / q).clamp(max=1) ⇒ 0 * p\n+     return accept, p",
+    2: "# nobody keeps the smallest\nlow + whole ⇒ whole\n# one value too many\n2**bits - 1) ⇒ 2**bits)",
+    3: "# the model's own token is forgotten\nrange(k + 1) ⇒ range(1, k + 1)\n# the last guess\nk + 1 ⇒ k",
+}
+
 WRONG_ANSWERS["tokenize"] = {
     1: """
 # times, not through
