@@ -86,6 +86,7 @@ ELSEWHERE = {  # command -> the test file that does it
     "python -m helpers.serve --run … --port 5006": "tests/serve/test_server.py",
     "python -m helpers.serve --run NAME": "tests/serve/test_server.py",
     "touch runs/songci/model/STOP": "tests/train/test_job.py",
+    "python -m helpers.report publish songci": "tests/test_report.py",
     "python -m ipykernel install --sys-prefix": "Makefile",
     "python -m venv .venv": "Makefile",
     'python -m pip install -e ".[text]" -c constraints.txt': "Dockerfile",

@@ -10,6 +10,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from helpers import paths, report
+from helpers.manifest import RoomError
 from helpers.run import execute
 from helpers.run.__main__ import main
 
@@ -73,15 +74,35 @@ def test_the_first_sentence_is_a_verdict_that_says_what_to_do_next(monkeypatch, 
     assert re.search(words, report.verdict("r"))
 
 
-def test_the_loss_of_the_training_stands_above_the_table(house):
+def trained_run(monkeypatch):
     picture = {"image/png": "QUJD", "text/plain": "bits per character: training 0.65"}
     book = new_notebook(cells=[new_code_cell("1", outputs=[new_output("display_data", data=picture)])])
     paths.executed_copy("r", "train").parent.mkdir(parents=True)
     nbformat.write(book, paths.executed_copy("r", "train"))
+    monkeypatch.setattr(report, "read_manifest", lambda run, stage: {"written": "2026-11-28", "result": {"steps": 9}})
+
+
+def test_the_loss_of_the_training_stands_above_the_table(house, monkeypatch):
+    trained_run(monkeypatch)
     page = report.write_report("r").read_text("utf-8")
     assert page.index('<img alt="bits per character: training 0.65" src="data:image/png;base64,QUJD">') < page.index(
         "<table>"
     )
+
+
+def test_a_published_run_is_a_page_of_texts_as_they_came_and_its_curve(house, monkeypatch, tmp_path):
+    trained_run(monkeypatch)
+    samples = paths.room("r", "generate") / "samples.jsonl"
+    samples.parent.mkdir(parents=True)
+    rows = [{"prompt": "床前", "text": "床前*明月*光\n疑是"}, {"prompt": "床前", "text": "床前二"}, {"text": "举头"}]
+    samples.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    page = report.publish("r", tmp_path).read_text("utf-8")
+    assert (tmp_path / "r.png").read_bytes() == b"ABC" and "](r.png)" in page and "2026-11-28" in page
+    texts = [line for line in page.splitlines() if line.startswith("> ")]
+    assert texts == ["> **床前** \\*明月\\*光\\", "> 疑是", "> 举头", "> **床前** 二"]
+    paths.executed_copy("r", "train").unlink()
+    with pytest.raises(RoomError, match="no copy of its notebooks"):
+        report.publish("r", tmp_path)
 
 
 @pytest.mark.parametrize("stage", paths.NOTEBOOKS)

@@ -190,10 +190,10 @@ async def judge_stream(stream: Callable) -> str:
                 got.append(piece)
                 engine.got.release()
     if engine.fault or got != engine.pieces:
-        return f"Not yet: {engine.fault or f'the engine writes {engine.pieces}, and yours yields {got}'}"
+        return say("Not yet: {}", say(engine.fault) or say("it yields {}, not {}", got, engine.pieces))
     leaving = stream("请问", engine)
     await anext(leaving)
     await leaving.aclose()
     if not engine.future.cancelled():
-        return "Not yet: a client has left in the middle, and the engine writes on: cancel its future"
-    return f"Right: {len(got)} pieces, each as soon as it is there, and none for a client that has left"
+        return say("Not yet: a client has left in the middle, and the engine writes on: cancel its future")
+    return say("Right: {} pieces, each as soon as it is there, and none for a client that has left", len(got))

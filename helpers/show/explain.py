@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, SupportsFloat
 from helpers.generate.surprisal import LEVELS, level
 from helpers.show import text as page
 from helpers.show.svg import BLUE, GREY, INK, Picture, between, shortened, width_of
+from helpers.wording import say
 
 if TYPE_CHECKING:  # these load torch
     from helpers.generate.explain import Step
@@ -37,11 +38,11 @@ def coloured(text: str, probability: float, note: str = "") -> str:
 
 def legend() -> str:
     """Return what the colours of `coloured` mean, and what stands for them without styles, as a line of HTML."""
-    names = ["a half or more", *(f"from {100 * least:.0f} %" for least in LEVELS[1:]), "less"]
+    names = [say("a half or more"), *(say("from {:.0f} %", 100 * least) for least in LEVELS[1:]), say("less")]
     spans = [coloured(f" {name} ", least) for name, least in zip(names, [*LEVELS, 0.0], strict=True)]
-    below = f"less than {100 * LEVELS[SURPRISE - 1]:.0f} %"
-    signs = page.unstyled(f" (in colours; without them {below} is underlined, with its bits)")
-    return f'<div style="font-size:.8em">probability of a token: {" · ".join(spans)}{signs}</div>'
+    below = 100 * LEVELS[SURPRISE - 1]
+    signs = page.unstyled(say(" (in colours; without them less than {:.0f} % is underlined, with its bits)", below))
+    return f'<div style="font-size:.8em">{say("probability of a token:")} {" · ".join(spans)}{signs}</div>'
 
 
 def with_bits(html: str, bits: float) -> str:
@@ -71,13 +72,14 @@ def whole_characters(steps: Sequence["Step"]) -> list[list["Step"]]:
 
 def step_in_words(step: "Step") -> str:
     """Return all that is known of a step, for under the mouse: a line for the model, then one per filter."""
-    lines = [f"{page.percent(step.probability)}, number {step.rank:,} of the model's choices, {step.bits:.2f} bits"]
-    lines.append(f"likeliest: {probabilities_in_words(step.alternatives)}")
+    share, likeliest = page.percent(step.probability), probabilities_in_words(step.alternatives)
+    words = "{}, number {:,} of the model's choices, {:.2f} bits\nlikeliest: {}"
+    lines = [say(words, share, step.rank, step.bits, likeliest)]
     for work in step.filters:
         line = f"{work.name}: {page.percent(work.chosen)}"
         if work.removed:
             likeliest = probabilities_in_words(work.likeliest)
-            line += f"; took away {work.removed:,} tokens with {page.percent(work.lost)}: {likeliest} …"
+            line += say("; took away {:,} tokens with {}: {} …", work.removed, page.percent(work.lost), likeliest)
         lines.append(line)
     return "\n".join(lines)
 
@@ -129,12 +131,13 @@ def render_copied(copied: "Copied") -> tuple[str, str]:
         if owner is None:
             html, plain = html + escape(run), plain + run
             continue
-        note = f"{len(owner)} characters, {owner.times:,} times, first in document {owner.document:,}"
+        note = say("{} characters, {:,} times, first in document {:,}", len(owner), owner.times, owner.document)
         alpha = 0.28 if 2 * len(run) >= len(owner) else 0.14  # paler: the rest is in a longer stretch
         style = f"background:rgba({next(hues)},{alpha});border-radius:2px"
         html += f'{page.unstyled("【")}<span style="{style}" title="{note}">{escape(run)}</span>{page.unstyled("】")}'
         plain += f"【{run}】"
-    note = f"longest stretch {copied.longest} characters · {page.percent(copied.share)} of its {copied.n}-grams known"
+    words, share = "longest stretch {} characters · {} of its {}-grams known", page.percent(copied.share)
+    note = say(words, copied.longest, share, copied.n)
     return page.card(html, note), f"[{note}]\n{plain}"
 
 

@@ -204,7 +204,7 @@ def render_probabilities(rows: Iterable[tuple[str, float, float]]) -> tuple[str,
 
     edge = f"text-align:left;padding:.25em .6em;{UNDER_HEADER}"
     heads = (("token", 4), ("before the filters", 13), ("after the filters", 13))
-    lines = [table_row("".join(element("th", f"{edge};min-width:{width}em", name) for name, width in heads))]
+    lines = [table_row("".join(element("th", f"{edge};min-width:{width}em", say(name)) for name, width in heads))]
     flat = []
     for token, before, after in rows:
         fade = "" if after else "opacity:.7;"
@@ -235,7 +235,7 @@ def samples(texts: Iterable[str], prompt: str = "") -> None:
     """Show generated texts, the prompt at their beginning dimmed; in plain text, ▸ ends it."""
     texts, rendered = list(texts), []
     for i, text in enumerate(texts, 1):
-        note = f"sample {i}" if len(texts) > 1 else ""
+        note = say("sample {}", i) if len(texts) > 1 else ""
         begun = prompt and text.startswith(prompt) and text != prompt
         plain = f"{prompt}{CONTINUES}{text[len(prompt) :]}" if begun else text
         rendered.append((card(render_continuation(text, prompt), note), f"[{note}]\n{plain}" if note else plain))

@@ -21,7 +21,7 @@ from helpers import paths
 from helpers.files import fingerprint, write_text
 
 Catalogue = dict[str, tuple[str, str]]  # id of a cell -> fingerprint of its English, the Chinese text
-_MARK = re.compile(r"^<!-- ([0-9a-f]{8}) ([0-9a-f]{8}) -->$", re.MULTILINE)
+_MARK = re.compile(r"^<!-- (\w+) ([0-9a-f]{8}) -->$", re.MULTILINE)
 _LINK = re.compile(r"(?<=\]\()[^)\s]+(?=\))|(?<=src=\")[^\"]+(?=\")")
 _TERM = re.compile(r"\[([^\]]+)\]\([./]*TERMS\.md#([a-z0-9-]+)\)")
 _ROW = re.compile(r'^\| <a id="([^"]+)"></a>[^|]*\| ([^|]*?) \|', re.MULTILINE)  # of TERMS.md
@@ -138,7 +138,8 @@ def in_chinese(code: str, text: str) -> str:
     for english, chinese in _STRING.findall(text):
         segment = strings_of(code)[english]
         form = "f" * isinstance(ast.parse(f"({segment})", mode="eval").body, ast.JoinedStr)
-        code = code.replace(segment, f"{form}{segment[-1]}{chinese}{segment[-1]}")
+        new = f"{form}{segment[-1]}{chinese}{segment[-1]}"
+        code = re.sub("(?<!== )" + re.escape(segment), lambda _, new=new: new, code)  # one that is compared stays
     return code
 
 

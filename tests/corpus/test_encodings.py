@@ -180,6 +180,25 @@ def test_big5_is_read_as_browsers_read_it():
     assert read(data) == TRADITIONAL + "ぁヶ廴①‧€碁"
 
 
+LINES = st.lists(
+    st.tuples(st.text(st.sampled_from("绿萝喜欢散射光土干再浇水天地人"), min_size=5, max_size=20), st.booleans()),
+    min_size=2,
+    max_size=12,
+)
+
+
+@given(LINES, st.booleans())
+@example([("绿萝喜欢散射光", True), ("土干了再浇水", False), ("绿萝喜欢散射光", True)], True)
+@settings(max_examples=200)
+def test_no_character_is_lost_in_any_mixture(lines, end):
+    """Each line is UTF-8 or GB18030; a comma and a stop make it a sentence."""
+    rows = [(f"我说，{text}。\n", "utf-8" if utf8 else "gb18030") for text, utf8 in lines]
+    if not end:
+        rows[-1] = (rows[-1][0].rstrip("\n"), rows[-1][1])
+    data = b"".join(row.encode(codec) for row, codec in rows)
+    assert read(data) == "".join(row for row, _ in rows)
+
+
 PIECES = st.lists(
     st.tuples(
         st.sampled_from(["绿萝喜欢散射光，土干了再浇水。\n", "abc\n", "𠮷㐂\n", "é ü\n", "這個國家\n", "\n", "，。"]),

@@ -251,6 +251,20 @@ def test_the_texts_are_the_same_and_few_steps_are_recorded(architecture, recorde
     assert recorded == [3, 4, 2, 1]
 
 
+def test_a_cache_that_grows_forgets_its_graphs(recorded):
+    net = build("llama")
+    decoder_of(net)._is_graphed = True
+    cache = empty(net)
+    read(net, cache, [[1, 7]])
+    decoder_of(net).advance(torch.tensor([8]), cache)
+    decoder_of(net).advance(torch.tensor([9]), cache)
+    assert recorded == [1] and list(cache.graphs) == [1]
+    read(net, cache, [[1, 9]], [(1, 0)])
+    assert not cache.graphs
+    decoder_of(net).advance(torch.tensor([9, 9]), cache)
+    assert recorded == [1, 2]
+
+
 def test_neither_a_mixture_nor_a_model_off_the_gpu_is_recorded():
     """Which experts a token needs is known only when it is there."""
     tok = models.plants_tokenizer()
