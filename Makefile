@@ -68,10 +68,10 @@ bench: setup-dev  ## what benchmarks/README.md reports; RUN must be trained (abo
 	@$(PY) -m benchmarks.train_speed && $(PY) -m benchmarks.block_speed && \
 	$(PY) -m benchmarks.corpus && $(PY) -m benchmarks.generate_speed --run "$$RUN" && $(PY) -m benchmarks.serve_load --run "$$RUN"
 
-# signed: in a notebook that it does not trust, JupyterLab shows no SVG
+# signed: in a notebook that it does not trust, JupyterLab shows no SVG; its question about news is answered in examples/jupyter
 lab: setup  ## JupyterLab, opened on the notebooks; LAB="--ip 0.0.0.0 --no-browser": options of its own
 	@$(PY) -m nbformat.sign $$(find notebooks -name "*.ipynb" -not -path "*/.ipynb_checkpoints/*") >/dev/null
-	@$(PY) -m jupyterlab $$([ "$$(id -u)" = 0 ] && echo --allow-root) --notebook-dir=. --LabApp.news_url=None $(LAB) notebooks/01_corpus.ipynb
+	@JUPYTER_CONFIG_PATH="$$PWD/examples/jupyter$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}" $(PY) -m jupyterlab $$([ "$$(id -u)" = 0 ] && echo --allow-root) --notebook-dir=. $(LAB) notebooks/01_corpus.ipynb
 
 site: setup-dev  ## the course as pages for any static host, in site/html: both languages, with search and the page of `try`
 	@rm -rf site && mkdir -p site/source
