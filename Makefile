@@ -85,9 +85,10 @@ zh: setup  ## the Chinese notebooks, of the English ones and the catalogues in n
 serve: setup  ## serve the trained model of RUN over HTTP
 	@exec $(PY) -m helpers.serve --run "$$RUN"
 
-refresh: setup  ## the notebooks' outputs and data/try made anew, to be committed
+refresh: setup  ## the notebooks' outputs, in both languages, and data/try made anew, to be committed
 	@RUNS_DIR="$$(mktemp -d)" && export RUNS_DIR && trap 'rm -rf "$$RUNS_DIR"' EXIT && \
-	$(PY) -m helpers.run refresh && $(PY) -m helpers.run refresh chat && $(PY) data/try/make.py sample
+	$(PY) -m helpers.run refresh && $(PY) -m helpers.run refresh chat && $(PY) data/try/make.py sample && \
+	$(PY) notebooks/zh/make.py && $(PY) -m helpers.run refresh --language zh
 
 lint: setup-dev  ## ruff over modules, tests and notebooks; types of helpers/ by mypy
 	@$(PY) -m ruff check . && $(PY) -m ruff format --check --quiet . && $(PY) -m mypy

@@ -3,13 +3,13 @@
 The ground floor knows no room:
 
     paths       where everything lies: the repository, a run, the folder of each room
-    wording     phrases that many messages share: what to install or run again, "did you mean", durations
+    wording     messages in the reader's language; phrases that many share: what to run again, "did you mean"
     files       atomic writes of files and folders, SHA-256 fingerprints
     manifest    what a room was made from and what it holds; whether it still fits the room before it
     progress    how far a long piece of work is: a bar in a notebook, a note for the runner
     parallel    shards mapped over processes or over a Dask cluster, with a progress bar
     device      CPU or GPU, mixed precision, memory, the speed of matrix products
-    report      one HTML page about a run
+    report      one HTML page about a run, and one to publish
 
 The rooms; a room imports the ground floor and the rooms before it, and each package's own docstring lists its modules:
 

@@ -153,7 +153,7 @@ def oddities(run: str) -> list[str]:
 
 
 def collected(run: str) -> dict[str, Any]:
-    """Return what a page shows of a run: its parts (an executed notebook each), curve, samples and sentences."""
+    """Return what is said of a run: its parts (an executed notebook each), curve, samples and sentences."""
     parts: list[dict[str, Any]] = []
     curve, seconds = None, 0.0  # of the loss: the picture that notebook 04 shows when its training has ended
     for stage in paths.NOTEBOOKS:
@@ -166,8 +166,8 @@ def collected(run: str) -> dict[str, Any]:
             curve = next((data for data in shown if data.get("text/plain", "").startswith("bits per char")), None)
         took = notebook.metadata.get("papermill", {}).get("duration") or 0
         seconds += took
-        part = {"name": paths.notebook(stage).stem, "time": duration(took), "figures": one_line(run, stage)}
-        parts.append(part | {"body": notebook_body(notebook, stage, paths.run_dir(run))})
+        part = {"stage": stage, "notebook": notebook, "name": paths.notebook(stage).stem, "time": duration(took)}
+        parts.append(part | {"figures": one_line(run, stage)})
     return {
         "run": run, "parts": parts, "curve": curve, "samples": first_samples(run), "odd": oddities(run), "say": say,
         "verdict": verdict(run), "cost": cost(run, seconds), "language": paths.language(),
@@ -177,7 +177,10 @@ def collected(run: str) -> dict[str, Any]:
 def write_report(run: str) -> Path:
     """Write runs/<run>/report.html from what the run has so far; return its path."""
     light, dark = (HtmlFormatter(style=name).get_style_defs(".highlight") for name in ("friendly", "github-dark"))
-    page = _template("report.html.j2", True).render(collected(run), light=light, dark=dark)
+    found = collected(run)
+    for part in found["parts"]:
+        part["body"] = notebook_body(part["notebook"], part["stage"], paths.run_dir(run))
+    page = _template("report.html.j2", True).render(found, light=light, dark=dark)
     write_text(paths.run_dir(run) / "report.html", page)
     return paths.run_dir(run) / "report.html"
 

@@ -144,7 +144,7 @@ def places(message):
     return sorted(re.findall(r"{[^}]*}", message))
 
 
-def test_a_chinese_reader_is_spoken_to_in_chinese(monkeypatch, capsys):
+def test_a_chinese_reader_is_spoken_to_in_chinese(monkeypatch):
     monkeypatch.setenv("COURSE_LANGUAGE", "zh")
     assert wording.run_again("corpus", "r") == "请重新运行笔记本 01_corpus，或者：python -m helpers.run corpus --run r"
     assert wording.say("not in the table") == "not in the table"

@@ -235,7 +235,7 @@ def lines_of(files) -> int:
 
 @pytest.mark.parametrize(
     ("place", "most"),
-    [("helpers/**/*.py", 19_216), ("tests/**/*.py", 21_048), ("benchmarks/*.py", 2220), ("README.md", 200)],
+    [("helpers/**/*.py", 19_215), ("tests/**/*.py", 21_047), ("benchmarks/*.py", 2220), ("README.md", 200)],
 )
 def test_the_house_stays_within_its_budget(place, most):
     """Who adds takes away. Where it is too large still, the number only falls: 16,500 and 19,500 are the aims."""

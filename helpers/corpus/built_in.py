@@ -522,9 +522,3 @@ def mark(question: Question, answer: str) -> bool:
         if said(column, "fact") != {value(plant, column)} or len(concluded) > 1 or not concluded <= follows:
             return False
     return not admits
-
-
-def wilson(right: int, asked: int, z: float = 1.96) -> tuple[float, float]:
-    """Return the interval for the share of all questions, from those on a list (Wilson 1927); z = 1.96: in 95 %."""
-    middle, half = right + z * z / 2, z * math.sqrt(right * (asked - right) / asked + z * z / 4)
-    return (middle - half) / (asked + z * z), (middle + half) / (asked + z * z)

@@ -210,7 +210,9 @@ def serve(options: argparse.Namespace, key: str | None, limits: Limits, listenin
         engine.start()
         runner, address = await start_server(app, options.host, listening=listening)
         served = f"the {options.room} model of run '{options.run}'"
-        call = curl(address, "KEY" if key else "", has_chat=app[STATE].no_chat is None)
+        # how a shell is told the key, which stays where it is
+        told = f"$(cat {shlex.quote(options.api_key_file)})" if options.api_key_file else f"${KEY}"
+        call = curl(address, told if key else "", has_chat=app[STATE].no_chat is None)
         print(f"open {address} in a browser")
         print(f"{served} answers at {address} until Ctrl-C. Try: {call}", flush=True)
         await stopped.wait()

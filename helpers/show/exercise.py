@@ -31,7 +31,7 @@ def predict(guess: Any, answer: Any, words: str = "", close: float = 0.0) -> Non
     """
     verdict, said = judged(guess, answer, close), f"{shown(answer)} {words}".strip()
     said += "" if said[-1:] in ".!?。" else "."
-    right, head = verdict in (RIGHT, CLOSE), say(verdict, shown(guess)) if verdict != NO_GUESS else say(verdict)
+    right, head = verdict in (RIGHT, CLOSE), say(verdict, shown(guess))
     html = f"{'✓ ' * right}{escape(head)} {escape(said)}"
     if verdict == NO_GUESS:
         html = f"{head}<details><summary>{say('Answer')}</summary>{escape(said)}</details>"
