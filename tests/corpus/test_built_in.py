@@ -148,7 +148,7 @@ def test_cleaning_changes_no_document(corpus):
 
 def test_documents_are_the_same_everywhere_and_differ_by_seed(corpus):
     texts = "\n\n".join(d.text for d in corpus)
-    assert hashlib.sha256(texts.encode()).hexdigest()[:16] == "7e73c270e24a0d73"  # a change of data/ changes it
+    assert hashlib.sha256(texts.encode()).hexdigest()[:16] == "ed2028f7ce0b565c"  # a change of data/ changes it
     assert [d.text for d in built_in.draw_documents(5)] == texts.split("\n\n")[:5]
     assert [d.text for d in built_in.draw_documents(5, seed=1)] != texts.split("\n\n")[:5]
 
@@ -188,7 +188,7 @@ def test_bits_from_the_text_alone_equal_the_bits_of_the_drawing(corpus):
     for document in corpus[:300]:
         assert -math.log2(grammar.derive(document.text)) == pytest.approx(document.bits, abs=1e-9)
     plant, topic, situation = sorted(built_in.held_out())[0]
-    for text in (f"{document.text}呀", "芦荟怕冷吗\n底线是5度。", worded("first", plant, topic, situation)):
+    for text in (f"{document.text}呀", "芦荟怕冷吗\n不能低于5度。", worded("first", plant, topic, situation)):
         assert grammar.derive(text) == 0  # the second asks one of the examination's questions
 
 
@@ -244,7 +244,7 @@ def test_conversations_are_distinct_and_the_same_everywhere(conversations):
     assert all(text and "\n" not in text and cleaning.clean(text) == text for texts in said for text in texts)
     assert conversations[:50] == list(built_in.draw_conversations(50)) != list(built_in.draw_conversations(50, seed=1))
     digest = hashlib.sha256("\n".join(map("\n".join, said[:100])).encode()).hexdigest()
-    assert digest[:16] == "02fc897109f3cfaa"  # a change of data/ changes it
+    assert digest[:16] == "2d55a0504c5b4408"  # a change of data/ changes it
 
 
 def test_conversations_have_as_many_exchanges_as_promised(conversations):
