@@ -8,7 +8,7 @@ import difflib
 import json
 from collections.abc import Iterable
 from functools import cache
-from itertools import groupby
+from itertools import count, groupby
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, cast
 
 from pydantic import (
@@ -26,16 +26,19 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from helpers.generate.settings import RANGES, Range, Settings
 from helpers.serve.limits import DEFAULT_LIMITS, Limits
-from helpers.vocab.chat import ASSISTANT, SYSTEM, Message
+from helpers.vocab.chat import ASSISTANT, SYSTEM, TOOL, Message
 
 MAX_LOGPROBS = 5  # alternatives per token, as OpenAI has it for completions
 _MAX_TOP_LOGPROBS = 20  # and for conversations
-_MAX_PARTS = 16  # of a message
+_MAX_PARTS = 16  # of a message; also the tools of a request, and the calls of an answer
 _ONE, _MANY = "<one>", "<many>"  # pydantic puts them into the path of a fault; hardly a key is called so
 
 # What programs made for OpenAI's API send on their own (examples/clients/ records it): key -> (why another value cannot
 # be taken, the values that change nothing); (): whatever it says, no text depends on it. Such a key is left out
-_NO_TOOLS, _NO_THOUGHTS = "this server calls no tools", "the model answers without a chain of thoughts"
+_NO_TOOLS, _NO_THOUGHTS = (
+    "only /v1/chat/completions calls tools, by 'tools'",
+    "the model answers without a chain of thoughts",
+)
 _UNREAD: tuple[str, ...] = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
                             "prompt_cache_retention", "parallel_tool_calls")  # fmt: skip
 _NEUTRAL: dict[str, tuple] = dict.fromkeys(_UNREAD, ()) | {
@@ -62,7 +65,6 @@ _NEUTRAL: dict[str, tuple] = dict.fromkeys(_UNREAD, ()) | {
 # the same of a message: what programs note down in a history, and give back. Thoughts are not read again
 _NOTED = ("name", "id", "annotations", "timestamp", "created_at", "reasoning", "reasoning_content")
 _NEUTRAL_IN_MESSAGE: dict[str, tuple] = dict.fromkeys(_NOTED, ()) | {
-    "tool_calls": (_NO_TOOLS, []),
     "refusal": ("write what was said into 'content'", ""),
 }
 _NEVER = {key: allowed for key, allowed in (_NEUTRAL | _NEUTRAL_IN_MESSAGE).items() if any(allowed[:1])}
@@ -215,16 +217,74 @@ class TextPart(_OpenAIBody):
     text: str
 
 
+class Function(_OpenAIBody):
+    """What a tool is called, what it does, and a JSON schema of its arguments."""
+
+    neutral = {"strict": ()}
+    name: Annotated[str, Field(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str = ""
+    parameters: dict[str, Any] = {}
+
+
+class Tool(_OpenAIBody):
+    """A tool that the model may call; whoever asks carries the call out."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class Tools(_Body):
+    """The file tools.json in a model's folder: the page sends the definitions, and looks up what the model asks."""
+
+    example = '{"definitions": [], "table": {}}'
+    definitions: Annotated[list[Tool], Field(min_length=1, max_length=_MAX_PARTS)]
+    table: dict[str, dict[str, str]]  # plant -> topic -> text
+
+
+class CalledFunction(_OpenAIBody):
+    """The name of a tool and its arguments, a JSON object as text."""
+
+    name: str
+    arguments: str
+
+    @model_validator(mode="after")
+    def has_an_object(self) -> Self:
+        """Check the arguments."""
+        try:
+            is_object = isinstance(json.loads(self.arguments), dict)
+        except (ValueError, RecursionError):
+            is_object = False
+        if not is_object:
+            raise _fault("'arguments' is not the text of a JSON object")
+        return self
+
+
+class ToolCall(_OpenAIBody):
+    """A call that the assistant has written."""
+
+    neutral = {"index": ()}
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ChatMessage(_OpenAIBody):
     """What one side said."""
 
     neutral = _NEUTRAL_IN_MESSAGE
-    role: Literal["developer", "system", "user", "assistant"]
+    role: Literal["developer", "system", "user", "assistant", "tool"]
     content: _one_or_many(str, _MAX_PARTS, "a text, or its parts", item=TextPart) = ""  # type: ignore[valid-type]
+    tool_calls: Annotated[list[ToolCall], Field(max_length=_MAX_PARTS, description="of the assistant")] = []
+    tool_call_id: Annotated[str, Field(description="of a tool: the call whose result this is")] | None = None
 
     @model_validator(mode="after")
     def has_text(self) -> Self:
         """Check the text of all parts together; what the assistant has said may be sent back as it is."""
+        for key, role in {"tool_calls": ASSISTANT, "tool_call_id": TOOL}.items():
+            if getattr(self, key) and self.role != role:
+                raise _fault(f"'{key}' is only of role '{role}'")
+        if self.role == TOOL and self.tool_call_id is None:
+            raise _fault("'tool_call_id' is missing: name the call whose result this is")
         text = self.plain["content"]
         if not text and self.role == "user":
             raise _fault("'content' is empty: give at least one character")
@@ -236,13 +296,19 @@ class ChatMessage(_OpenAIBody):
     def plain(self) -> Message:
         """The message as a template takes it, its parts put together."""
         role, parts = SYSTEM if self.role == "developer" else self.role, self.content
-        return {"role": role, "content": parts if isinstance(parts, str) else "".join(each.text for each in parts)}
+        text = parts if isinstance(parts, str) else "".join(each.text for each in parts)
+        message: Message = {"role": role, "content": text}
+        if self.tool_calls:
+            message["tool_calls"] = [each.model_dump() for each in self.tool_calls]
+            for call in message["tool_calls"]:
+                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        return message
 
 
 class Talk(NamedTuple):
     """A conversation as models are taught it."""
 
-    messages: list[Message]  # a system line perhaps, then user and assistant in turns, last the user
+    messages: list[Message]  # a system line perhaps, then user and assistant in turns, last the user or a tool
     begun: str  # how the answer begins: the client has written so much of it
     counts: list[int]  # of the messages that were sent: before the first question, then of each turn
 
@@ -251,11 +317,18 @@ def _joined(said: Iterable[Message]) -> str:
     return "\n".join(message["content"] for message in said if message["content"])
 
 
+def _calls(said: Iterable[Message]) -> list[dict[str, Any]]:
+    return [call for message in said for call in message.get("tool_calls", ())]
+
+
 class ChatRequest(OpenAIRequest):
     """A body for /v1/chat/completions; `request_models` adds the sampling settings and the limits."""
 
     example = '{"messages": [{"role": "user", "content": "你好"}]}'
+    neutral = _NEUTRAL | {"tool_choice": ("", "auto")}
     messages: list[ChatMessage]
+    tools: Annotated[list[Tool], Field(max_length=_MAX_PARTS, description="which the model may call")] = []
+    tool_choice: Annotated[Literal["none", "auto"], Field(description="none: as if no tool were sent")] = "auto"
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: Annotated[bool, Field(description="tell the probability of each token")] = False
@@ -267,17 +340,31 @@ class ChatRequest(OpenAIRequest):
     def talk(self) -> Talk:
         """The conversation, in turns: what one side says in a row is one message, and system lines come first.
 
-        A greeting of the assistant, before any question, is left out: no model is taught to begin.
+        Each result of a tool is one. A greeting of the assistant, before any question, is left out: no model is taught
+        to begin.
         """
+        number = count()
         messages = [message.plain for message in self.messages]
         system = _joined(message for message in messages if message["role"] == SYSTEM)
         spoken = [message for message in messages if message["role"] != SYSTEM]
-        turns = [(role, list(said)) for role, said in groupby(spoken, key=lambda message: message["role"])]
-        greeting = turns.pop(0)[1] if turns and turns[0][0] == ASSISTANT else []
-        begun = _joined(turns.pop()[1]) if turns and turns[-1][0] == ASSISTANT else ""
+        turns = [
+            list(said)
+            for _, said in groupby(spoken, lambda each: next(number) if each["role"] == TOOL else each["role"])
+        ]
+        greeting = turns.pop(0) if turns and turns[0][0]["role"] == ASSISTANT else []
+        is_begun = turns and turns[-1][0]["role"] == ASSISTANT and not _calls(turns[-1])
+        begun = _joined(turns.pop()) if is_begun else ""
         first: list[Message] = [{"role": SYSTEM, "content": system}] if system else []
-        in_turns: list[Message] = [{"role": role, "content": _joined(said)} for role, said in turns]
-        return Talk(first + in_turns, begun, [len(greeting), *(len(said) for _, said in turns)])
+        for said in turns:
+            first.append({"role": said[0]["role"], "content": _joined(said)})
+            if calls := _calls(said):
+                first[-1]["tool_calls"] = calls
+        return Talk(first, begun, [len(greeting), *map(len, turns)])
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools that the model may call, as a template takes them."""
+        return [] if self.tool_choice == "none" else [each.model_dump(exclude_unset=True) for each in self.tools]
 
     @model_validator(mode="after")
     def agree(self) -> Self:

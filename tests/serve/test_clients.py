@@ -9,12 +9,11 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from models import LOOK_UP
 from service import JSON, TALK, FakeEngine, chat_tokenizer, directly, ids_of, in_thread, message, tiny_engine
 
 RECORDED = json.loads(Path(__file__).with_name("clients.json").read_text("utf-8"))
 COMPLETIONS, CHAT, SYSTEM = "/v1/completions", "/v1/chat/completions", message("system", "看土")
-TOOL = {"type": "function", "function": {"name": "x"}}
-
 
 ASKED, SAID, ASKED_AGAIN = TALK
 PLAIN = {COMPLETIONS: {"prompt": "绿萝"}, CHAT: {"messages": TALK}}
@@ -62,7 +61,7 @@ NEUTRAL = {
     "stream_options": [{}, {"include_usage": None, "include_obfuscation": True}, {"include_usage": True}],
 }  # fmt: skip
 REFUSED = {
-    "response_format": {"type": "json_object"}, "tools": [TOOL], "tool_choice": "required", "functions": [{}],
+    "response_format": {"type": "json_object"}, "tools": [LOOK_UP], "tool_choice": "required", "functions": [{}],
     "modalities": ["text", "audio"], "suffix": "end", "logit_bias": {"5": 1}, "reasoning_effort": "high", "echo": True,
     "best_of": 3, "foo": 1, "min_tokens": 5, "ignore_eos": True, "max_tokens": 0, "n": 1.5, "top_k": -2,
     "seed": 2**64,
@@ -149,7 +148,7 @@ def test_an_answer_that_is_begun_goes_on(served):
         assert status == 400 and words in error["message"]
 
 
-@pytest.mark.parametrize("more", [{"tool_calls": [TOOL]}, {"refusal": "no"}, {"a": 1}, {"role": "tool"}])
+@pytest.mark.parametrize("more", [{"refusal": "no"}, {"a": 1}, {"role": "function"}])
 def test_a_message_that_would_change_the_answer_is_refused_by_name(served, more):
     status, error = served[1](CHAT, {"messages": [ASKED, SAID | more, ASKED_AGAIN]})
     assert status == 400 and f"'messages.1.{next(iter(more))}'" in error["message"]
