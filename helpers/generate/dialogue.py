@@ -7,7 +7,7 @@ the system line and the beginnings of the turns stay what the model was taught. 
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerFast
 
@@ -48,7 +48,7 @@ def answer_prompt(
     n_ctx: int,
     max_new_tokens: int,
     most: int = 2**63,
-    tools: Sequence[dict[str, Any]] = (),
+    tools: chat.Tools = (),
 ) -> AnswerPrompt:
     """Return the ids of a conversation up to where the answer begins, and how long the answer may be.
 
@@ -70,7 +70,7 @@ def answer_batch(
     tokenizer: PreTrainedTokenizerFast,
     conversations: Sequence[Sequence[Message]],
     settings: Settings = DEFAULT_SETTINGS,
-    tools: Sequence[dict[str, Any]] = (),
+    tools: chat.Tools = (),
 ) -> list[Sample]:
     """Return one answer to the last message of each conversation, in order, without the conversation.
 

@@ -5,7 +5,7 @@ Knows no server and no engine: samples and chunks come in, JSON goes out.
 
 import json
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from secrets import token_hex
@@ -107,7 +107,6 @@ class ChatWriter(CompletionWriter):
 
     left_out: int  # the oldest messages, for which the context had no room
     form: CallForm | None = None  # how the model writes a call; None: no tools were sent
-    names: Collection[str] = ()  # of the tools
     begun: set[int] = field(default_factory=set, init=False)  # the answers of a stream that have begun
     held: dict[int, tuple[str, list[TokenLogprob]]] = field(default_factory=dict, init=False)  # perhaps a call begins
 
@@ -137,7 +136,7 @@ class ChatWriter(CompletionWriter):
 
     def _said(self, text: str, reason: str | None) -> tuple[dict[str, Any], str | None]:
         """Return what an answer says, or which tools it calls, and why it ended."""
-        said, calls = self.form.read(text, self.names) if self.form and reason else (text, [])
+        said, calls = self.form.read(text, self.request.names) if self.form and reason else (text, [])
         if not calls:
             return {"content": text}, reason
         functions = [{"name": call["name"], "arguments": compact_json(call["arguments"])} for call in calls]

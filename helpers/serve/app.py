@@ -30,22 +30,15 @@ from helpers.serve.auth import Refusal
 from helpers.serve.engine import Engine, NotRunning, QueueFull
 from helpers.serve.limits import DEFAULT_LIMITS, Limits
 from helpers.serve.metrics import ServiceMetrics
-from helpers.vocab.chat import (
-    ANSWER_SAMPLING,
-    ASSISTANT,
-    TEXT_SAMPLING,
-    ChatError,
-    Message,
-    TooLong,
-    call_form,
-    encode_messages,
-)
+from helpers.vocab import chat
 
 _log = logging.getLogger(__name__)
 
 SENT = [file for file in static.FILES if file.name not in static.LOCAL]
 PAGE = {"/" if file.name == "index.html" else f"/{file.name}": file for file in SENT}  # address -> file
-ABOUT = {"defaults": {"texts": TEXT_SAMPLING, "chat": ANSWER_SAMPLING}}  # what each view of the page begins with
+ABOUT = {
+    "defaults": {"texts": chat.TEXT_SAMPLING, "chat": chat.ANSWER_SAMPLING}
+}  # what each view of the page begins with
 
 NO_TOOLS = (
     "this server calls no tools, for the chat template of its model writes none: leave 'tools' out, or serve a model "
@@ -193,7 +186,7 @@ async def post_chat(request: web.Request) -> web.StreamResponse:
     if state.no_chat:
         raise Refusal(400, state.no_chat, "no_chat")
     settings, talk, tools, tokenizer = wanted.settings(), wanted.talk, wanted.offered, state.engine.tokenizer
-    form = call_form(tokenizer)
+    form = chat.call_form(tokenizer)
     if not form and (tools or any("tool_calls" in each for each in talk.messages)):
         raise Refusal(400, NO_TOOLS, "no_tools", "tools")
     longest, most = settings.max_new_tokens, state.limits.max_prompt_tokens
@@ -201,21 +194,20 @@ async def post_chat(request: web.Request) -> web.StreamResponse:
         begun = _ids_of_answer(tokenizer, talk.begun)
         room = max(0, state.engine.model.config.window - len(begun))
         opening = dialogue.answer_prompt(tokenizer, talk.messages, room, longest, most, tools)
-    except ChatError as error:
-        code = "context_length_exceeded" if isinstance(error, TooLong) else "invalid"
+    except chat.ChatError as error:
+        code = "context_length_exceeded" if isinstance(error, chat.TooLong) else "invalid"
         raise Refusal(400, str(error), code, "messages") from None
     ids = opening.ids + begun
     job = Job([""], [ids], replace(settings, max_new_tokens=opening.max_new_tokens), wanted.n)
     left_out = sum(talk.counts[: 1 + opening.left_out])
-    names = {each["function"]["name"] for each in tools}
-    writer = ChatWriter(state.name, wanted, len(ids), left_out, form if tools else None, names)
+    writer = ChatWriter(state.name, wanted, len(ids), left_out, form if tools else None)
     return await _send(request, job, writer.whole, writer if wanted.stream else None)
 
 
 def _ids_of_answer(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     """Return the ids of an answer as the assistant writes it, without the end of its turn."""
-    talk: list[Message] = [*dialogue.as_messages("?"), {"role": ASSISTANT, "content": text}]
-    return [token for token, own in zip(*encode_messages(tokenizer, talk), strict=True) if own][:-1]
+    talk: list[chat.Message] = [*dialogue.as_messages("?"), {"role": chat.ASSISTANT, "content": text}]
+    return [token for token, own in zip(*chat.encode_messages(tokenizer, talk), strict=True) if own][:-1]
 
 
 async def _read_body(request: web.Request, model: type[schema.Body]) -> schema.Body:
@@ -447,7 +439,7 @@ def make_app(
     no_chat = None
     try:
         dialogue.check_tokenizer(engine.tokenizer)
-    except ChatError as error:
+    except chat.ChatError as error:
         no_chat = str(error)
     limits = replace(limits, max_samples=min(limits.max_samples, engine.max_rows))
     metrics = ServiceMetrics(lambda: (engine.waiting, engine.rows, engine.tokens))

@@ -17,6 +17,7 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    Json,
     Tag,
     ValidationError,
     create_model,
@@ -245,18 +246,7 @@ class CalledFunction(_OpenAIBody):
     """The name of a tool and its arguments, a JSON object as text."""
 
     name: str
-    arguments: str
-
-    @model_validator(mode="after")
-    def has_an_object(self) -> Self:
-        """Check the arguments."""
-        try:
-            is_object = isinstance(json.loads(self.arguments), dict)
-        except (ValueError, RecursionError):
-            is_object = False
-        if not is_object:
-            raise _fault("'arguments' is not the text of a JSON object")
-        return self
+    arguments: Json[dict[str, Any]]
 
 
 class ToolCall(_OpenAIBody):
@@ -280,11 +270,8 @@ class ChatMessage(_OpenAIBody):
     @model_validator(mode="after")
     def has_text(self) -> Self:
         """Check the text of all parts together; what the assistant has said may be sent back as it is."""
-        for key, role in {"tool_calls": ASSISTANT, "tool_call_id": TOOL}.items():
-            if getattr(self, key) and self.role != role:
-                raise _fault(f"'{key}' is only of role '{role}'")
-        if self.role == TOOL and self.tool_call_id is None:
-            raise _fault("'tool_call_id' is missing: name the call whose result this is")
+        if self.tool_calls and self.role != ASSISTANT:
+            raise _fault("'tool_calls' are only the assistant's")
         text = self.plain["content"]
         if not text and self.role == "user":
             raise _fault("'content' is empty: give at least one character")
@@ -300,8 +287,6 @@ class ChatMessage(_OpenAIBody):
         message: Message = {"role": role, "content": text}
         if self.tool_calls:
             message["tool_calls"] = [each.model_dump() for each in self.tool_calls]
-            for call in message["tool_calls"]:
-                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
         return message
 
 
@@ -360,6 +345,11 @@ class ChatRequest(OpenAIRequest):
             if calls := _calls(said):
                 first[-1]["tool_calls"] = calls
         return Talk(first, begun, [len(greeting), *map(len, turns)])
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the tools that were sent."""
+        return {each.function.name for each in self.tools}
 
     @property
     def offered(self) -> list[dict[str, Any]]:
@@ -470,7 +460,7 @@ def _reason(fault: ErrorDetails, model: type[_Body]) -> str:
     path = [str(part) for part in fault["loc"] if part not in (_ONE, _MANY)]
     key = "'" + ".".join(path)[:40] + "'"
     match fault["type"]:
-        case "json_invalid":
+        case "json_invalid" if not path:
             return f"the body is not JSON: {fault['ctx']['error']}"
         case "model_type" if not path:
             return f"the body must be a JSON object, such as {model.example}"

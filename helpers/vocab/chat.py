@@ -36,9 +36,9 @@ _OPEN, _CLOSE = "\ue0fa", "\ue0fb"
 TEXT_SAMPLING = {"temperature": 0.8, "top_k": 30, "top_p": 0.95}
 ANSWER_SAMPLING = TEXT_SAMPLING | {"temperature": 0.2}
 _THOUGHT = "</think>"  # what an answer has up to here, many templates drop or move
+Tools = Sequence[dict[str, Any]]  # definitions in the form of OpenAI's API
 _CACHED = 500  # long conversations have many orders of roles
-_CALLED = "a_tool"  # a name to look for in what a template writes
-_CALL: dict[str, Any] = {"type": "function", "function": {"name": _CALLED, "arguments": {"a": 1}}}
+_CALL = {"name": "a_tool", "arguments": {"a": 1}}  # to look for in what a template writes
 _TURNS = re.compile("s?u((ct+)*au)*(ct+)*")  # system line, user, call, tool, assistant
 
 
@@ -160,17 +160,16 @@ def supports_tools(tokenizer: PreTrainedTokenizerFast) -> bool:
 
 @lru_cache(_CACHED)
 def _call_form(tokenizer: PreTrainedTokenizerFast, template: str) -> CallForm | None:
-    asked, called = [_message(USER, "?")], [_message(ASSISTANT, "", [_CALL])]
+    talk = [_message(USER, "?"), _calling(_CALL), _message(TOOL, _CLOSE)]
     tools = [{"type": "function", "function": {"name": _OPEN, "description": "", "parameters": {}}}]
     try:
-        before, whole = (_render(tokenizer, talk, True, tools) for talk in (asked, [*asked, *called]))
-        answered = _render(tokenizer, [*asked, *called, _message(TOOL, _CLOSE)], True)
+        before, whole, answered = (_render(tokenizer, talk[:count], True, tools) for count in (1, 2, 3))
         begin = len(os.path.commonprefix([before, whole]))
-        brace = whole.rfind("{", begin, whole.index(_CALLED, begin))
+        brace = whole.rfind("{", begin, whole.index(str(_CALL["name"]), begin))
         call, end = json.JSONDecoder().raw_decode(whole, max(brace, begin))
     except ValueError:  # a ChatError, no name, no JSON
         return None
-    if call != _CALL["function"] or _OPEN not in before or _CLOSE not in answered:
+    if call != _CALL or _OPEN not in before or _CLOSE not in answered:
         return None
     specials, borders = _specials(tokenizer, len(tokenizer)), turn_borders(tokenizer)
     opens, closes = _split(tokenizer, whole[begin:brace]), _split(tokenizer, whole[end:])
@@ -198,25 +197,26 @@ def check_messages(messages: Sequence[Message]) -> None:
         )
 
 
-def _message(role: str, content: str, tool_calls: Sequence[dict[str, Any]] = ()) -> Message:
-    return {"role": role, "content": content, **({"tool_calls": list(tool_calls)} if tool_calls else {})}  # type: ignore[typeddict-item]
+def _message(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
+
+
+def _calling(function: dict[str, Any]) -> Message:
+    return {"role": ASSISTANT, "content": "", "tool_calls": [{"type": "function", "function": function}]}
 
 
 # ---- messages to ids ----
 
 
 def encode_messages(
-    tokenizer: PreTrainedTokenizerFast,
-    messages: Sequence[Message],
-    generation_prompt: bool = False,
-    tools: Sequence[dict[str, Any]] = (),
+    tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], generation_prompt: bool = False, tools: Tools = ()
 ) -> Encoded:
     """Return a conversation as ids, in the form of the tokenizer's template: those that the library makes of it.
 
     `generation_prompt`: the ids continue to where the assistant's next answer begins. Without it, they begin with those
     that the last answer is asked with, and an answer is all that follows, up to the token that ends its turn. Where
-    `adds_only` is false, only the last answer counts as one. `tools` are definitions in OpenAI's form; a call of one is
-    the assistant's as an answer is. Raises ChatError where the template refuses the messages or changes more of them
+    `adds_only` is false, only the last answer counts as one. A call of one of the
+    `tools` is the assistant's as an answer is. Raises ChatError where the template refuses the messages or changes more of them
     than outer space and thoughts, and for a lone surrogate.
     """
     # no message can write a special token, nor the definition of a tool
@@ -270,13 +270,12 @@ def _adds_only(tokenizer: PreTrainedTokenizerFast, template: str) -> bool:
 @lru_cache(_CACHED)
 def _check_template(tokenizer: PreTrainedTokenizerFast, template: str, kinds: tuple[str, ...]) -> None:
     """Raise ChatError unless messages of these roles, or calls, all come, once and in order; `template` is a key."""
-    marked = []
-    for number, kind in enumerate(kinds):
-        mark = f"{_OPEN}{number}{_CLOSE}"
-        call = _CALL | {"function": {"name": _CALLED, "arguments": {"a": mark}}}
-        marked.append(_message(ASSISTANT, "", [call]) if kind == "call" else _message(kind, mark))
-    found = re.findall(f"{_OPEN}([0-9]+){_CLOSE}", _render(tokenizer, marked, False))
-    if found != [str(number) for number in range(len(kinds))]:
+    marks = [f"{_OPEN}{number}{_CLOSE}" for number in range(len(kinds))]
+    marked = [
+        _calling(_CALL | {"arguments": {"a": mark}}) if kind == "call" else _message(kind, mark)
+        for kind, mark in zip(kinds, marks, strict=True)
+    ]
+    if re.findall(f"{_OPEN}[0-9]+{_CLOSE}", _render(tokenizer, marked, False)) != marks:
         raise ChatError("the chat template of this model leaves messages out, or repeats them: it cannot be used")
 
 
@@ -301,10 +300,7 @@ def _check_said(text: str, messages: Sequence[Message]) -> None:
 
 
 def _render(
-    tokenizer: PreTrainedTokenizerFast,
-    messages: Sequence[Message],
-    generation_prompt: bool,
-    tools: Sequence[dict[str, Any]] = (),
+    tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], generation_prompt: bool, tools: Tools = ()
 ) -> str:
     if not has_template(tokenizer):
         raise ChatError("this model has no chat template: it continues texts. Run deeper/chat to teach it to answer")
@@ -377,7 +373,7 @@ def _plain(tokenizer: PreTrainedTokenizerFast, size: int, text: str, inside: boo
 
 
 def fit_messages(
-    tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], most: int, tools: Sequence[dict[str, Any]] = ()
+    tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], most: int, tools: Tools = ()
 ) -> tuple[list[int], int]:
     """Return (ids with the generation prompt, messages left out), at most `most` ids.
 

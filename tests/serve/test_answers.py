@@ -75,8 +75,8 @@ def test_a_chat_answer_tells_each_token_and_its_rivals():
 
 
 def test_what_may_become_a_call_waits_until_that_is_clear():
-    writer = chat_writer()
-    writer.form, writer.names = CallForm("<tool_call>", "</tool_call>", frozenset()), {"f"}
+    writer = chat_writer(tools=[{"type": "function", "function": {"name": "f"}}])
+    writer.form = CallForm("<tool_call>", "</tool_call>", frozenset())
     pieces = ["好<to", "l", "<tool_call", '>{"name": "f", "arg', 'uments": {}}</tool_call>']
     events = [writer.event(0, text, (), "end" if text == pieces[-1] else None) for text in pieces]
     told = [json.loads(event)["choices"][0]["delta"] for event in events if event]
