@@ -19,7 +19,6 @@ from typing import Any
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
-from transformers import PreTrainedTokenizerFast
 
 from helpers.generate import dialogue
 from helpers.generate.batch import prompt_ids
@@ -191,23 +190,16 @@ async def post_chat(request: web.Request) -> web.StreamResponse:
         raise Refusal(400, NO_TOOLS, "no_tools", "tools")
     longest, most = settings.max_new_tokens, state.limits.max_prompt_tokens
     try:
-        begun = _ids_of_answer(tokenizer, talk.begun)
-        room = max(0, state.engine.model.config.window - len(begun))
-        opening = dialogue.answer_prompt(tokenizer, talk.messages, room, longest, most, tools)
+        opening = dialogue.answer_prompt(
+            tokenizer, talk.messages, state.engine.model.config.window, longest, most, tools
+        )
     except chat.ChatError as error:
         code = "context_length_exceeded" if isinstance(error, chat.TooLong) else "invalid"
         raise Refusal(400, str(error), code, "messages") from None
-    ids = opening.ids + begun
-    job = Job([""], [ids], replace(settings, max_new_tokens=opening.max_new_tokens), wanted.n)
-    left_out = sum(talk.counts[: 1 + opening.left_out])
-    writer = ChatWriter(state.name, wanted, len(ids), left_out, form if tools else None)
+    job = Job([""], [opening.ids], replace(settings, max_new_tokens=opening.max_new_tokens), wanted.n)
+    left_out = sum(talk.counts[: opening.left_out])
+    writer = ChatWriter(state.name, wanted, len(opening.ids), left_out, form if tools else None)
     return await _send(request, job, writer.whole, writer if wanted.stream else None)
-
-
-def _ids_of_answer(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    """Return the ids of an answer as the assistant writes it, without the end of its turn."""
-    talk: list[chat.Message] = [*dialogue.as_messages("?"), {"role": chat.ASSISTANT, "content": text}]
-    return [token for token, own in zip(*chat.encode_messages(tokenizer, talk), strict=True) if own][:-1]
 
 
 async def _read_body(request: web.Request, model: type[schema.Body]) -> schema.Body:

@@ -294,16 +294,11 @@ class Talk(NamedTuple):
     """A conversation as models are taught it."""
 
     messages: list[Message]  # a system line perhaps, then user and assistant in turns, last the user or a tool
-    begun: str  # how the answer begins: the client has written so much of it
-    counts: list[int]  # of the messages that were sent: before the first question, then of each turn
+    counts: list[int]  # of the messages that were sent, of each turn
 
 
 def _joined(said: Iterable[Message]) -> str:
     return "\n".join(message["content"] for message in said if message["content"])
-
-
-def _calls(said: Iterable[Message]) -> list[dict[str, Any]]:
-    return [call for message in said for call in message.get("tool_calls", ())]
 
 
 class ChatRequest(OpenAIRequest):
@@ -325,26 +320,20 @@ class ChatRequest(OpenAIRequest):
     def talk(self) -> Talk:
         """The conversation, in turns: what one side says in a row is one message, and system lines come first.
 
-        Each result of a tool is one. A greeting of the assistant, before any question, is left out: no model is taught
-        to begin.
+        Each result of a tool is one.
         """
         number = count()
         messages = [message.plain for message in self.messages]
         system = _joined(message for message in messages if message["role"] == SYSTEM)
         spoken = [message for message in messages if message["role"] != SYSTEM]
-        turns = [
-            list(said)
-            for _, said in groupby(spoken, lambda each: next(number) if each["role"] == TOOL else each["role"])
-        ]
-        greeting = turns.pop(0) if turns and turns[0][0]["role"] == ASSISTANT else []
-        is_begun = turns and turns[-1][0]["role"] == ASSISTANT and not _calls(turns[-1])
-        begun = _joined(turns.pop()) if is_begun else ""
-        first: list[Message] = [{"role": SYSTEM, "content": system}] if system else []
+        by_side = groupby(spoken, lambda each: next(number) if each["role"] == TOOL else each["role"])
+        turns = [list(said) for _, said in by_side]
+        in_turns: list[Message] = [{"role": SYSTEM, "content": system}] if system else []
         for said in turns:
-            first.append({"role": said[0]["role"], "content": _joined(said)})
-            if calls := _calls(said):
-                first[-1]["tool_calls"] = calls
-        return Talk(first, begun, [len(greeting), *map(len, turns)])
+            in_turns.append({"role": said[0]["role"], "content": _joined(said)})
+            if calls := [call for message in said for call in message.get("tool_calls", ())]:
+                in_turns[-1]["tool_calls"] = calls
+        return Talk(in_turns, list(map(len, turns)))
 
     @property
     def names(self) -> set[str]:

@@ -117,7 +117,6 @@ PARTS = [
         ([ASKED, SYSTEM], [SYSTEM, ASKED], 0),
         ([SYSTEM, ASKED, message("developer", "浇水")], [message("system", "看土\n浇水"), ASKED], 0),
         ([message("user", "绿萝"), message("user", "冬天？")], [message("user", "绿萝\n冬天？")], 0),
-        ([message("assistant", "你好"), *TALK], TALK, 1),
         ([ASKED, SAID, message("assistant", None) | EXTRAS, ASKED_AGAIN], TALK, 0),
     ],
 )
@@ -127,25 +126,13 @@ def test_a_conversation_is_read_in_turns(served, sent, read, left_out):
 
 
 def test_messages_left_out_are_counted_as_they_were_sent(served):
-    sent = [message("assistant", "你好"), *[message("user", "绿萝"), message("user", "浇水"), SAID] * 9, ASKED]
+    sent = [*[message("user", "绿萝"), message("user", "浇水"), SAID] * 9, ASKED]
     _, answer = served[1](CHAT, {"messages": sent})
     left_out = json.loads(answer)["messages_left_out"]
     kept = sent[left_out:]
     assert left_out > 1 and kept[0] == message("user", "绿萝") and len(kept) % 3 == 1
     turns = [message("user", "绿萝\n浇水"), SAID] * (len(kept) // 3)
     assert served[0].encoded[-1] == ids_of([*turns, ASKED])
-
-
-def test_an_answer_that_is_begun_goes_on(served):
-    begun = message("assistant", "看土")
-    _, ids = heard(served, CHAT, {"messages": [ASKED, begun]})
-    assert ids == ids_of([ASKED]) + chat_tokenizer().encode("看土", add_special_tokens=False)
-    for words, sent in {
-        "no message of the user": [SYSTEM, begun],
-        "are free": [ASKED, message("assistant", "土" * 64)],
-    }.items():
-        status, error = served[1](CHAT, {"messages": sent})
-        assert status == 400 and words in error["message"]
 
 
 @pytest.mark.parametrize("more", [{"refusal": "no"}, {"a": 1}, {"role": "function"}])
