@@ -35,10 +35,8 @@ _log = logging.getLogger(__name__)
 
 SENT = [file for file in static.FILES if file.name not in static.LOCAL]
 PAGE = {"/" if file.name == "index.html" else f"/{file.name}": file for file in SENT}  # address -> file
-ABOUT = {
-    "defaults": {"texts": chat.TEXT_SAMPLING, "chat": chat.ANSWER_SAMPLING}
-}  # what each view of the page begins with
-
+# what each view of the page begins with
+ABOUT = {"defaults": {"texts": chat.TEXT_SAMPLING, "chat": chat.ANSWER_SAMPLING}}
 NO_TOOLS = (
     "this server calls no tools, for the chat template of its model writes none: leave 'tools' out, or serve a model "
     "that was taught to call them, as notebook deeper/tools teaches one"

@@ -214,10 +214,10 @@ def encode_messages(
     """Return a conversation as ids, in the form of the tokenizer's template: those that the library makes of it.
 
     `generation_prompt`: the ids continue to where the assistant's next answer begins. Without it, they begin with those
-    that the last answer is asked with, and an answer is all that follows, up to the token that ends its turn. Where
-    `adds_only` is false, only the last answer counts as one. A call of one of the
-    `tools` is the assistant's as an answer is. Raises ChatError where the template refuses the messages or changes more of them
-    than outer space and thoughts, and for a lone surrogate.
+    that the last answer is asked with, and an answer is all that follows, up to the token that ends its turn; a call of
+    one of the `tools` is an answer, too. Where `adds_only` is false, only the last answer counts as one. Raises
+    ChatError where the template refuses the messages or changes more of them than outer space and thoughts, and for a
+    lone surrogate.
     """
     # no message can write a special token, nor the definition of a tool
     safe: list[Message] = _veiled(tokenizer, [{**each, "content": each["content"] or ""} for each in messages])

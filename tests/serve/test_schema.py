@@ -180,7 +180,7 @@ def test_a_call_and_its_result_are_read_again():
     [({"tools": [LOOK_UP], "tool_choice": "required"}, "'tool_choice'"), ({"tools": [{"type": "web"}]}, "'tools.0"),
      ({"messages": [TALK[0], message("tool", "x")]}, "take turns"),
      ({"messages": [TALK[0] | {"tool_calls": [called("{}")]}]}, "only the assistant's"),
-     ({"messages": [TALK[0], TALK[1] | {"tool_calls": [called("[]")]}]}, "dictionary"),
+     ({"messages": [TALK[0], TALK[1] | {"tool_calls": [called("[]")]}]}, "an object"),
      ({"messages": [TALK[0], TALK[1] | {"tool_calls": [called("{}")]}]}, "take turns")],
 )  # fmt: skip
 def test_what_is_no_conversation_with_tools_is_refused(wishes, words):
