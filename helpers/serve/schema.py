@@ -36,28 +36,16 @@ _ONE, _MANY = "<one>", "<many>"  # pydantic puts them into the path of a fault; 
 
 # What programs made for OpenAI's API send on their own (examples/clients/ records it): key -> (why another value cannot
 # be taken, the values that change nothing); (): whatever it says, no text depends on it. Such a key is left out
-_NO_TOOLS, _NO_THOUGHTS = (
-    "only /v1/chat/completions calls tools, by 'tools'",
-    "the model answers without a chain of thoughts",
-)
 _UNREAD: tuple[str, ...] = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
                             "prompt_cache_retention", "parallel_tool_calls")  # fmt: skip
 _NEUTRAL: dict[str, tuple] = dict.fromkeys(_UNREAD, ()) | {
-    "tools": (_NO_TOOLS, []),
-    "functions": (_NO_TOOLS, []),
-    "tool_choice": (_NO_TOOLS, "none", "auto"),
-    "function_call": (_NO_TOOLS, "none", "auto"),
+    "functions": ("their newer name is 'tools'", []),
     "response_format": ("the model writes free text", {"type": "text"}),
     "modalities": ("the model writes text", ["text"]),
     "verbosity": ("an answer is as long as the model makes it", "medium"),
-    "reasoning_effort": (_NO_THOUGHTS, "none"),
-    "thinking": (_NO_THOUGHTS, {"type": "disabled"}),
-    "chat_template_kwargs": (_NO_THOUGHTS, {}, {"enable_thinking": False}),
     "logit_bias": ("no token has a score of its own", {}),
     "suffix": ("the model writes what follows, and nothing in between", ""),
     "echo": ("an answer holds new text only, with its probabilities", False),
-    "min_tokens": ("a text ends where the model ends it", 0),
-    "ignore_eos": ("a text ends where the model ends it", False),
     # keys that are known: by these values, programs say that their user has chosen nothing
     "stop": ("", ""),
     "seed": ("", -1),
@@ -305,7 +293,6 @@ class ChatRequest(OpenAIRequest):
     """A body for /v1/chat/completions; `request_models` adds the sampling settings and the limits."""
 
     example = '{"messages": [{"role": "user", "content": "你好"}]}'
-    neutral = _NEUTRAL | {"tool_choice": ("", "auto")}
     messages: list[ChatMessage]
     tools: Annotated[list[Tool], Field(max_length=_MAX_PARTS, description="which the model may call")] = []
     tool_choice: Annotated[Literal["none", "auto"], Field(description="none: as if no tool were sent")] = "auto"

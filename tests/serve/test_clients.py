@@ -53,17 +53,17 @@ def test_a_program_is_answered_or_hears_what_it_cannot_have(served, each):
 
 
 NEUTRAL = {
-    "response_format": [{"type": "text"}], "tools": [[]], "tool_choice": ["none", "auto"], "functions": [[]],
+    "response_format": [{"type": "text"}], "functions": [[]],
     "parallel_tool_calls": [False, True], "store": [False], "metadata": [{}, {"a": "b"}], "service_tier": ["auto"],
     "modalities": [["text"]], "safety_identifier": ["me"], "prompt_cache_key": [""], "user": ["me"], "suffix": [""],
     "logit_bias": [{}], "stop": [[], ""], "seed": [-1], "top_k": [-1, 0.0], "n": [1.0, None], "logprobs": [None],
-    "reasoning_effort": ["none"], "temperature": [None], "stream": [None],
+    "temperature": [None], "stream": [None],
     "stream_options": [{}, {"include_usage": None, "include_obfuscation": True}, {"include_usage": True}],
 }  # fmt: skip
 REFUSED = {
     "response_format": {"type": "json_object"}, "tools": [LOOK_UP], "tool_choice": "required", "functions": [{}],
-    "modalities": ["text", "audio"], "suffix": "end", "logit_bias": {"5": 1}, "reasoning_effort": "high", "echo": True,
-    "best_of": 3, "foo": 1, "min_tokens": 5, "ignore_eos": True, "max_tokens": 0, "n": 1.5, "top_k": -2,
+    "modalities": ["text", "audio"], "suffix": "end", "logit_bias": {"5": 1}, "echo": True,
+    "best_of": 3, "foo": 1, "max_tokens": 0, "n": 1.5, "top_k": -2,
     "seed": 2**64,
 }  # fmt: skip
 
