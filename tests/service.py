@@ -74,9 +74,9 @@ def tools_tokenizer():
     return add_tools(copy.deepcopy(chat_tokenizer()))
 
 
-def called(arguments: str, number=0):
+def called(arguments):
     """Return a call of the tool look_up as OpenAI's API has it."""
-    return {"id": f"call-{number}", "type": "function", "function": {"name": "look_up", "arguments": arguments}}
+    return {"id": "call-0", "type": "function", "function": {"name": "look_up", "arguments": arguments}}
 
 
 def ids_of(messages, tools=()):

@@ -225,7 +225,6 @@ def encode_messages(
     kinds = tuple("call" if message.get("tool_calls") else message["role"] for message in safe)
     _check_template(tokenizer, str(tokenizer.chat_template), kinds)
     text = _render(tokenizer, safe, generation_prompt, tools)
-    _check_said(text, safe)
     tokens = _tokens(tokenizer, text)
     own: set[int] = set()  # places of the assistant's
     marks = form.marks if "call" in kinds and (form := call_form(tokenizer)) else frozenset()
@@ -233,12 +232,14 @@ def encode_messages(
     for number in answers if adds_only(tokenizer) else answers[-1:]:
         message, asked = safe[number], _render(tokenizer, safe[:number], True, tools)
         prompt = _tokens(tokenizer, asked)
-        end = begin = common = len(os.path.commonprefix([text, asked]))
+        end = common = len(os.path.commonprefix([text, asked]))
         for forms in _parts(message):
-            said = next(form for form in forms if form in text[end:])
-            end = text.index(said, end) + len(said)
-        if not message.get("tool_calls"):
-            begin = end - len(said)
+            found = [(text.index(form, end), len(form)) for form in forms if form in text[end:]]
+            if not found:
+                raise ChatError(f"the chat template of this model changes what message {number + 1} says")
+            begin, end = found[0][0], sum(found[0])
+        if message.get("tool_calls"):
+            begin = common
         if common < len(asked):  # what the template writes before an answer is not what it asks with
             text, end = asked + text[begin:], end + len(asked) - begin
             tokens = _tokens(tokenizer, text)
@@ -284,19 +285,6 @@ def _parts(message: Message) -> list[list[str]]:
     said, names = message["content"].strip(), [[call["function"]["name"]] for call in message.get("tool_calls", ())]
     forms = [said, said.rpartition(_THOUGHT)[2].strip()] if message["role"] == ASSISTANT else [said]
     return names if names and not said else [forms, *names]
-
-
-def _check_said(text: str, messages: Sequence[Message]) -> None:
-    """Raise ChatError unless a rendered conversation has all messages, in order."""
-    at = 0
-    for number, message in enumerate(messages, 1):
-        for forms in _parts(message):
-            ends = [found + len(form) for form in forms if (found := text.find(form, at)) >= 0]
-            if not ends:
-                raise ChatError(
-                    f"the chat template of this model changes what message {number} says: it cannot be used"
-                )
-            at = min(ends)
 
 
 def _render(
