@@ -118,15 +118,13 @@ class FakeEngine:
         max_rows: int = 16,
         error: Exception | None = None,
         tokenizer: PreTrainedTokenizerFast | None = None,
-        length: int = 1,
         answers: Sequence[str] = (),
         window: int = 64,
     ):
         self.model = SimpleNamespace(config=SimpleNamespace(window=window))
         self.held, self.room, self.max_rows, self.error = held, room, max_rows, error
         self.tokenizer, self.on_first_token, self.alive = tokenizer or tiny_tokenizer(), None, True
-        self.tokens, self.length = 0, length  # times that a text is repeated
-        self.answers = answers  # to each request, in place of the same to all
+        self.tokens, self.answers = 0, answers  # to each request, in place of the same to all
         self.asked, self.encoded, self.futures, self.listeners = [], [], [], []
 
     @property
@@ -165,9 +163,9 @@ class FakeEngine:
                 self.tokens += samples
                 texts = [self.answers[number] if self.answers else f"，第{n}份" for n in range(samples)]
                 for sample, text in enumerate(texts if self.listeners[number] else ()):
-                    for letter in text * self.length if self.answers else ():
+                    for letter in text if self.answers else ():
                         self.write(number, sample, letter)
-                    self.write(number, sample, "" if self.answers else text * self.length, "end")
+                    self.write(number, sample, "" if self.answers else text, "end")
                 future.set_result([Sample(prompt + text, True, [5, 6, 7], "end") for text in texts])
 
 
