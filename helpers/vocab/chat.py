@@ -220,7 +220,7 @@ def encode_messages(
     lone surrogate.
     """
     # no message can write a special token, nor the definition of a tool
-    safe: list[Message] = _veiled(tokenizer, [{**each, "content": each["content"] or ""} for each in messages])
+    safe: list[Message] = _veiled(tokenizer, [{**each, "content": each.get("content") or ""} for each in messages])
     tools = _veiled(tokenizer, list(tools))
     kinds = tuple("call" if message.get("tool_calls") else message["role"] for message in safe)
     _check_template(tokenizer, str(tokenizer.chat_template), kinds)
