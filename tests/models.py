@@ -25,6 +25,23 @@ N_CTX = 24  # positions of `plants_model`
 TOK = tokenizer.build_words({"浇水": 3, "今天": 2}, "今天浇水很热。")
 FIRST, PAD = len(tokenizer.SPECIAL_TOKENS), TOK.pad_token_id  # the first id that is text; padding
 CPU = torch.device("cpu")
+# our chat template with tools, as deeper/tools types it
+TOOLS_TEMPLATE = """{{- bos_token }}{%- for each in tools or [] %}{{- '<tool>' + each.function.name }}{%- endfor %}
+{%- for message in messages %}{%- if message.role == "system" %}{{- message.content }}
+{%- elif message.role == "user" %}{{- '<user>' + message.content }}
+{%- elif message.role == "tool" %}{{- '<result>' + message.content }}
+{%- else %}{{- '<assistant>' + message.content }}{%- for call in message.tool_calls or [] %}
+{{- '<tool>' + {'name': call.function.name, 'arguments': call.function.arguments} | tojson(separators=(',', ':')) }}
+{%- endfor %}{{- eos_token }}{%- endif %}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<assistant>' }}{%- endif %}"""
+LOOK_UP = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+
+
+def add_tools(tok):
+    """Give a tokenizer this template and its special tokens; return it."""
+    tok.add_special_tokens({"extra_special_tokens": ["<tool>", "<result>"]}, replace_extra_special_tokens=False)
+    tok.chat_template = TOOLS_TEMPLATE
+    return tok
 
 
 class Numbers:

@@ -6,6 +6,7 @@ import copy
 import functools
 import json
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import fields
 from functools import cache
@@ -14,7 +15,7 @@ from types import SimpleNamespace
 import aiohttp
 import aiohttp.web
 import torch
-from models import PLANTS
+from models import PLANTS, add_tools
 from transformers import PreTrainedTokenizerFast
 
 from helpers import paths
@@ -67,8 +68,20 @@ def chat_tokenizer():
     return made
 
 
-def ids_of(messages):
-    return encode_messages(chat_tokenizer(), messages, generation_prompt=True).ids
+@cache
+def tools_tokenizer():
+    """Return the same tokenizer with a template that calls tools."""
+    return add_tools(copy.deepcopy(chat_tokenizer()))
+
+
+def called(arguments):
+    """Return a call of the tool look_up as OpenAI's API has it."""
+    return {"id": "call-0", "type": "function", "function": {"name": "look_up", "arguments": arguments}}
+
+
+def ids_of(messages, tools=()):
+    made = tools_tokenizer() if tools else chat_tokenizer()
+    return encode_messages(made, messages, generation_prompt=True, tools=tools).ids
 
 
 def directly(ids, **settings):
@@ -98,8 +111,6 @@ def make_run(stage: str = "train", began: str = "train", **parameters) -> str:
 class FakeEngine:
     """Stands in for the engine: answers at once, or (held) when `release` is called; remembers what it was asked."""
 
-    model = SimpleNamespace(config=SimpleNamespace(window=64))
-
     def __init__(
         self,
         held: bool = False,
@@ -107,11 +118,13 @@ class FakeEngine:
         max_rows: int = 16,
         error: Exception | None = None,
         tokenizer: PreTrainedTokenizerFast | None = None,
-        length: int = 1,
+        answers: Sequence[str] = (),
+        window: int = 64,
     ):
+        self.model = SimpleNamespace(config=SimpleNamespace(window=window))
         self.held, self.room, self.max_rows, self.error = held, room, max_rows, error
         self.tokenizer, self.on_first_token, self.alive = tokenizer or tiny_tokenizer(), None, True
-        self.tokens, self.length = 0, length  # times that a text is repeated
+        self.tokens, self.answers = 0, answers  # to each request, in place of the same to all
         self.asked, self.encoded, self.futures, self.listeners = [], [], [], []
 
     @property
@@ -148,10 +161,12 @@ class FakeEngine:
                     future.set_exception(self.error)
                     continue
                 self.tokens += samples
-                if self.listeners[number]:
-                    for sample in range(samples):
-                        self.write(number, sample, f"，第{sample}份" * self.length, "end")
-                future.set_result([Sample(f"{prompt}，第{n}份", True, [5, 6, 7], "end") for n in range(samples)])
+                texts = [self.answers[number] if self.answers else f"，第{n}份" for n in range(samples)]
+                for sample, text in enumerate(texts if self.listeners[number] else ()):
+                    for letter in text if self.answers else ():
+                        self.write(number, sample, letter)
+                    self.write(number, sample, "" if self.answers else text, "end")
+                future.set_result([Sample(prompt + text, True, [5, 6, 7], "end") for text in texts])
 
 
 def app_with(engine, **options):

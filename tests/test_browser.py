@@ -21,9 +21,10 @@ import pytest
 import torch
 from displays import until as wait_until
 from families import CONFIGS, V, lively
+from models import LOOK_UP
 from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
-from service import FakeEngine, chat_tokenizer, in_thread, tiny_engine
+from service import FakeEngine, chat_tokenizer, in_thread, tiny_engine, tools_tokenizer
 
 from helpers import paths
 from helpers.corpus import built_in
@@ -32,6 +33,7 @@ from helpers.generate.generate import TRY, TRY_FOLDER
 from helpers.generate.settings import Chunk, Settings, TokenLogprob
 from helpers.generate.surprisal import LEVELS
 from helpers.model.eight_bits import write_packed
+from helpers.serve.app import ABOUT
 from helpers.show.metrics_file import read_metrics
 from helpers.vocab.tokenizer import build_bpe, build_bytes, encode, load_tokenizer
 
@@ -65,8 +67,8 @@ def open_page(browser):
     with contextlib.ExitStack() as stack:
         problems, hosts = [], set()
 
-        def open_page(engine, **context):
-            url = stack.enter_context(in_thread(engine))
+        def open_page(engine, about=ABOUT, **context):
+            url = stack.enter_context(in_thread(engine, about=about))
             page = stack.enter_context(contextlib.closing(browser.new_context(**context))).new_page()
             page.on("pageerror", lambda error: problems.append(str(error)))
             page.on("request", lambda request: hosts.add(request.url.split("/")[2]))
@@ -229,6 +231,27 @@ def test_an_answer_can_be_stopped_and_the_conversation_goes_on(open_page):
     engine.held = False
     turns, _ = answered(page, lambda: ask(page, "春天？"), "#turns")
     assert turns[2:] == ["春天？", "，第0份"]
+
+
+@pytest.mark.slow
+def test_the_page_looks_up_what_the_model_asks_and_asks_on(open_page):
+    def call(name, arguments):
+        return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+
+    wishes = [call("look_up", {"plant": "绿萝", "topic": "水"}), call("add", {"a": 1, "b": 2.5}), "看土。"]
+    wishes += [call("look_up", {"plant": "constructor", "topic": "name"})] * 4
+    definitions = [LOOK_UP, {"type": "function", "function": {"name": "add"}}]
+    about = ABOUT | {"tools": {"definitions": definitions, "table": {"绿萝": {"水": "少浇"}}}}
+    page = open_page(FakeEngine(tokenizer=tools_tokenizer(), answers=wishes, window=999), about=about)
+    asked = []
+    page.on("request", lambda request: asked.append(json.loads(request.post_data)))
+    ask(page)
+    assert finished(page, "#turns") == [QUESTION, "看土。"]
+    assert [each["content"] for each in asked[2]["messages"] if each["role"] == "tool"] == ["少浇", "3.5"]
+    assert asked[2]["tools"] == definitions and page.locator("#turns details").count() == 2
+    ask(page)
+    assert finished(page, "#turns")[2:] == [QUESTION, wishes[-1]], "after three calls it has to answer"
+    expect(page.locator("#turns details p").last).to_contain_text("→ 错误：表里没有")
 
 
 # ---- any text, any screen ----

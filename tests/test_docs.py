@@ -48,7 +48,6 @@ ONE_BY_ONE = {
     "python -m helpers.corpus --run songci --json train.json": r"\d+ documents in",
     'python -m helpers.generate --run songci "明月" -n 3 --temperature 0.9': r"(?s:.+\n\n){2}.+",
     "python -m helpers.generate --run songci": r"\w",
-    "python -m helpers.generate --run songci --score poems.txt": r"bits per character",
     "python -m helpers.generate --run clinic --chat": r"",
     "python -m helpers.train runs/songci/model/parameters.json": r"",
     "torchrun --nproc-per-node 8 --max-restarts 3 -m helpers.train runs/songci/model/parameters.json": r"",
@@ -178,7 +177,7 @@ class Desk:
             "out.ipynb": str(folder / "out.ipynb"),
             **{
                 name: str(folder / name)
-                for name in ("songci.jsonl", "songci.txt", "dialogues.csv", "poems.txt", "lr.yaml", "train.json")
+                for name in ("songci.jsonl", "songci.txt", "dialogues.csv", "lr.yaml", "train.json")
             },
             "poems.example.org:5005/v1/models": "127.0.0.1:5005/v1/models -H 'Host: poems.example.org'",
             "tcp://scheduler:8786": f"tcp://127.0.0.1:{self.scheduler}",
@@ -199,7 +198,6 @@ class Desk:
             "songci.jsonl": "\n".join(json.dumps({"text": poem}, ensure_ascii=False) for poem in poems),
             "forum.csv": "\n".join(["title,ask,answer", *rows]),
             "dialogues.csv": "\n".join(["question,answer", *(row.partition(",")[2] for row in rows)]),
-            "poems.txt": "\n\n".join(poems[:5]),
             "a folder of 小说/一.txt": novel,
             "a folder of 小说/二.txt": novel.replace("江", "河"),
         }.items():

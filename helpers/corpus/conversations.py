@@ -9,9 +9,10 @@ import contextlib
 import itertools
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TypedDict
+from typing import Any, NotRequired, TypedDict
 
-SYSTEM, USER, ASSISTANT = ROLES = ("system", "user", "assistant")
+SYSTEM, USER, ASSISTANT = ("system", "user", "assistant")
+TOOL = "tool"  # whose result a template gives the assistant; a corpus has none
 # what the speakers are called in the forms that are known
 _SPEAKERS = {
     "system": SYSTEM, "developer": SYSTEM,
@@ -37,6 +38,7 @@ class Message(TypedDict):
 
     role: str
     content: str
+    tool_calls: NotRequired[list[dict[str, Any]]]  # of the assistant, in OpenAI's form; their arguments are an object
 
 
 class NotAConversation(ValueError):

@@ -1,4 +1,4 @@
-"""`python -m helpers.generate --run NAME`: continue texts in a terminal, converse, or score a file."""
+"""`python -m helpers.generate --run NAME`: continue texts in a terminal, or converse."""
 
 import sys
 

@@ -23,7 +23,7 @@ from helpers.generate.settings import RANGES, Chunk, Sample, Settings, TokenLogp
 from helpers.model.cache import Cache
 from helpers.model.decoder import decoder_of
 from helpers.model.gpt import GPT
-from helpers.vocab.chat import turn_borders
+from helpers.vocab.chat import call_form, turn_borders
 from helpers.vocab.tokenizer import decode, encode
 
 MADE_ON_CPU = {"cpu", "mps"}  # types of devices for which NumPy makes the random numbers
@@ -150,10 +150,12 @@ def end_ids(model: GPT, tokenizer: PreTrainedTokenizerFast) -> set[int]:
 
 
 def banned(model: GPT, tokenizer: PreTrainedTokenizerFast) -> Tensor:
-    """Return (V,), true for ids that are never sampled: of no token, special ones that end nothing, the model's own."""
+    """Return (V,), true for ids never sampled: of no token, the model's own, special ones that end or call nothing."""
+    form = call_form(tokenizer)
+    used = end_ids(model, tokenizer) | (form.marks if form else set())
     mask = torch.arange(model.config.vocab_size) >= len(tokenizer)
     never = {*tokenizer.all_special_ids, *(model.generation.get("suppress_tokens") or [])}
-    mask[[i for i in never - end_ids(model, tokenizer) if i < len(mask)]] = True
+    mask[[i for i in never - used if i < len(mask)]] = True
     return mask.to(model.device)
 
 

@@ -43,7 +43,12 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerFast) -> None:
 
 
 def answer_prompt(
-    tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], n_ctx: int, max_new_tokens: int, most: int = 2**63
+    tokenizer: PreTrainedTokenizerFast,
+    messages: Sequence[Message],
+    n_ctx: int,
+    max_new_tokens: int,
+    most: int = 2**63,
+    tools: chat.Tools = (),
 ) -> AnswerPrompt:
     """Return the ids of a conversation up to where the answer begins, and how long the answer may be.
 
@@ -51,7 +56,7 @@ def answer_prompt(
     Raises TooLong where the last question alone does not fit, ChatError for messages that cannot be used.
     """
     reserved = min(max_new_tokens, n_ctx // 4)
-    ids, left_out = chat.fit_messages(tokenizer, messages, min(n_ctx - reserved, most))
+    ids, left_out = chat.fit_messages(tokenizer, messages, min(n_ctx - reserved, most), tools)
     return AnswerPrompt(ids, min(max_new_tokens, n_ctx - len(ids)), left_out)
 
 
@@ -65,13 +70,15 @@ def answer_batch(
     tokenizer: PreTrainedTokenizerFast,
     conversations: Sequence[Sequence[Message]],
     settings: Settings = DEFAULT_SETTINGS,
+    tools: chat.Tools = (),
 ) -> list[Sample]:
     """Return one answer to the last message of each conversation, in order, without the conversation.
 
+    An answer may be a call of one of the `tools`, see `chat.encode_messages`; `chat.call_form` reads it.
     With a seed, the random numbers go by the conversation's place: a question asked several times gets different
     answers, and the same ones in the next call.
     """
-    prompts = [chat.encode_messages(tokenizer, messages, generation_prompt=True).ids for messages in conversations]
+    prompts = [chat.encode_messages(tokenizer, messages, True, tools).ids for messages in conversations]
     return generate.generate_batch(model, tokenizer, prompts, settings, numbered=True) if prompts else []
 
 

@@ -1,8 +1,6 @@
-"""Explain a text: bits per character of documents, each token's probability and rank, what each filter removed, the
-attention weights.
+"""Explain a text: each token's probability and rank, what each filter removed, the attention weights.
 
-Bits per character are measured as in notebook 04's validation: every token counts, and the document's end, with half a
-window of context or more before it. Knows no files and no pictures.
+Knows no files and no pictures.
 """
 
 import json
@@ -16,7 +14,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from helpers.device import widest_float
 from helpers.generate import sampling
 from helpers.generate.batch import active_filters, banned, check_eval, look_back, prompt_ids, window_start
 from helpers.generate.detokenize import Detokenizer
@@ -56,32 +53,6 @@ class Step:
     def drawn_with(self) -> float:
         """The probability of the token after all filters, with which it was drawn."""
         return self.filters[-1].chosen if self.filters else self.probability
-
-
-@dataclass(frozen=True)
-class Score:
-    """How surprising a text is to a model."""
-
-    bits: float  # of all its tokens and its end
-    tokens: int
-    characters: int
-
-    @property
-    def per_character(self) -> float:
-        """Bits per character; infinite for an empty text."""
-        return self.bits / self.characters if self.characters else math.inf
-
-
-@torch.inference_mode()
-def score_texts(model: GPT, tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> Iterator[Score]:
-    """Yield the Score of each text, a document of its own. Raises ValueError for a model in training mode."""
-    for text in texts:
-        ids = [*prompt_ids(tokenizer, text), tokenizer.eos_token_id]
-        nats = 0.0
-        for places, logits in read_logits(model, ids, 1):
-            labels = torch.tensor([ids[place] for place in places], device=logits.device)[:, None]  # (N, 1)
-            nats -= float(logits.to(widest_float(logits.device)).log_softmax(-1).gather(1, labels).sum())
-        yield Score(nats / math.log(2), len(ids) - 1, len(text))
 
 
 @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""Write in a terminal: `python -m helpers.generate --run NAME` continues texts, holds a conversation, or scores a file.
+"""Write in a terminal: `python -m helpers.generate --run NAME` continues texts or holds a conversation.
 
 A prompt comes from the command line, from a pipe, or is typed, line after line; with --chat it is a question. Ctrl-C
 ends the text that is being written; at an empty prompt it ends the program. Knows nothing of HTTP: that is room 06.
@@ -11,17 +11,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 
-from helpers.corpus.plain_text import split_documents
 from helpers.generate import generate
 from helpers.generate.dialogue import Dialogue
-from helpers.generate.explain import score_texts
 from helpers.generate.settings import RANGES, Settings, default_settings
 from helpers.manifest import RoomError
 from helpers.vocab.chat import ChatError
 
-SHOWN = 24  # characters of a document that stand beside its score
 NEW = "/new"  # typed as a question: the conversation starts again
 _PIPED = {"encoding": "utf-8-sig", "errors": "strict"}  # Windows' programs begin with a mark, which is no text
 INTERRUPTED = 130  # the exit status of a program that Ctrl-C ended
@@ -47,8 +43,6 @@ def _parser() -> argparse.ArgumentParser:
     for name, values in RANGES.items():
         option = f"--{name.replace('_', '-')}"
         add(option, type=type(values.off), help=f"{values.meaning}: {values}")
-    add("--score", type=Path, metavar="FILE", help="write nothing: bits per character of a text file")
-    add("--document", choices=("block", "line", "file"), default="block", help="of that file (default: block)")
     return parser
 
 
@@ -63,10 +57,8 @@ def terminal_main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = _check_options(options)
         options.typed = options.prompt is None and sys.stdin.isatty()  # prompts come from a keyboard
-        if options.score:
-            return _show_scores(options)
         return _converse(options, settings) if options.chat else _continue_texts(options, settings)
-    except KeyboardInterrupt:  # while nothing is being written: the model is loading, a file is scored
+    except KeyboardInterrupt:  # while nothing is being written: the model is loading
         print()
         return INTERRUPTED
     except BrokenPipeError:  # the reader has seen enough: `| head`
@@ -88,15 +80,12 @@ def _check_options(options: argparse.Namespace) -> Settings:
     """Return the settings; raise ValueError for options that do not go together."""
     defaults = vars(_parser().parse_args(["--run", ""]))
     given = {name for name, value in vars(options).items() if value != defaults[name]}
-    if options.score:
-        what, idle = "with --score nothing is written", given - {"run", "score", "document"}
-    elif options.chat:
-        what, idle = "with --chat each question has one answer", given & {"line", "samples", "document"}
+    if options.chat:
+        what, idle = "with --chat each question has one answer", given & {"line", "samples"}
     else:
-        what, idle = "with neither --score nor --chat a text is continued", given & {"document", "system"}
+        what, idle = "without --chat a text is continued", given & {"system"}
     if idle:
-        words = ("the prompt" if name == "prompt" else f"--{name.replace('_', '-')}" for name in sorted(idle))
-        raise ValueError(f"{what}: leave out {', '.join(words)}")
+        raise ValueError(f"{what}: leave out {', '.join(f'--{name}' for name in sorted(idle))}")
     if options.samples < 1:
         raise ValueError(f"--samples is {options.samples}: ask for 1 or more")
     model = generate.latest_model(options.run) if options.chat else "base"
@@ -170,27 +159,4 @@ def _converse(options: argparse.Namespace, settings: Settings) -> int:
             print(f"(the context is full: written without the oldest {talk.left_out} messages)", file=sys.stderr)
         if not is_whole and not options.typed:
             return INTERRUPTED
-    return 0
-
-
-def documents_of_file(file: Path, kind: str) -> list[str]:
-    """Return the documents of a UTF-8 file, cut as notebook 01 cuts them; ValueError if there are none."""
-    try:
-        text = file.read_text("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not UTF-8 (byte {error.start:,}): notebook 01 reads other encodings") from None
-    if not (found := list(split_documents([text], kind))):
-        raise ValueError(f"{file} holds no text to score")
-    return found
-
-
-def _show_scores(options: argparse.Namespace) -> int:
-    """Print a line per document, tab-separated, and one for all of them."""
-    texts = documents_of_file(options.score, options.document)
-    scores = list(score_texts(*generate.load(options.run), texts))
-    print("bits per character\tcharacters\tbeginning")
-    for text, each in zip(texts, scores, strict=True):
-        print(f"{each.per_character:.3f}\t{each.characters}\t{' '.join(text[:SHOWN].split())}")
-    bits, characters = sum(each.bits for each in scores), sum(each.characters for each in scores)
-    print(f"{bits / characters:.3f}\t{characters}\tall {len(texts)} documents")
     return 0

@@ -15,9 +15,10 @@ from pydantic.json_schema import models_json_schema
 
 from helpers.generate.settings import Sample, TokenLogprob
 from helpers.serve.schema import RequestModels
+from helpers.vocab.chat import CallForm
 
 _LOWEST = -9999.0  # in place of a log probability of minus infinity, which JSON cannot write
-_FINISH = {"end": "stop", "stop": "stop", "length": "length", None: None}
+_FINISH = {"end": "stop", "stop": "stop", "length": "length", "call": "tool_calls", None: None}
 
 compact_json = partial(json.dumps, ensure_ascii=False, separators=(",", ":"))
 
@@ -59,8 +60,11 @@ class CompletionWriter:
                 choices.append(self._choice(len(choices), text, sample.logprobs, sample.reason))
         return self._json(self.KINDS[0], choices, usage=self._usage(results))
 
-    def event(self, index: int, text: str, tokens: Sequence[TokenLogprob], reason: str | None) -> str:
-        """Return the JSON of an event: new characters of text `index`, their tokens, and in its last one the reason."""
+    def event(self, index: int, text: str, tokens: Sequence[TokenLogprob], reason: str | None) -> str | None:
+        """Return the JSON of an event: new characters of text `index`, their tokens, and in its last one the reason.
+
+        None where there is nothing to tell yet.
+        """
         return self._json(self.KINDS[1], [self._choice(index, {"text": text}, tokens, reason)], **self._no_usage())
 
     def ending(self, results: Sequence[Sequence[Sample]]) -> str | None:
@@ -102,21 +106,42 @@ class ChatWriter(CompletionWriter):
     KINDS = ("chat.completion", "chat.completion.chunk")
 
     left_out: int  # the oldest messages, for which the context had no room
+    form: CallForm | None = None  # how the model writes a call; None: no tools were sent
     begun: set[int] = field(default_factory=set, init=False)  # the answers of a stream that have begun
+    held: dict[int, tuple[str, list[TokenLogprob]]] = field(default_factory=dict, init=False)  # perhaps a call begins
 
     def whole(self, results: Sequence[Sequence[Sample]]) -> str:
-        choices = [
-            self._choice(i, {"message": {"role": "assistant", "content": each.text}}, each.logprobs, each.reason)
-            for i, each in enumerate(results[0])
-        ]
+        choices = []
+        for i, each in enumerate(results[0]):
+            said, reason = self._said(each.text, each.reason)
+            choices.append(self._choice(i, {"message": {"role": "assistant"} | said}, each.logprobs, reason))
         return self._json(self.KINDS[0], choices, usage=self._usage(results), messages_left_out=self.left_out)
 
-    def event(self, index: int, text: str, tokens: Sequence[TokenLogprob], reason: str | None) -> str:
+    def event(self, index: int, text: str, tokens: Sequence[TokenLogprob], reason: str | None) -> str | None:
+        before, earlier = self.held.pop(index, ("", []))
+        text, tokens = before + text, [*earlier, *tokens]
+        # where only a token opens a call, nothing stands before it
+        may_call = self.form and (self.form.opens or index not in self.begun)
+        if self.form and may_call and not reason and self.form.may_begin(text):
+            self.held[index] = (text, tokens)
+            return None
         role = {} if index in self.begun else {"role": "assistant"}  # only the first event of an answer tells it
         left_out = {} if self.begun else {"messages_left_out": self.left_out}
         self.begun.add(index)
-        choice = self._choice(index, {"delta": role | {"content": text}}, tokens, reason)
+        said, reason = self._said(text, reason) if may_call else ({"content": text}, reason)
+        for number, call in enumerate(said.get("tool_calls", ())):
+            call["index"] = number
+        choice = self._choice(index, {"delta": role | said}, tokens, reason)
         return self._json(self.KINDS[1], [choice], **self._no_usage(), **left_out)
+
+    def _said(self, text: str, reason: str | None) -> tuple[dict[str, Any], str | None]:
+        """Return what an answer says, or which tools it calls, and why it ended."""
+        said, calls = self.form.read(text, self.request.names) if self.form and reason else (text, [])
+        if not calls:
+            return {"content": text}, reason
+        functions = [{"name": call["name"], "arguments": compact_json(call["arguments"])} for call in calls]
+        told = [{"id": f"call_{token_hex(12)}", "type": "function", "function": each} for each in functions]
+        return {"content": said or None, "tool_calls": told}, "call"
 
     def _logprobs(self, tokens: Sequence[TokenLogprob]) -> dict:
         return {

@@ -19,7 +19,6 @@ from typing import Any
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
-from transformers import PreTrainedTokenizerFast
 
 from helpers.generate import dialogue
 from helpers.generate.batch import prompt_ids
@@ -30,13 +29,18 @@ from helpers.serve.auth import Refusal
 from helpers.serve.engine import Engine, NotRunning, QueueFull
 from helpers.serve.limits import DEFAULT_LIMITS, Limits
 from helpers.serve.metrics import ServiceMetrics
-from helpers.vocab.chat import ANSWER_SAMPLING, ASSISTANT, TEXT_SAMPLING, ChatError, Message, TooLong, encode_messages
+from helpers.vocab import chat
 
 _log = logging.getLogger(__name__)
 
 SENT = [file for file in static.FILES if file.name not in static.LOCAL]
 PAGE = {"/" if file.name == "index.html" else f"/{file.name}": file for file in SENT}  # address -> file
-ABOUT = {"defaults": {"texts": TEXT_SAMPLING, "chat": ANSWER_SAMPLING}}  # what each view of the page begins with
+# what each view of the page begins with
+ABOUT = {"defaults": {"texts": chat.TEXT_SAMPLING, "chat": chat.ANSWER_SAMPLING}}
+NO_TOOLS = (
+    "this server calls no tools, for the chat template of its model writes none: leave 'tools' out, or serve a model "
+    "that was taught to call them, as notebook deeper/tools teaches one"
+)
 
 
 @dataclass
@@ -178,25 +182,22 @@ async def post_chat(request: web.Request) -> web.StreamResponse:
     _check_model(state, wanted.model)
     if state.no_chat:
         raise Refusal(400, state.no_chat, "no_chat")
-    settings, talk, tokenizer = wanted.settings(), wanted.talk, state.engine.tokenizer
+    settings, talk, tools, tokenizer = wanted.settings(), wanted.talk, wanted.offered, state.engine.tokenizer
+    form = chat.call_form(tokenizer)
+    if not form and (tools or any("tool_calls" in each for each in talk.messages)):
+        raise Refusal(400, NO_TOOLS, "no_tools", "tools")
     longest, most = settings.max_new_tokens, state.limits.max_prompt_tokens
     try:
-        begun = _ids_of_answer(tokenizer, talk.begun)
-        room = max(0, state.engine.model.config.window - len(begun))
-        opening = dialogue.answer_prompt(tokenizer, talk.messages, room, longest, most)
-    except ChatError as error:
-        code = "context_length_exceeded" if isinstance(error, TooLong) else "invalid"
+        opening = dialogue.answer_prompt(
+            tokenizer, talk.messages, state.engine.model.config.window, longest, most, tools
+        )
+    except chat.ChatError as error:
+        code = "context_length_exceeded" if isinstance(error, chat.TooLong) else "invalid"
         raise Refusal(400, str(error), code, "messages") from None
-    ids = opening.ids + begun
-    job = Job([""], [ids], replace(settings, max_new_tokens=opening.max_new_tokens), wanted.n)
-    writer = ChatWriter(state.name, wanted, len(ids), sum(talk.counts[: 1 + opening.left_out]))
+    job = Job([""], [opening.ids], replace(settings, max_new_tokens=opening.max_new_tokens), wanted.n)
+    left_out = sum(talk.counts[: opening.left_out])
+    writer = ChatWriter(state.name, wanted, len(opening.ids), left_out, form if tools else None)
     return await _send(request, job, writer.whole, writer if wanted.stream else None)
-
-
-def _ids_of_answer(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    """Return the ids of an answer as the assistant writes it, without the end of its turn."""
-    talk: list[Message] = [*dialogue.as_messages("?"), {"role": ASSISTANT, "content": text}]
-    return [token for token, own in zip(*encode_messages(tokenizer, talk), strict=True) if own][:-1]
 
 
 async def _read_body(request: web.Request, model: type[schema.Body]) -> schema.Body:
@@ -304,7 +305,8 @@ async def _events(writer: CompletionWriter, chunks: asyncio.Queue, futures: list
         lines = []
         for index, parts in new.items():
             tokens = [token for part in parts for token in part.logprobs]
-            lines.append(writer.event(index, "".join(part.text for part in parts), tokens, parts[-1].reason))
+            line = writer.event(index, "".join(part.text for part in parts), tokens, parts[-1].reason)
+            lines += [line] if line else []
             await asyncio.sleep(0)  # an event of many tokens takes milliseconds to write: others have their turn
         if lines:
             yield b"".join(map(sse_event, lines))
@@ -427,7 +429,7 @@ def make_app(
     no_chat = None
     try:
         dialogue.check_tokenizer(engine.tokenizer)
-    except ChatError as error:
+    except chat.ChatError as error:
         no_chat = str(error)
     limits = replace(limits, max_samples=min(limits.max_samples, engine.max_rows))
     metrics = ServiceMetrics(lambda: (engine.waiting, engine.rows, engine.tokens))

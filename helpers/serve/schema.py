@@ -8,7 +8,7 @@ import difflib
 import json
 from collections.abc import Iterable
 from functools import cache
-from itertools import groupby
+from itertools import count, groupby
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, cast
 
 from pydantic import (
@@ -17,6 +17,7 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    Json,
     Tag,
     ValidationError,
     create_model,
@@ -26,34 +27,25 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from helpers.generate.settings import RANGES, Range, Settings
 from helpers.serve.limits import DEFAULT_LIMITS, Limits
-from helpers.vocab.chat import ASSISTANT, SYSTEM, Message
+from helpers.vocab.chat import ASSISTANT, SYSTEM, TOOL, Message
 
 MAX_LOGPROBS = 5  # alternatives per token, as OpenAI has it for completions
 _MAX_TOP_LOGPROBS = 20  # and for conversations
-_MAX_PARTS = 16  # of a message
+_MAX_PARTS = 16  # of a message; also the tools of a request, and the calls of an answer
 _ONE, _MANY = "<one>", "<many>"  # pydantic puts them into the path of a fault; hardly a key is called so
 
 # What programs made for OpenAI's API send on their own (examples/clients/ records it): key -> (why another value cannot
 # be taken, the values that change nothing); (): whatever it says, no text depends on it. Such a key is left out
-_NO_TOOLS, _NO_THOUGHTS = "this server calls no tools", "the model answers without a chain of thoughts"
 _UNREAD: tuple[str, ...] = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
                             "prompt_cache_retention", "parallel_tool_calls")  # fmt: skip
 _NEUTRAL: dict[str, tuple] = dict.fromkeys(_UNREAD, ()) | {
-    "tools": (_NO_TOOLS, []),
-    "functions": (_NO_TOOLS, []),
-    "tool_choice": (_NO_TOOLS, "none", "auto"),
-    "function_call": (_NO_TOOLS, "none", "auto"),
+    "functions": ("their newer name is 'tools'", []),
     "response_format": ("the model writes free text", {"type": "text"}),
     "modalities": ("the model writes text", ["text"]),
     "verbosity": ("an answer is as long as the model makes it", "medium"),
-    "reasoning_effort": (_NO_THOUGHTS, "none"),
-    "thinking": (_NO_THOUGHTS, {"type": "disabled"}),
-    "chat_template_kwargs": (_NO_THOUGHTS, {}, {"enable_thinking": False}),
     "logit_bias": ("no token has a score of its own", {}),
     "suffix": ("the model writes what follows, and nothing in between", ""),
     "echo": ("an answer holds new text only, with its probabilities", False),
-    "min_tokens": ("a text ends where the model ends it", 0),
-    "ignore_eos": ("a text ends where the model ends it", False),
     # keys that are known: by these values, programs say that their user has chosen nothing
     "stop": ("", ""),
     "seed": ("", -1),
@@ -62,7 +54,6 @@ _NEUTRAL: dict[str, tuple] = dict.fromkeys(_UNREAD, ()) | {
 # the same of a message: what programs note down in a history, and give back. Thoughts are not read again
 _NOTED = ("name", "id", "annotations", "timestamp", "created_at", "reasoning", "reasoning_content")
 _NEUTRAL_IN_MESSAGE: dict[str, tuple] = dict.fromkeys(_NOTED, ()) | {
-    "tool_calls": (_NO_TOOLS, []),
     "refusal": ("write what was said into 'content'", ""),
 }
 _NEVER = {key: allowed for key, allowed in (_NEUTRAL | _NEUTRAL_IN_MESSAGE).items() if any(allowed[:1])}
@@ -215,16 +206,60 @@ class TextPart(_OpenAIBody):
     text: str
 
 
+class Function(_OpenAIBody):
+    """What a tool is called, what it does, and a JSON schema of its arguments."""
+
+    neutral = {"strict": ()}
+    name: Annotated[str, Field(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str = ""
+    parameters: dict[str, Any] = {}
+
+
+class Tool(_OpenAIBody):
+    """A tool that the model may call; whoever asks carries the call out."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class Tools(_Body):
+    """The file tools.json in a model's folder: the page sends the definitions, and looks up what the model asks."""
+
+    example = '{"definitions": [], "table": {}}'
+    definitions: Annotated[list[Tool], Field(min_length=1, max_length=_MAX_PARTS)]
+    table: dict[str, dict[str, str]]  # plant -> topic -> text
+
+
+class CalledFunction(_OpenAIBody):
+    """The name of a tool and its arguments, a JSON object as text."""
+
+    name: str
+    arguments: Json[dict[str, Any]]
+
+
+class ToolCall(_OpenAIBody):
+    """A call that the assistant has written."""
+
+    neutral = {"index": ()}
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ChatMessage(_OpenAIBody):
     """What one side said."""
 
     neutral = _NEUTRAL_IN_MESSAGE
-    role: Literal["developer", "system", "user", "assistant"]
+    role: Literal["developer", "system", "user", "assistant", "tool"]
     content: _one_or_many(str, _MAX_PARTS, "a text, or its parts", item=TextPart) = ""  # type: ignore[valid-type]
+    tool_calls: Annotated[list[ToolCall], Field(max_length=_MAX_PARTS, description="of the assistant")] = []
+    tool_call_id: Annotated[str, Field(description="of a tool: the call whose result this is")] | None = None
 
     @model_validator(mode="after")
     def has_text(self) -> Self:
         """Check the text of all parts together; what the assistant has said may be sent back as it is."""
+        if self.tool_calls and self.role != ASSISTANT:
+            raise _fault("'tool_calls' are only the assistant's")
         text = self.plain["content"]
         if not text and self.role == "user":
             raise _fault("'content' is empty: give at least one character")
@@ -236,15 +271,18 @@ class ChatMessage(_OpenAIBody):
     def plain(self) -> Message:
         """The message as a template takes it, its parts put together."""
         role, parts = SYSTEM if self.role == "developer" else self.role, self.content
-        return {"role": role, "content": parts if isinstance(parts, str) else "".join(each.text for each in parts)}
+        text = parts if isinstance(parts, str) else "".join(each.text for each in parts)
+        message: Message = {"role": role, "content": text}
+        if self.tool_calls:
+            message["tool_calls"] = [each.model_dump() for each in self.tool_calls]
+        return message
 
 
 class Talk(NamedTuple):
     """A conversation as models are taught it."""
 
-    messages: list[Message]  # a system line perhaps, then user and assistant in turns, last the user
-    begun: str  # how the answer begins: the client has written so much of it
-    counts: list[int]  # of the messages that were sent: before the first question, then of each turn
+    messages: list[Message]  # a system line perhaps, then user and assistant in turns, last the user or a tool
+    counts: list[int]  # of the messages that were sent, of each turn
 
 
 def _joined(said: Iterable[Message]) -> str:
@@ -256,6 +294,8 @@ class ChatRequest(OpenAIRequest):
 
     example = '{"messages": [{"role": "user", "content": "你好"}]}'
     messages: list[ChatMessage]
+    tools: Annotated[list[Tool], Field(max_length=_MAX_PARTS, description="which the model may call")] = []
+    tool_choice: Annotated[Literal["none", "auto"], Field(description="none: as if no tool were sent")] = "auto"
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: Annotated[bool, Field(description="tell the probability of each token")] = False
@@ -267,17 +307,30 @@ class ChatRequest(OpenAIRequest):
     def talk(self) -> Talk:
         """The conversation, in turns: what one side says in a row is one message, and system lines come first.
 
-        A greeting of the assistant, before any question, is left out: no model is taught to begin.
+        Each result of a tool is one.
         """
+        number = count()
         messages = [message.plain for message in self.messages]
         system = _joined(message for message in messages if message["role"] == SYSTEM)
         spoken = [message for message in messages if message["role"] != SYSTEM]
-        turns = [(role, list(said)) for role, said in groupby(spoken, key=lambda message: message["role"])]
-        greeting = turns.pop(0)[1] if turns and turns[0][0] == ASSISTANT else []
-        begun = _joined(turns.pop()[1]) if turns and turns[-1][0] == ASSISTANT else ""
-        first: list[Message] = [{"role": SYSTEM, "content": system}] if system else []
-        in_turns: list[Message] = [{"role": role, "content": _joined(said)} for role, said in turns]
-        return Talk(first + in_turns, begun, [len(greeting), *(len(said) for _, said in turns)])
+        by_side = groupby(spoken, lambda each: next(number) if each["role"] == TOOL else each["role"])
+        turns = [list(said) for _, said in by_side]
+        in_turns: list[Message] = [{"role": SYSTEM, "content": system}] if system else []
+        for said in turns:
+            in_turns.append({"role": said[0]["role"], "content": _joined(said)})
+            if calls := [call for message in said for call in message.get("tool_calls", ())]:
+                in_turns[-1]["tool_calls"] = calls
+        return Talk(in_turns, list(map(len, turns)))
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the tools that were sent."""
+        return {each.function.name for each in self.tools}
+
+    @property
+    def offered(self) -> list[dict[str, Any]]:
+        """The tools that the model may call, as a template takes them."""
+        return [] if self.tool_choice == "none" else [each.model_dump(exclude_unset=True) for each in self.tools]
 
     @model_validator(mode="after")
     def agree(self) -> Self:
@@ -383,7 +436,7 @@ def _reason(fault: ErrorDetails, model: type[_Body]) -> str:
     path = [str(part) for part in fault["loc"] if part not in (_ONE, _MANY)]
     key = "'" + ".".join(path)[:40] + "'"
     match fault["type"]:
-        case "json_invalid":
+        case "json_invalid" if not path:
             return f"the body is not JSON: {fault['ctx']['error']}"
         case "model_type" if not path:
             return f"the body must be a JSON object, such as {model.example}"

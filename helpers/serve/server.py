@@ -30,10 +30,11 @@ from helpers.generate.settings import default_settings
 from helpers.manifest import RoomError, read_manifest
 from helpers.model.gpt import GPT
 from helpers.serve import auth, static
-from helpers.serve.app import STATE, make_app
+from helpers.serve.app import NO_TOOLS, STATE, make_app
 from helpers.serve.engine import Engine
 from helpers.serve.limits import Limits
-from helpers.serve.schema import ChatRequest, GenerateRequest
+from helpers.serve.schema import ChatRequest, GenerateRequest, Tools, read_request
+from helpers.vocab.chat import supports_tools
 from helpers.wording import let_console_replace
 
 KEY = "CHINESE_GPT_API_KEY"  # the environment variable
@@ -153,6 +154,20 @@ def examples(run: str) -> list[str]:
     return []
 
 
+def read_tools(folder: Path, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    """Return the tools that a model's folder offers on the page, if it has a tools.json; raises ValueError."""
+    file = folder / "tools.json"
+    if not file.is_file():
+        return {}
+    try:
+        tools = read_request(Tools, file.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{file} cannot be used: {error}") from None
+    if not supports_tools(tokenizer):
+        raise ValueError(f"{file} cannot be used: {NO_TOOLS}")
+    return {"tools": tools.model_dump(exclude_unset=True)}
+
+
 def load_served(run: str, room: str) -> tuple[GPT, PreTrainedTokenizerFast, dict[str, Any]]:
     """Return a run's model, its tokenizer, and what the page is told about it.
 
@@ -161,12 +176,14 @@ def load_served(run: str, room: str) -> tuple[GPT, PreTrainedTokenizerFast, dict
     model, tokenizer = generate.load(run, room)
     if room != "base":  # this model was made to answer
         dialogue.check_tokenizer(tokenizer)
-    answers = default_settings(generate.model_folder(run, room), chat=True)
+    folder = generate.model_folder(run, room)
+    answers = default_settings(folder, chat=True)
     about = {
         "defaults": {"texts": default_settings(base_folder(run, room)), "chat": answers},
         "examples": examples(run),
         "parameters": model.config.sizes()["parameters"],
         "context": model.config.window,
+        **read_tools(folder, tokenizer),
     }
     return model, tokenizer, about
 

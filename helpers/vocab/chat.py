@@ -5,18 +5,19 @@ the template writes special tokens. Messages are encoded apart from it, as plain
 eleven letters, and opens no turn. Knows nothing of files, windows or models.
 """
 
+import json
 import os.path
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import jinja2
 from transformers import PreTrainedTokenizerFast
 
-from helpers.corpus.conversations import ASSISTANT, SYSTEM, USER, Message
+from helpers.corpus.conversations import ASSISTANT, SYSTEM, TOOL, USER, Message
 from helpers.vocab.tokenizer import encode_batch
 
 # ours: <bos> system line <user> question <assistant> answer <eos> <user> question <assistant> answer <eos> …
@@ -35,7 +36,10 @@ _OPEN, _CLOSE = "\ue0fa", "\ue0fb"
 TEXT_SAMPLING = {"temperature": 0.8, "top_k": 30, "top_p": 0.95}
 ANSWER_SAMPLING = TEXT_SAMPLING | {"temperature": 0.2}
 _THOUGHT = "</think>"  # what an answer has up to here, many templates drop or move
+Tools = Sequence[dict[str, Any]]  # definitions in the form of OpenAI's API
 _CACHED = 500  # long conversations have many orders of roles
+_CALL = {"name": "a_tool", "arguments": {"a": 1}}  # to look for in what a template writes
+_TURNS = re.compile("s?u((ct+)*au)*(ct+)*")  # system line, user, call, tool, assistant
 
 
 class ChatError(ValueError):
@@ -51,6 +55,37 @@ class Encoded(NamedTuple):
 
     ids: list[int]
     is_answer: list[bool]  # whether the assistant writes this id; the end of its turn included
+
+
+class CallForm(NamedTuple):
+    """How a template writes that the assistant calls a tool: a JSON object with "name" and "arguments", in marks."""
+
+    opens: str  # text before the object; "" where only a special token says it, which no text shows
+    closes: str
+    marks: frozenset[int]  # special tokens of the marks: the model may write them
+
+    def may_begin(self, text: str) -> bool:
+        """Return whether a call begins in a text that is still being written, or its last characters may begin one."""
+        if not self.opens:
+            return text.lstrip()[:1] in ("", "{")
+        return self.opens in text or any(text.endswith(self.opens[:n]) for n in range(1, len(self.opens)))
+
+    def read(self, text: str, names: Collection[str]) -> tuple[str, list[dict[str, Any]]]:
+        """Return what is said before the calls in a text, and their objects; a call of no tool of these is text."""
+        said, opened, rest = text.partition(self.opens) if self.opens else ("", "{", text)
+        calls: list[dict[str, Any]] = []
+        while opened and (rest := rest.strip()):
+            try:
+                call, end = json.JSONDecoder().raw_decode(rest)
+                is_call = call.keys() == {"name", "arguments"} and isinstance(call["arguments"], dict)
+                is_call = is_call and call["name"] in names
+            except (AttributeError, TypeError, ValueError, RecursionError):
+                is_call = False
+            if not is_call:
+                return text, []
+            calls.append(call)
+            rest = rest[end:].strip().removeprefix(self.closes).strip().removeprefix(self.opens)
+        return (said.strip(), calls) if calls else (text, [])
 
 
 class _Token(NamedTuple):
@@ -113,61 +148,108 @@ def turn_borders(tokenizer: PreTrainedTokenizerFast) -> frozenset[int]:
     return frozenset(token.id for token in _tokens(tokenizer, text[text.find(_OPEN) :]) if token.special)
 
 
+def call_form(tokenizer: PreTrainedTokenizerFast) -> CallForm | None:
+    """Return how a model calls tools; None where its template leaves out tools, calls or results, or has no JSON."""
+    return _call_form(tokenizer, str(tokenizer.chat_template))
+
+
+def supports_tools(tokenizer: PreTrainedTokenizerFast) -> bool:
+    """Return whether a tokenizer's template writes tools, calls of them, and results."""
+    return call_form(tokenizer) is not None
+
+
+@lru_cache(_CACHED)
+def _call_form(tokenizer: PreTrainedTokenizerFast, template: str) -> CallForm | None:
+    talk = [_message(USER, "?"), _calling(_CALL), _message(TOOL, _CLOSE)]
+    tools = [{"type": "function", "function": {"name": _OPEN, "description": "", "parameters": {}}}]
+    try:
+        before, whole, answered = (_render(tokenizer, talk[:count], True, tools) for count in (1, 2, 3))
+        begin = len(os.path.commonprefix([before, whole]))
+        brace = whole.rfind("{", begin, whole.index(str(_CALL["name"]), begin))
+        call, end = json.JSONDecoder().raw_decode(whole, max(brace, begin))
+    except ValueError:  # a ChatError, no name, no JSON
+        return None
+    if call != _CALL or _OPEN not in before or _CLOSE not in answered:
+        return None
+    specials, borders = _specials(tokenizer, len(tokenizer)), turn_borders(tokenizer)
+    opens, closes = _split(tokenizer, whole[begin:brace]), _split(tokenizer, whole[end:])
+    closes = closes[: next((i for i in range(1, len(closes), 2) if specials[closes[i]][0] in borders), len(closes))]
+    marks = frozenset(specials[name][0] for name in (*opens[1::2], *closes[1::2]))
+    return CallForm("".join(opens[::2]).strip(), "".join(closes[::2]).strip(), marks)
+
+
 # ---- checks ----
 
 
 def check_messages(messages: Sequence[Message]) -> None:
-    """Raise ChatError unless an optional system line comes first, then user and assistant in turns, last the user."""
+    """Raise ChatError unless an optional system line comes first, then user and assistant in turns, last the user.
+
+    Before it answers, the assistant may call tools, whose results come next.
+    """
     roles = [message["role"] for message in messages]
-    spoken = roles[1:] if roles[:1] == [SYSTEM] else roles
-    if USER not in spoken:
+    if USER not in roles:
         raise ChatError("there is no message of the user")
-    if spoken != [USER, *[ASSISTANT, USER] * (len(spoken) // 2)]:
+    if not _TURNS.fullmatch("".join("c" if message.get("tool_calls") else message["role"][0] for message in messages)):
         said = ", ".join(role[:40] for role in roles)
-        raise ChatError(f"the messages are of {said}: user and assistant take turns, and the user has the last word")
+        raise ChatError(
+            f"the messages are of {said}: user and assistant take turns, the user, or a tool that was called, has the "
+            "last word"
+        )
 
 
 def _message(role: str, content: str) -> Message:
     return {"role": role, "content": content}
 
 
+def _calling(function: dict[str, Any]) -> Message:
+    return {"role": ASSISTANT, "content": "", "tool_calls": [{"type": "function", "function": function}]}
+
+
 # ---- messages to ids ----
 
 
 def encode_messages(
-    tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], generation_prompt: bool = False
+    tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], generation_prompt: bool = False, tools: Tools = ()
 ) -> Encoded:
     """Return a conversation as ids, in the form of the tokenizer's template: those that the library makes of it.
 
     `generation_prompt`: the ids continue to where the assistant's next answer begins. Without it, they begin with those
-    that the last answer is asked with, and an answer is all that follows, up to the token that ends its turn. Where
-    `adds_only` is false, only the last answer counts as one. Raises ChatError where the template refuses the messages
-    or changes more of them than outer space and thoughts, and for a lone surrogate.
+    that the last answer is asked with, and an answer is all that follows, up to the token that ends its turn; a call of
+    one of the `tools` is an answer, too. Where `adds_only` is false, only the last answer counts as one. Raises
+    ChatError where the template refuses the messages or changes more of them than outer space and thoughts, and for a
+    lone surrogate.
     """
-    # no message can write a special token
-    safe = [_message(message["role"], _veiled(tokenizer, message["content"])) for message in messages]
-    _check_template(tokenizer, str(tokenizer.chat_template), tuple(message["role"] for message in safe))
-    text = _render(tokenizer, safe, generation_prompt)
-    _check_said(text, safe)
+    # no message can write a special token, nor the definition of a tool
+    safe: list[Message] = _veiled(tokenizer, [{**each, "content": each.get("content") or ""} for each in messages])
+    tools = _veiled(tokenizer, list(tools))
+    kinds = tuple("call" if message.get("tool_calls") else message["role"] for message in safe)
+    _check_template(tokenizer, str(tokenizer.chat_template), kinds)
+    text = _render(tokenizer, safe, generation_prompt, tools)
     tokens = _tokens(tokenizer, text)
     own: set[int] = set()  # places of the assistant's
+    marks = form.marks if "call" in kinds and (form := call_form(tokenizer)) else frozenset()
     answers = [number for number, message in enumerate(safe) if message["role"] == ASSISTANT and not generation_prompt]
     for number in answers if adds_only(tokenizer) else answers[-1:]:
-        message, asked = safe[number], _render(tokenizer, safe[:number], True)
+        message, asked = safe[number], _render(tokenizer, safe[:number], True, tools)
         prompt = _tokens(tokenizer, asked)
-        common = len(os.path.commonprefix([text, asked]))
-        said = next(form for form in _forms(message) if form in text[common:])
-        begin = text.index(said, common)
+        end = common = len(os.path.commonprefix([text, asked]))
+        for forms in _parts(message):
+            found = [(text.index(form, end), len(form)) for form in forms if form in text[end:]]
+            if not found:
+                raise ChatError(f"the chat template of this model changes what message {number + 1} says")
+            begin, end = found[0][0], sum(found[0])
+        if message.get("tool_calls"):
+            begin = common
         if common < len(asked):  # what the template writes before an answer is not what it asks with
-            text, begin = asked + text[begin:], len(asked)
+            text, end = asked + text[begin:], end + len(asked) - begin
             tokens = _tokens(tokenizer, text)
         if number == len(safe) - 1 and tokens[: len(prompt)] != prompt:  # a token would reach over the border
             tokens = prompt + _tokens(tokenizer, text[len(asked) :])
         first = next((i for i, (had, has) in enumerate(zip(prompt, tokens, strict=False)) if had != has), len(prompt))
         specials = [i for i, token in enumerate(tokens) if token.special]
-        before = len(_split(tokenizer, text[: begin + len(said)])) // 2
-        ends = [*specials[before:], len(tokens) - 1][0]
-        own |= {*range(first, ends + 1)}
+        before = len(_split(tokenizer, text[:end])) // 2
+        last = next((i for i in specials[before:] if tokens[i].id not in marks), len(tokens) - 1)
+        own |= {*range(first, last + 1)}
     return Encoded([token.id for token in tokens], [i in own for i in range(len(tokens))])
 
 
@@ -187,36 +269,35 @@ def _adds_only(tokenizer: PreTrainedTokenizerFast, template: str) -> bool:
 
 
 @lru_cache(_CACHED)
-def _check_template(tokenizer: PreTrainedTokenizerFast, template: str, roles: tuple[str, ...]) -> None:
-    """Raise ChatError unless messages of these roles all come, once and in order; `template` is for the cache."""
-    marked = [_message(role, f"{_OPEN}{number}{_CLOSE}") for number, role in enumerate(roles)]
-    found = re.findall(f"{_OPEN}([0-9]+){_CLOSE}", _render(tokenizer, marked, False))
-    if found != [str(number) for number in range(len(roles))]:
+def _check_template(tokenizer: PreTrainedTokenizerFast, template: str, kinds: tuple[str, ...]) -> None:
+    """Raise ChatError unless messages of these roles, or calls, all come, once and in order; `template` is a key."""
+    marks = [f"{_OPEN}{number}{_CLOSE}" for number in range(len(kinds))]
+    marked = [
+        _calling(_CALL | {"arguments": {"a": mark}}) if kind == "call" else _message(kind, mark)
+        for kind, mark in zip(kinds, marks, strict=True)
+    ]
+    if re.findall(f"{_OPEN}[0-9]+{_CLOSE}", _render(tokenizer, marked, False)) != marks:
         raise ChatError("the chat template of this model leaves messages out, or repeats them: it cannot be used")
 
 
-def _forms(message: Message) -> list[str]:
-    """Return what a template may write of a message: all but outer space, or of an answer what follows its thoughts."""
-    whole = message["content"].strip()
-    return [whole, whole.rpartition(_THOUGHT)[2].strip()] if message["role"] == ASSISTANT else [whole]
+def _parts(message: Message) -> list[list[str]]:
+    """Return what a template writes of a message, in order: a text but for outer space or thoughts, names of tools."""
+    said, names = message["content"].strip(), [[call["function"]["name"]] for call in message.get("tool_calls", ())]
+    forms = [said, said.rpartition(_THOUGHT)[2].strip()] if message["role"] == ASSISTANT else [said]
+    return names if names and not said else [forms, *names]
 
 
-def _check_said(text: str, messages: Sequence[Message]) -> None:
-    """Raise ChatError unless a rendered conversation has all messages, in order."""
-    at = 0
-    for number, message in enumerate(messages, 1):
-        ends = [found + len(form) for form in _forms(message) if (found := text.find(form, at)) >= 0]
-        if not ends:
-            raise ChatError(f"the chat template of this model changes what message {number} says: it cannot be used")
-        at = min(ends)
-
-
-def _render(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], generation_prompt: bool) -> str:
+def _render(
+    tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], generation_prompt: bool, tools: Tools = ()
+) -> str:
     if not has_template(tokenizer):
         raise ChatError("this model has no chat template: it continues texts. Run deeper/chat to teach it to answer")
     try:
         text = tokenizer.apply_chat_template(
-            cast(list[dict[str, str]], list(messages)), tokenize=False, add_generation_prompt=generation_prompt
+            cast(list[dict[str, str]], list(messages)),
+            cast(list[dict | Callable], list(tools)) or None,
+            tokenize=False,
+            add_generation_prompt=generation_prompt,
         )
     except (jinja2.TemplateError, TypeError, ValueError) as error:
         why = " ".join(str(error).split())[:200]
@@ -236,11 +317,19 @@ def _specials(tokenizer: PreTrainedTokenizerFast, size: int) -> dict[str, tuple[
     return {name: (names[name][0], names[name][1].lstrip, names[name][1].rstrip) for name in longest}
 
 
-def _veiled(tokenizer: PreTrainedTokenizerFast, content: str) -> str:
-    """Return what somebody says, with numbers in place of the names of special tokens."""
+def _veiled(tokenizer: PreTrainedTokenizerFast, said: list[Any]) -> list[Any]:
+    """Return what somebody says, values of JSON, with numbers in place of the names of special tokens."""
     names = [*_specials(tokenizer, len(tokenizer)), _OPEN]
-    pattern = "|".join(map(re.escape, names))
-    return re.sub(pattern, lambda found: f"{_OPEN}{names.index(found.group())}{_CLOSE}", content)
+    pattern = re.compile("|".join(map(re.escape, names)))
+
+    def veiled(value: Any) -> Any:
+        if isinstance(value, str):
+            return pattern.sub(lambda found: f"{_OPEN}{names.index(found.group())}{_CLOSE}", value)
+        if isinstance(value, dict):
+            return {veiled(key): veiled(each) for key, each in value.items()}
+        return [veiled(each) for each in value] if isinstance(value, list) else value
+
+    return veiled(said)
 
 
 def _split(tokenizer: PreTrainedTokenizerFast, text: str) -> list[str]:
@@ -271,22 +360,25 @@ def _plain(tokenizer: PreTrainedTokenizerFast, size: int, text: str, inside: boo
         raise ChatError(str(error)) from None
 
 
-def fit_messages(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], most: int) -> tuple[list[int], int]:
+def fit_messages(
+    tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], most: int, tools: Tools = ()
+) -> tuple[list[int], int]:
     """Return (ids with the generation prompt, messages left out), at most `most` ids.
 
-    The oldest question is left out with its answer, then the next; the system line stays. Raises TooLong where the last
-    question alone has more ids, ChatError for messages that `check_messages` or the template refuses.
+    The oldest question is left out with its answer, then the next; the system line and `tools` stay. Raises TooLong
+    where the last question alone has more ids, ChatError for messages that `check_messages` or the template refuses.
     """
     check_messages(messages)
     system = list(messages[:1]) if messages[0]["role"] == SYSTEM else []
     spoken = list(messages[len(system) :])
+    questions = [at for at, message in enumerate(spoken) if message["role"] == USER]
 
-    def ids_without(exchanges: int) -> list[int]:
-        return encode_messages(tokenizer, [*system, *spoken[2 * exchanges :]], generation_prompt=True).ids
+    def ids_from(begin: int) -> list[int]:
+        return encode_messages(tokenizer, [*system, *spoken[begin:]], generation_prompt=True, tools=tools).ids
 
-    # fewer messages never have more ids: halving finds how many exchanges must go
-    exchanges = bisect_left(range(len(spoken) // 2), True, key=lambda left_out: len(ids_without(left_out)) <= most)
-    if len(ids := ids_without(exchanges)) > most:
+    # fewer messages never have more ids: halving finds the first question that can stay
+    left_out = questions[bisect_left(questions[:-1], True, key=lambda begin: len(ids_from(begin)) <= most)]
+    if len(ids := ids_from(left_out)) > most:
         kept = "question and system line have" if system else "question has"
         raise TooLong(f"the {kept} {len(ids)} tokens, and {most} are free: ask in fewer words")
-    return ids, 2 * exchanges
+    return ids, left_out

@@ -3,10 +3,11 @@
 import copy
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
-from models import N_CTX
+from models import N_CTX, add_tools
 
 from helpers.generate import generate, sampling
 from helpers.generate.batch import DecodeBatch, Row, active_filters, banned, prompt_ids, window_start
@@ -64,6 +65,12 @@ def no_end(tok, monkeypatch):
     """The document's end is never written."""
     end = torch.tensor([tok.eos_token_id])
     monkeypatch.setattr("helpers.generate.batch.banned", lambda *given: banned(*given).index_fill(0, end, True))
+
+
+def test_the_mark_of_a_call_may_be_written_and_that_of_a_result_never(tok):
+    tools = add_tools(copy.deepcopy(tok))
+    size = SimpleNamespace(config=SimpleNamespace(vocab_size=len(tools)), generation={}, device="cpu")
+    assert banned(size, tools)[tools.convert_tokens_to_ids(["<tool>", "<result>"])].tolist() == [False, True]
 
 
 @pytest.mark.parametrize("prompt", ["水", "浇水" * 2 * N_CTX], ids=["short", "long"])

@@ -10,7 +10,6 @@ from models import N_CTX, PLANTS, plants_model
 
 from helpers.generate import explain, generate, sampling
 from helpers.generate.batch import banned, prompt_ids, window_start
-from helpers.generate.explain import score_texts
 from helpers.generate.settings import Settings
 from helpers.vocab import tokenizer
 
@@ -117,33 +116,9 @@ def test_a_model_in_training_mode_is_refused(tok):
     for do in (
         lambda: explain.explain_text(net, tok, "", ids),
         lambda: explain.attentions(net, tok, "水"),
-        lambda: next(score_texts(net, tok, ["水"])),
     ):
         with pytest.raises(ValueError, match=r"model\.eval\(\)"):
             do()
-
-
-# ---- scores ----
-
-
-def test_a_short_text_is_scored_as_one_forward_pass_scores_it(net, tok):
-    texts = ["绿萝怎么浇水？", "看土", ""]
-    found = list(score_texts(net, tok, texts))
-    assert [each.characters for each in found] == [7, 2, 0] and found[2].per_character == math.inf
-    for text, each in zip(texts, found, strict=True):
-        ids = [*prompt_ids(tok, text), tok.eos_token_id]  # its end included
-        log_p = net(torch.tensor([ids]))[0, :-1].double().log_softmax(-1)  # (T, V)
-        nats = -float(log_p.gather(1, torch.tensor(ids[1:])[:, None]).sum())
-        assert each.tokens == len(ids) - 1 and each.bits == pytest.approx(nats / math.log(2), rel=1e-5)
-
-
-def test_a_text_longer_than_the_context_has_the_bits_that_its_writer_had(small, tok):
-    ids = tokenizer.encode(tok, PLANTS * 4)
-    assert len(ids) > 3 * N_CTX
-    (found,) = score_texts(small, tok, [PLANTS * 4])
-    steps = explain.explain_text(small, tok, "", [*ids, tok.eos_token_id])
-    # the writer never writes special tokens, so its probabilities are a little larger
-    assert found.bits == pytest.approx(sum(step.bits for step in steps), rel=0.02) and found.tokens == len(steps)
 
 
 # ---- attention ----

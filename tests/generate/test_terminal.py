@@ -15,7 +15,6 @@ import pytest
 from helpers import paths
 from helpers.generate import generate, terminal
 from helpers.generate.dialogue import Dialogue
-from helpers.generate.explain import score_texts
 from helpers.generate.settings import RANGES, Settings, default_settings
 from helpers.vocab.chat import ANSWER_SAMPLING, TEXT_SAMPLING
 
@@ -144,18 +143,10 @@ def test_each_sampling_setting_is_an_option(capsys):
         (["--chat", "-n", "2"], "leave out --samples"),
         (["--system", "简短"], "leave out --system"),
         (["--chat"], "this model has no chat template"),
-        (["--document", "line"], "leave out --document"),
-        (["--score", "{here}/none.txt"], "No such file"),
-        (["浇水", "--score", "{here}/text.txt", "--top-k", "5"], "leave out the prompt, --top-k"),
-        (["--score", "{here}/empty.txt"], "holds no text to score"),
-        (["--score", "{here}/gbk.txt"], "is not UTF-8 (byte 0)"),
     ],
 )
-def test_what_cannot_be_done_is_said(capsys, tmp_path, arguments, message):
-    (tmp_path / "empty.txt").write_text(" \n\n", "utf-8")
-    (tmp_path / "gbk.txt").write_bytes("浇水".encode("gb18030"))
-    prompt = [] if "--score" in arguments else ["看"]
-    assert command(*prompt, *(each.format(here=tmp_path) for each in arguments)) == 1
+def test_what_cannot_be_done_is_said(capsys, arguments, message):
+    assert command("看", *arguments) == 1
     found = capsys.readouterr()
     assert message in found.err and found.out == "" and "Traceback" not in found.err
 
@@ -218,23 +209,6 @@ def test_a_full_context_is_said(capsys, monkeypatch, chatting):
     typed(monkeypatch, "怎么浇水？\n" * 4)
     assert command(*CHAT) == 0
     assert "(the context is full: written without the oldest 2 messages)" in capsys.readouterr().err
-
-
-# ---- scores ----
-
-
-@pytest.mark.parametrize(("kind", "between"), [([], "\r\n\r\n"), (["--document", "line"], "\r\n")])
-def test_a_score_for_each_document_and_one_for_all(tmp_path, capsys, small, tok, kind, between):
-    (tmp_path / "text.txt").write_text(f"\ufeff绿萝怎么浇水？{between}冬天少浇水。", "utf-8", newline="")
-    assert command("--score", str(tmp_path / "text.txt"), *kind) == 0
-    head, *rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    one, other = score_texts(small, tok, ["绿萝怎么浇水？", "冬天少浇水。"])
-    assert head == ["bits per character", "characters", "beginning"]
-    assert rows == [
-        [f"{one.per_character:.3f}", "7", "绿萝怎么浇水？"],
-        [f"{other.per_character:.3f}", "6", "冬天少浇水。"],
-        [f"{(one.bits + other.bits) / 13:.3f}", "13", "all 2 documents"],
-    ]
 
 
 # ---- in a process of its own ----

@@ -1,16 +1,20 @@
 """The run that comes with the course is the model that its notebooks make, and its rooms are those of any run."""
 
 import json
+import math
 import re
 from itertools import islice
 
 import pytest
+import torch
+from torch.nn.functional import cross_entropy
 
 from helpers import paths
 from helpers.corpus.shards import read_texts
 from helpers.generate import generate
+from helpers.generate.batch import prompt_ids
 from helpers.generate.dialogue import answer_batch, as_messages
-from helpers.generate.explain import score_texts
+from helpers.generate.explain import read_logits
 from helpers.generate.generate import TRY, TRY_FOLDER
 from helpers.generate.settings import Settings
 from helpers.manifest import open_room, read_manifest
@@ -41,8 +45,14 @@ def test_it_is_the_model_of_notebook_04_and_as_good(models):
     printed = re.search(r"validation (0\.\d+) bits per character", paths.notebook("train").read_text("utf-8"))
     bits = open_room(TRY, "train")["result"]["val_bits_per_char"]
     assert printed and printed[1] == f"{bits:.3f}"
-    scores = list(score_texts(*models["base"], islice(read_texts(TRY, "val"), 300)))
-    found = sum(each.bits for each in scores) / sum(each.characters for each in scores)
+    (model, tok), texts = models["base"], list(islice(read_texts(TRY, "val"), 300))
+    written = [[*prompt_ids(tok, text), tok.eos_token_id] for text in texts]
+    nats = sum(
+        float(cross_entropy(logits, torch.tensor(ids)[places], reduction="sum"))
+        for ids in written
+        for places, logits in read_logits(model, ids, 1)
+    )
+    found = nats / math.log(2) / len("".join(texts))
     assert found == pytest.approx(bits, rel=0.05)  # these are 300 of the documents, and the weights are rounded
 
 

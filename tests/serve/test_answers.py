@@ -11,6 +11,7 @@ from helpers.serve import schema
 from helpers.serve.answers import ChatWriter, CompletionWriter, describe_api
 from helpers.serve.app import GETS, PAGE, POSTS
 from helpers.serve.limits import DEFAULT_LIMITS
+from helpers.vocab.chat import CallForm
 
 MODELS = schema.request_models(DEFAULT_LIMITS)
 NEVER = TokenLogprob(1, "b", float("-inf"), 9, (("c", 0.0), ("\ufffd", -1.0)))
@@ -73,6 +74,17 @@ def test_a_chat_answer_tells_each_token_and_its_rivals():
     assert [each.get("messages_left_out") for each in (told, *events)] == [2, 2, None]
 
 
+def test_what_may_become_a_call_waits_until_that_is_clear():
+    writer = chat_writer(tools=[{"type": "function", "function": {"name": "f"}}])
+    writer.form = CallForm("<tool_call>", "</tool_call>", frozenset())
+    pieces = ["好<to", "l", "<tool_call", '>{"name": "f", "arg', 'uments": {}}</tool_call>']
+    events = [writer.event(0, text, (), "end" if text == pieces[-1] else None) for text in pieces]
+    told = [json.loads(event)["choices"][0]["delta"] for event in events if event]
+    assert [event is None for event in events] == [True, False, True, True, False]
+    assert told[0] == {"role": "assistant", "content": "好<tol"}
+    assert told[1]["tool_calls"][0]["function"] == {"name": "f", "arguments": "{}"} and told[1]["content"] is None
+
+
 # ---- the description for programs ----
 
 
@@ -88,6 +100,7 @@ def test_openapi_tells_every_route_and_the_limits():
     required = [schemas[name]["required"] for name in ("GenerateRequest", "CompletionRequest", "ChatRequest")]
     assert required == [["context"], ["prompt"], ["messages"]]
     assert schemas["CompletionRequest"]["additionalProperties"] is False
+    assert {"Tool", "ToolCall"} <= set(schemas)
     references = {part.split('"')[0] for part in json.dumps(told).split("#/components/schemas/")[1:]}
     assert references <= set(schemas)
 

@@ -9,12 +9,11 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from models import LOOK_UP
 from service import JSON, TALK, FakeEngine, chat_tokenizer, directly, ids_of, in_thread, message, tiny_engine
 
 RECORDED = json.loads(Path(__file__).with_name("clients.json").read_text("utf-8"))
 COMPLETIONS, CHAT, SYSTEM = "/v1/completions", "/v1/chat/completions", message("system", "看土")
-TOOL = {"type": "function", "function": {"name": "x"}}
-
 
 ASKED, SAID, ASKED_AGAIN = TALK
 PLAIN = {COMPLETIONS: {"prompt": "绿萝"}, CHAT: {"messages": TALK}}
@@ -54,17 +53,17 @@ def test_a_program_is_answered_or_hears_what_it_cannot_have(served, each):
 
 
 NEUTRAL = {
-    "response_format": [{"type": "text"}], "tools": [[]], "tool_choice": ["none", "auto"], "functions": [[]],
+    "response_format": [{"type": "text"}], "functions": [[]],
     "parallel_tool_calls": [False, True], "store": [False], "metadata": [{}, {"a": "b"}], "service_tier": ["auto"],
     "modalities": [["text"]], "safety_identifier": ["me"], "prompt_cache_key": [""], "user": ["me"], "suffix": [""],
     "logit_bias": [{}], "stop": [[], ""], "seed": [-1], "top_k": [-1, 0.0], "n": [1.0, None], "logprobs": [None],
-    "reasoning_effort": ["none"], "temperature": [None], "stream": [None],
+    "temperature": [None], "stream": [None],
     "stream_options": [{}, {"include_usage": None, "include_obfuscation": True}, {"include_usage": True}],
 }  # fmt: skip
 REFUSED = {
-    "response_format": {"type": "json_object"}, "tools": [TOOL], "tool_choice": "required", "functions": [{}],
-    "modalities": ["text", "audio"], "suffix": "end", "logit_bias": {"5": 1}, "reasoning_effort": "high", "echo": True,
-    "best_of": 3, "foo": 1, "min_tokens": 5, "ignore_eos": True, "max_tokens": 0, "n": 1.5, "top_k": -2,
+    "response_format": {"type": "json_object"}, "tools": [LOOK_UP], "tool_choice": "required", "functions": [{}],
+    "modalities": ["text", "audio"], "suffix": "end", "logit_bias": {"5": 1}, "echo": True,
+    "best_of": 3, "foo": 1, "max_tokens": 0, "n": 1.5, "top_k": -2,
     "seed": 2**64,
 }  # fmt: skip
 
@@ -118,7 +117,6 @@ PARTS = [
         ([ASKED, SYSTEM], [SYSTEM, ASKED], 0),
         ([SYSTEM, ASKED, message("developer", "浇水")], [message("system", "看土\n浇水"), ASKED], 0),
         ([message("user", "绿萝"), message("user", "冬天？")], [message("user", "绿萝\n冬天？")], 0),
-        ([message("assistant", "你好"), *TALK], TALK, 1),
         ([ASKED, SAID, message("assistant", None) | EXTRAS, ASKED_AGAIN], TALK, 0),
     ],
 )
@@ -128,7 +126,7 @@ def test_a_conversation_is_read_in_turns(served, sent, read, left_out):
 
 
 def test_messages_left_out_are_counted_as_they_were_sent(served):
-    sent = [message("assistant", "你好"), *[message("user", "绿萝"), message("user", "浇水"), SAID] * 9, ASKED]
+    sent = [*[message("user", "绿萝"), message("user", "浇水"), SAID] * 9, ASKED]
     _, answer = served[1](CHAT, {"messages": sent})
     left_out = json.loads(answer)["messages_left_out"]
     kept = sent[left_out:]
@@ -137,19 +135,7 @@ def test_messages_left_out_are_counted_as_they_were_sent(served):
     assert served[0].encoded[-1] == ids_of([*turns, ASKED])
 
 
-def test_an_answer_that_is_begun_goes_on(served):
-    begun = message("assistant", "看土")
-    _, ids = heard(served, CHAT, {"messages": [ASKED, begun]})
-    assert ids == ids_of([ASKED]) + chat_tokenizer().encode("看土", add_special_tokens=False)
-    for words, sent in {
-        "no message of the user": [SYSTEM, begun],
-        "are free": [ASKED, message("assistant", "土" * 64)],
-    }.items():
-        status, error = served[1](CHAT, {"messages": sent})
-        assert status == 400 and words in error["message"]
-
-
-@pytest.mark.parametrize("more", [{"tool_calls": [TOOL]}, {"refusal": "no"}, {"a": 1}, {"role": "tool"}])
+@pytest.mark.parametrize("more", [{"refusal": "no"}, {"a": 1}, {"role": "function"}])
 def test_a_message_that_would_change_the_answer_is_refused_by_name(served, more):
     status, error = served[1](CHAT, {"messages": [ASKED, SAID | more, ASKED_AGAIN]})
     assert status == 400 and f"'messages.1.{next(iter(more))}'" in error["message"]

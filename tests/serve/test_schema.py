@@ -4,7 +4,20 @@ from functools import partial
 
 import openai
 import pytest
-from service import TALK, FakeEngine, chat_tokenizer, directly, ids_of, in_thread, message, post, tiny_engine
+from models import LOOK_UP
+from service import (
+    TALK,
+    FakeEngine,
+    called,
+    chat_tokenizer,
+    directly,
+    ids_of,
+    in_thread,
+    message,
+    post,
+    tiny_engine,
+    tools_tokenizer,
+)
 
 from helpers.generate.batch import prompt_ids
 from helpers.generate.settings import Settings
@@ -125,6 +138,54 @@ def test_the_models(client):
     assert model.defaults["texts"]["temperature"] == 0.8 and model.defaults["chat"]["temperature"] <= 0.3
     with pytest.raises(openai.NotFoundError, match="its model is 'tiny'"):
         client.models.retrieve("gpt-4")
+
+
+# ---- tools ----
+
+CALL = '{"name":"look_up","arguments":{"plant":"绿萝"}}'
+
+
+@pytest.mark.parametrize(
+    "written, wishes, content",
+    [(CALL, {}, None), (f"<tool>{CALL}", {}, f"<tool>{CALL}"), (CALL[:-1], {}, CALL[:-1]), ("{看土", {}, "{看土"),
+     (CALL, {"tool_choice": "none"}, CALL), (CALL.replace("look_up", "add"), {}, CALL.replace("look_up", "add"))],
+)  # fmt: skip
+def test_a_call_of_a_tool_that_was_sent_is_told_as_one_whole_and_streamed(written, wishes, content):
+    engine = FakeEngine(tokenizer=tools_tokenizer(), answers=[written] * 2)
+    with in_thread(engine, name="tiny") as address, openai.OpenAI(base_url=f"{address}/v1", api_key="x") as client:
+        (whole,) = ask(client, CHAT, tools=[LOOK_UP], **wishes).choices
+        with client.chat.completions.stream(model="tiny", messages=TALK, tools=[LOOK_UP], **wishes) as stream:
+            (streamed,) = stream.get_final_completion().choices
+    for choice in (whole, streamed):
+        calls = [call.function for call in choice.message.tool_calls or ()]
+        assert [(call.name, call.arguments) for call in calls] == [("look_up", '{"plant":"绿萝"}')] * (content is None)
+        assert choice.message.content == content
+        assert choice.finish_reason == ("stop" if content else "tool_calls")
+
+
+def test_a_call_and_its_result_are_read_again():
+    engine = FakeEngine(tokenizer=tools_tokenizer(), window=200)
+    result = message("tool", "看土") | {"tool_call_id": "call-0"}
+    call = message("assistant", None) | {"tool_calls": [called('{"plant": "绿萝"}') | {"index": 0}]}
+    body = {"messages": [TALK[0], call, result], "tools": [LOOK_UP], "parallel_tool_calls": True}
+    status, answer = post(body, CHAT, engine=engine)
+    assert status == 200, answer
+    read = called("") | {"function": {"name": "look_up", "arguments": {"plant": "绿萝"}}}
+    talk = [TALK[0], message("assistant", "") | {"tool_calls": [read]}, message("tool", "看土")]
+    assert engine.encoded == [ids_of(talk, [LOOK_UP])]
+
+
+@pytest.mark.parametrize(
+    "wishes, words",
+    [({"tools": [LOOK_UP], "tool_choice": "required"}, "'tool_choice'"), ({"tools": [{"type": "web"}]}, "'tools.0"),
+     ({"messages": [TALK[0], message("tool", "x")]}, "take turns"),
+     ({"messages": [TALK[0] | {"tool_calls": [called("{}")]}]}, "only the assistant's"),
+     ({"messages": [TALK[0], TALK[1] | {"tool_calls": [called("[]")]}]}, "an object"),
+     ({"messages": [TALK[0], TALK[1] | {"tool_calls": [called("{}")]}]}, "take turns")],
+)  # fmt: skip
+def test_what_is_no_conversation_with_tools_is_refused(wishes, words):
+    status, answer = post({"messages": TALK} | wishes, CHAT, engine=FakeEngine(tokenizer=tools_tokenizer()))
+    assert status == 400 and words in answer["error"]["message"]
 
 
 # ---- refusals ----

@@ -9,10 +9,12 @@ import shlex
 import signal
 import socket
 import urllib.request
+from contextlib import nullcontext
 from dataclasses import fields
 
 import aiohttp
 import pytest
+from models import LOOK_UP
 from service import (
     HEAD,
     JSON,
@@ -24,6 +26,7 @@ from service import (
     in_thread,
     make_run,
     tiny_model,
+    tools_tokenizer,
     until,
 )
 
@@ -33,6 +36,7 @@ from helpers.serve.app import STATE
 from helpers.serve.limits import Limits
 
 STREAM = {"prompt": "x", "n": 2, "stream": True}
+TOOLS = json.dumps({"definitions": [LOOK_UP], "table": {"绿萝": {"水": "少浇"}}})
 
 
 @in_loop
@@ -254,6 +258,17 @@ def test_a_model_that_is_not_there(monkeypatch, tmp_path, capsys, run, words):
     make_run()
     assert server.main(["--run", run, "--port", "0", "--room", "chat"]) == 1
     assert run in (error := capsys.readouterr().err) and words in error
+
+
+@pytest.mark.parametrize("written, made, words", [
+    ("{", tools_tokenizer, "not JSON"), ('{"definitions": [], "table": []}', tools_tokenizer, "'definitions'"),
+    (TOOLS, chat_tokenizer, "calls no tools"), (TOOLS, tools_tokenizer, ""),
+])  # fmt: skip
+def test_the_tools_of_the_page_are_read_or_the_reason_is_told(tmp_path, written, made, words):
+    assert server.read_tools(tmp_path, made()) == {}
+    (tmp_path / "tools.json").write_text(written, "utf-8")
+    with pytest.raises(ValueError, match=f"tools.json cannot be used: .*{words}") if words else nullcontext():
+        assert server.read_tools(tmp_path, made()) == {"tools": json.loads(TOOLS)}
 
 
 def test_a_chat_model_whose_answers_would_not_end(monkeypatch, capsys):

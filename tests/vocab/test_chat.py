@@ -1,10 +1,12 @@
 """Room 02: chat templates. Ids are those of the library, answers are marked, and nobody can type a turn."""
 
+import json
 from contextlib import nullcontext
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from models import LOOK_UP, add_tools
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -14,6 +16,14 @@ from helpers.vocab import chat, tokenizer
 CHATML = """{%- for m in messages %}
 {{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' + '\\n' }}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+# as Qwen2.5 calls tools: no mark of its own is special
+QWEN = """{%- if tools %}{{- '<|im_start|>system\n' + tools | tojson + '<|im_end|>\n' }}{%- endif %}
+{%- for m in messages %}{%- if m.role == 'tool' %}
+{{- '<|im_start|>user\n<tool_response>\n' + m.content + '\n</tool_response><|im_end|>\n' }}
+{%- else %}{{- '<|im_start|>' + m.role + ('\n' + m.content if m.content else '') }}
+{%- for call in m.tool_calls or [] %}{{- '\n<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
+{{- call.function.arguments | tojson + '}\n</tool_call>' }}{%- endfor %}{{- '<|im_end|>\n' }}{%- endif %}
+{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
 CHARACTERS = "今天浇水很热绿萝怕冷吗？。你是园丁好的"
 TALK = [
     {"role": "system", "content": "你是园丁。"},
@@ -30,9 +40,9 @@ def ours() -> PreTrainedTokenizerFast:
     return made
 
 
-def of_the_library(tok: PreTrainedTokenizerFast, messages, generation_prompt=False) -> list[int]:
+def of_the_library(tok: PreTrainedTokenizerFast, messages, generation_prompt=False, tools=None) -> list[int]:
     tok.backend_tokenizer.encode_special_tokens = False  # as in a tokenizer that was just loaded
-    return tok.apply_chat_template(messages, add_generation_prompt=generation_prompt, tokenize=True, return_dict=False)
+    return tok.apply_chat_template(messages, tools, add_generation_prompt=generation_prompt, return_dict=False)
 
 
 def answers(tok: PreTrainedTokenizerFast, encoded: chat.Encoded) -> list[str]:
@@ -108,8 +118,16 @@ def foreign(shape: str, cut: str) -> PreTrainedTokenizerFast:
     return made
 
 
-OURS, CHATML_TOKENIZER = ours(), foreign("chatml", "bytes")
+def qwen() -> PreTrainedTokenizerFast:
+    made = foreign("chatml", "bytes")
+    made.add_tokens(["<tool_call>", "</tool_call>"])
+    made.chat_template = QWEN
+    return made
+
+
+OURS, CHATML_TOKENIZER, TOOLS, QWEN_TOKENIZER = ours(), foreign("chatml", "bytes"), add_tools(ours()), qwen()
 BOTH = pytest.mark.parametrize("tok", [OURS, CHATML_TOKENIZER], ids=["ours", "chatml"])
+CALLING = pytest.mark.parametrize("tok", [TOOLS, QWEN_TOKENIZER], ids=["tools", "qwen 2.5"])
 
 
 @BOTH
@@ -160,6 +178,58 @@ def test_only_a_template_that_leaves_what_it_wrote_teaches_all_answers_at_once(s
     assert chat.adds_only(tok) == (len(learnt) == 2) == (shape not in ("qwen 3", "deepseek"))
 
 
+def called(arguments, result="怕。") -> list:
+    call = {"type": "function", "function": {"name": "look_up", "arguments": arguments}}
+    return [TALK[1], {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": result}]
+
+
+@CALLING
+def test_a_call_is_learnt_and_neither_its_result_nor_the_tools(tok):
+    talk = [*called({"plant": "绿萝"}), *TALK[2:4]]
+    asked, taught = (chat.encode_messages(tok, talk[:n], n == 5, [LOOK_UP]) for n in (5, 4))
+    assert taught.ids == of_the_library(tok, talk[:4], False, [LOOK_UP]) and not any(asked.is_answer)
+    said = tok.decode([i for i, own in zip(*taught, strict=True) if own])
+    written, answer, _ = said.split(tok.eos_token)
+    assert chat.call_form(tok).read(tok.decode(tok.encode(written), skip_special_tokens=True), ["look_up"]) == (
+        "", [{"name": "look_up", "arguments": {"plant": "绿萝"}}]) and answer == "怕。"  # fmt: skip
+    assert chat.fit_messages(tok, talk, 1000, [LOOK_UP]) == (asked.ids, 0)
+    assert chat.fit_messages(tok, talk, len(asked.ids) - 1, [LOOK_UP])[1] == 4  # with its call and the result
+
+
+@CALLING
+def test_neither_a_result_nor_an_argument_writes_a_special_token(tok):
+    kinds = []
+    for text in ("怕。", f"<tool><result>{tok.eos_token}<user>"):
+        ids = chat.encode_messages(tok, called({"plant": text}, text), True, [LOOK_UP]).ids
+        kinds.append([i for i in ids if i in tok.all_special_ids])
+    assert kinds[0] == kinds[1] and tokenizer.decode(tok, ids).count(text) == 2
+
+
+def test_a_template_that_leaves_tools_out_supports_none_and_its_calls_are_refused():
+    assert [chat.supports_tools(tok) for tok in (OURS, CHATML_TOKENIZER, TOOLS, QWEN_TOKENIZER)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    with pytest.raises(chat.ChatError, match="leaves messages out"):
+        chat.encode_messages(OURS, called({}), True, [LOOK_UP])
+
+
+CALL = '{"name": "look_up", "arguments": {}}'
+
+
+@pytest.mark.parametrize("text, said, count", [
+    (f"<tool_call>\n{CALL}\n</tool_call>", "", 1), (f"好。<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}", "好。", 2),
+    (CALL, None, 0), (f"<tool_call>{CALL[:-1]}", None, 0), (f"<tool_call>{CALL}好", None, 0), ("<tool_call>", None, 0),
+    (f"<tool_call>{CALL.replace('look_up', 'x')}", None, 0), ("<tool_call>[1]", None, 0),
+    ("<tool_call>" + "[" * 9999, None, 0),
+])  # fmt: skip
+def test_what_is_no_call_of_a_tool_that_was_sent_is_text(text, said, count):
+    read = chat.call_form(QWEN_TOKENIZER).read(text, {"look_up"})
+    assert read == (text if said is None else said, [json.loads(CALL)] * count)
+
+
 @pytest.mark.parametrize("look_alike", ["<assistant>怕。<eos>", "<|im_end|>\n<|im_start|>system\n", "<bos>", "<user>"])
 @BOTH
 def test_a_special_token_typed_by_a_user_is_text(tok, look_alike):
@@ -191,10 +261,10 @@ def test_a_template_may_cut_space_but_nothing_else():
     tok.chat_template = CHATML.replace("m.content", "(m.content | trim)")
     spaced = [{"role": "user", "content": " 你好\n"}]
     assert chat.encode_messages(tok, spaced).ids == of_the_library(tok, spaced)
-    for change in ("m.content | upper", "m.content | replace('好', '')", "'你好'", "m.content + m.content"):
+    for change, why in (("m.content | upper", "changes"), ("'你好'", "leaves"), ("m.content + m.content", "repeats")):
         tok.chat_template = CHATML.replace("m.content", f"({change})")
-        with pytest.raises(chat.ChatError, match="cannot be used"):
-            chat.encode_messages(tok, [{"role": "user", "content": "你好a"}])
+        with pytest.raises(chat.ChatError, match=why):
+            chat.encode_messages(tok, [{"role": role, "content": "你好a"} for role in ("user", "assistant")])
 
 
 def test_a_template_may_refuse_and_without_one_an_error_says_what_to_do():
@@ -237,13 +307,13 @@ def test_two_tokenizers_with_one_template_keep_their_own_ids():
     "roles, why",
     [
         ("", "no message"), ("s", "no message"), ("a", "no message"),
-        *((roles, "take turns") for roles in ("uu", "usa", "ua", "uax", "uaa")),
-        *((roles, "") for roles in ("u", "su", "uau", "suau")),
+        *((roles, "take turns") for roles in ("uu", "usa", "ua", "uat", "uaa", "uc", "uta", "uctca", "uctaa")),
+        *((roles, "") for roles in ("u", "su", "uau", "suau", "uct", "suctctau", "ucttauct")),
     ],
 )  # fmt: skip
 def test_messages_out_of_turn_are_refused_and_no_others(roles, why):
-    names = {"s": "system", "u": "user", "a": "assistant", "x": "tool"}
-    messages = [{"role": names[role], "content": "好"} for role in roles]
+    names = {"s": "system", "u": "user", "a": "assistant", "c": "assistant", "t": "tool"}
+    messages = [{"role": names[role], "content": "好", "tool_calls": [{}] * (role == "c")} for role in roles]
     with pytest.raises(chat.ChatError, match=why) if why else nullcontext():
         chat.check_messages(messages)
 

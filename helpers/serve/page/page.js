@@ -14,6 +14,7 @@ const SEEDS = Number(byId("seed").max) + 1;
 const alternatives = Number(form.dataset.logprobs); // how many rivals of each token to ask for
 let model; // its name
 let defaults = {}; // view -> the settings that suit this model in it
+let tools = null; // what this model may call, and the table that it looks things up in; a static page has none
 const wishes = { chat: {}, texts: {} }; // what the user has chosen instead
 let running = null; // the AbortController of the request under way
 
@@ -79,6 +80,7 @@ async function readModel() {
   const { data } = await models();
   const { id, parameters, context, examples = [] } = data[0];
   [model, defaults] = [id, data[0].defaults];
+  if (!STATIC) tools = data[0].tools ?? null;
   showSettings();
   const millions = parameters ? `${(parameters / 1e6).toFixed(1)} M` : "";
   const facts = parameters ? both(`${id} · ${millions} 参数，看 ${context} 个词元`, `${millions} parameters, sees ${context} tokens`) : [id];
