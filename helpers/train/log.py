@@ -1,13 +1,10 @@
-"""The log of a training run: `metrics.jsonl`, one row per event, and the same curves for TensorBoard and a tracker.
+"""The log of a training run: `metrics.jsonl`, one row per event, and the same curves for TensorBoard.
 
-A row of an update holds loss, learning rate, gradient norm, throughput (tokens per second), memory and more. A tracker
-is whatever the user has: a module with wandb's functions init, log and finish. Also here are the plain numbers of
-rows: running means, and what makes a loss spike. Knows no model and no data.
+A row of an update holds loss, learning rate, gradient norm, throughput (tokens per second), memory and more. Also here
+are the plain numbers of rows: running means, and what makes a loss spike. Knows no model and no data.
 """
 
 import contextlib
-import importlib
-import inspect
 import json
 import statistics
 import sys
@@ -15,14 +12,12 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 _CURVES = ("step", "validation", "epoch")  # events whose numbers make curves
 SPIKE_MEMORY, SPIKE_MINIMUM = 50, 20  # updates that a loss is compared with, at most and at least
 # how far above their mean: 5 standard deviations, and 10 % of it, for late in a run the deviations are tiny
 SPIKE_DEVIATIONS, SPIKE_FRACTION = 5, 0.1
-PROJECT = "chinese-gpt"  # the name under which a tracker files all runs
 
 
 def scalars(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -34,35 +29,12 @@ def scalars(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             yield name, float(value)
 
 
-def find_tracker(name: str) -> ModuleType | None:
-    """Return the module of this name, None for ""; raises ValueError if it is not there or is no tracker."""
-    if not name:
-        return None
-    if not all(part.isidentifier() for part in name.split(".")):
-        raise ValueError(f"tracker is '{name}': give the name of a module, like wandb or swanlab")
-    try:
-        module = importlib.import_module(name)
-    except ImportError as error:
-        lacks = f"which cannot be imported ({error})" if getattr(error, "name", None) != name else "which is not there"
-        raise ValueError(f"tracker is '{name}', {lacks}: pip install {name.partition('.')[0]}") from None
-    if not all(callable(getattr(module, function, None)) for function in ("init", "log", "finish")):
-        raise ValueError(f"tracker is '{name}', which has no init, log and finish as wandb and swanlab have them")
-    return module
-
-
 class MetricsLog:
     """Appends rows to `metrics.jsonl` and the same scalars to TensorBoard; only a process that `writes` does so."""
 
-    def __init__(self, folder: Path, writes: bool, tracker: str = "", parameters: Mapping[str, Any] | None = None):
-        """tracker: a module to which the scalars go as well, with the run's parameters."""
+    def __init__(self, folder: Path, writes: bool):
         self.writes = writes
-        self.tracker = find_tracker(tracker) if writes else None
         self.board: Any = None  # TensorBoard's
-        if self.tracker:
-            given = dict(parameters or {})
-            known = inspect.signature(self.tracker.init).parameters
-            key = "experiment_name" if "experiment_name" in known else "name"  # swanlab and wandb
-            self.tracker.init(project=PROJECT, config=given, **{key: given.get("run")})
         if writes:
             from torch.utils.tensorboard import SummaryWriter  # takes seconds to import: only where it is used
 
@@ -79,37 +51,29 @@ class MetricsLog:
         with contextlib.suppress(OSError):  # a full disk costs a line of the log, not the run
             self.file.write(json.dumps({"event": event, **row}, ensure_ascii=False) + "\n")
             self.file.flush()
-        if event in _CURVES:
-            found = {f"{event}/{name}": value for name, value in scalars(row) if name != "step"}
-            step = row["step"]
-            if self.board:
-                with self._goes_on_without("board", f"step {step}"):
-                    for name, value in found.items():
-                        self.board.add_scalar(name, value, step)
-            if self.tracker:
-                with self._goes_on_without("tracker", f"step {step}"):
-                    self.tracker.log(found, step=step)
+        if event in _CURVES and self.board:
+            with self._goes_on_without_board(f"step {row['step']}"):
+                for name, value in scalars(row):
+                    if name != "step":
+                        self.board.add_scalar(f"{event}/{name}", value, row["step"])
 
     def close(self) -> None:
-        """Close the file, the board and the tracker."""
+        """Close the file and the board."""
         if self.writes:
             with contextlib.suppress(OSError):
                 self.file.close()
         if self.board:
-            with self._goes_on_without("board", "the end"):
+            with self._goes_on_without_board("the end"):
                 self.board.close()
-        if self.tracker:
-            with self._goes_on_without("tracker", "the end"):
-                self.tracker.finish()
 
     @contextlib.contextmanager
-    def _goes_on_without(self, part: str, when: str) -> Iterator[None]:
-        """Let a board or a tracker that fails go, also by what its own thread met: training is not to end with it."""
+    def _goes_on_without_board(self, when: str) -> Iterator[None]:
+        """Let a board that fails go, also by what its own thread met: training is not to end with it."""
         try:
             yield
         except Exception as error:
-            print(f"the {part} failed at {when} and gets no more ({error}); training goes on", file=sys.stderr)
-            setattr(self, part, None)
+            print(f"TensorBoard failed at {when} and gets no more ({error}); training goes on", file=sys.stderr)
+            self.board = None
 
 
 # ---- the numbers of a row ----

@@ -22,7 +22,6 @@ from helpers.parallel import cores
 from helpers.tokens.windows import TokenStream, Windows
 from helpers.train import optim
 from helpers.train.initial import SHAPE, config_from_settings, model_from_settings
-from helpers.train.log import find_tracker
 from helpers.train.loss import Loss, load_batch, training_memory
 from helpers.train.settings import TrainSettings
 from helpers.vocab.tokenizer import load_pretrained_tokenizer, load_tokenizer
@@ -57,13 +56,12 @@ def plan_run(settings: TrainSettings) -> dict[str, int]:
     """Return windows, updates and tokens of a run, before anything is trained.
 
     With a time budget total_steps and tokens are 0. Raises ValueError for what would fail once the room is prepared,
-    and a model that is there has made way: a shape, device or tracker that cannot be, a warm-up as long as the run.
+    and a model that is there has made way: a shape or device that cannot be, a warm-up as long as the run.
     """
     require_its_tokenizer(settings)
     tokens = open_room(settings.run, "tokenize")["result"]
     config_from_settings(settings, load_tokenizer(paths.room(settings.run, "vocab")), tokens["n_ctx"])
     machine.pick_precision(settings.precision, machine.pick_device(settings.device))
-    find_tracker(settings.tracker)
     per_update = settings.batch_size * settings.gradient_accumulation * settings.devices
     steps_per_epoch = math.ceil(tokens["windows"] / per_update)
     total_steps = 0 if settings.max_minutes else steps_per_epoch * settings.epochs

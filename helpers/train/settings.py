@@ -70,7 +70,6 @@ class TrainSettings:
     sample_step: int = setting(100, least=0, affects="watching")  # steps between two samples; 0: at the end of the run
     checkpoint_step: int = setting(0, least=0, affects="watching")  # steps between two checkpoints; 0: one per epoch
     keep: int = setting(3, least=0, affects="watching")  # newest epochs whose models stay, epoch-N/; 0: none
-    tracker: str = setting("", affects="watching")  # a module that gets the curves too: wandb, swanlab, …
     resume: bool = setting(True, affects="watching")  # continue an interrupted run of the same settings
     seed: int = setting(0, least=0)  # first weights, order of the windows, dropout
 

@@ -11,7 +11,6 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -132,7 +131,7 @@ class Trainer:
         # 3. where the run is
         self.windows_per_update = settings.batch_size * settings.gradient_accumulation * size
         folder.mkdir(parents=True, exist_ok=True)
-        self.log = MetricsLog(folder, rank == 0, settings.tracker, asdict(settings))
+        self.log = MetricsLog(folder, rank == 0)
         self.progress, judged = resume(folder, identity, model, self.optimizers, self.scaler, self.log)
         self.order = epoch_order(train.lengths, settings.seed, self.progress.epoch)
         self.budget = StepBudget(settings, len(train), self.windows_per_update, int(val.lengths.sum()))

@@ -1,8 +1,6 @@
 """Room 04: one row an event, whatever happens to the process or the disk."""
 
 import json
-import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -37,65 +35,11 @@ def test_a_row_that_a_killed_run_left_half_harms_no_other(tmp_path):
     assert rows(tmp_path) == [{"event": "step"}, *rows(tmp_path, "resume")]
 
 
-def test_other_processes_write_nothing(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", Tracker(init=lambda **_: pytest.fail("begun")))
-    log = MetricsLog(tmp_path, False, "wandb")
+def test_other_processes_write_nothing(tmp_path):
+    log = MetricsLog(tmp_path, writes=False)
     log.write("step", step=1, loss=2.5)
     log.close()
     assert not list(tmp_path.iterdir())
-
-
-class Tracker(SimpleNamespace):
-    """A stand-in for wandb or swanlab: it notes what it is told, and may fail."""
-
-    def __init__(self, fails_at=None, **functions):
-        self.told = []
-
-        def log(values, step):
-            if step == fails_at:
-                raise ConnectionError("no net")
-            self.told.append((step, values))
-
-        super().__init__(log=log, finish=lambda: self.told.append("finish"), **functions)
-
-
-def test_a_tracker_gets_the_curves_and_the_parameters(tmp_path, monkeypatch):
-    begun = []
-    wandb = Tracker(init=lambda project, config, name: begun.append((project, config, name)))
-    swanlab = Tracker(init=lambda project, config, experiment_name: begun.append((project, config, experiment_name)))
-    for name, tracker in (("wandb", wandb), ("swanlab", swanlab)):
-        monkeypatch.setitem(sys.modules, name, tracker)
-        (tmp_path / name).mkdir()
-        log = MetricsLog(tmp_path / name, True, name, {"run": "songci", "lr": 0.1})
-        log.write("step", step=3, loss=2.5, text="今")
-        log.write("sample", step=3, text="今天")
-        log.close()
-        assert tracker.told == [(3, {"step/loss": 2.5}), "finish"]
-    assert begun == [("chinese-gpt", {"run": "songci", "lr": 0.1}, "songci")] * 2
-
-
-def test_a_tracker_that_fails_ends_nothing(tmp_path, monkeypatch, capsys):
-    tracker = Tracker(fails_at=2, init=lambda project, config, name: None)
-    monkeypatch.setitem(sys.modules, "wandb", tracker)
-    log = MetricsLog(tmp_path, True, "wandb", {"run": "r"})
-    for step in (1, 2, 3):
-        log.write("step", step=step, loss=2.5)
-    log.close()
-    assert tracker.told == [(1, {"step/loss": 2.5})] and len(rows(tmp_path)) == 3
-    assert "failed at step 2 and gets no more (no net)" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("name", "words"), [
-    ("nowhere_to_be_found", "which is not there: pip install"), ("../x", "give the name of a module"),
-    ("package.curves", "which has no init"), ("lacking", "cannot be imported"), ("json", "no init, log and finish"),
-])  # fmt: skip
-def test_a_tracker_that_is_none_is_refused(tmp_path, monkeypatch, name, words):
-    (tmp_path / "package").mkdir()
-    (tmp_path / "package" / "curves.py").write_text("def log(): pass", "ascii")
-    (tmp_path / "lacking.py").write_text("import nowhere_to_be_found", "ascii")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ValueError, match=words):
-        MetricsLog(tmp_path, True, name)
 
 
 # ---- the numbers of a row ----
