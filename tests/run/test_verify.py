@@ -53,27 +53,14 @@ def finished(house, capsys):
     return verdict
 
 
-def flip_a_byte(room, file):
-    data = bytearray((room / file).read_bytes())
-    data[1] ^= 1
-    (room / file).write_bytes(data)
-
-
-def make_again(text, documents):
-    write_room("corpus", "train-00000.jsonl", text, [Path("c.txt").resolve()], documents=documents)
-
-
 FAULTS = {
     "nothing": (lambda run: None, {}),
-    "a flipped byte": (lambda run: flip_a_byte(run / "corpus", "train-00000.jsonl"),
-                       {"01": "corpus/train-00000.jsonl has changed since 01_corpus wrote it",
+    "a changed file": (lambda run: (run / "corpus/train-00000.jsonl").write_text("风\n", "utf-8"),
+                       {"01": "is not the file that 01_corpus wrote",
                         "02": "since 02_vocab read it: run notebook 02_vocab again"}),
-    "a missing file": (lambda run: (run / "vocab/vocab_user.txt").unlink(), {"02": "vocab/vocab_user.txt is missing"}),
     "a changed source": (lambda run: Path("c.txt").write_text("明月？", "utf-8"), {"01": "c.txt has changed since"}),
-    "a room made again": (lambda run: make_again("明\n", 5), {"02": "since 02_vocab read it"}),
-    "other figures": (lambda run: make_again("明月\n", 7), {"02": "other figures since (documents 5 -> 7)"}),
-    "a torn manifest": (lambda run: os.truncate(run / "corpus" / MANIFEST, 99), {"01": "is no manifest"}),
-    "a manifest that went": (lambda run: (run / "corpus" / MANIFEST).unlink(), {"01": "not finished yet"}),
+    "a missing source": (lambda run: Path("c.txt").unlink(), {"01": "c.txt is missing since"}),
+    "a manifest that went": (lambda run: (run / "corpus" / MANIFEST).unlink(), {"02": "has not finished its corpus/"}),
 }  # fmt: skip
 
 
@@ -85,11 +72,10 @@ def test_what_has_changed_is_found_in_its_room_and_in_the_one_made_from_it(finis
     assert off.keys() == wanted.keys() and all(words in off[number] for number, words in wanted.items())
 
 
-def test_a_torn_copy_of_a_notebook_is_found_and_the_page_leaves_it_out(finished):
+def test_a_torn_copy_of_a_notebook_runs_again_and_the_page_leaves_it_out(finished):
     """Papermill writes it in place: killed while it does, it leaves half a file, perhaps half a character."""
     for torn in (b'{"cells": [', '{"cells": ["词'.encode()[:-1]):
         executed_copy("r", "corpus").write_bytes(torn)
-        assert "01_corpus.ipynb is torn: run notebook 01_corpus again" in finished()["01"]
         assert not finished_unchanged("r", "corpus", {"run": "r"})
         page = report.write_report("r").read_text("utf-8")
         assert "id='02_vocab'" in page and "id='01_corpus'" not in page
@@ -116,8 +102,7 @@ def test_how_a_training_ended_decides_what_each_later_step_does_with_it(finished
         assert open_room("r", "train")["ended"] == open_room("r", "train")["ended"] == how
     assert capsys.readouterr().err == (f"{said}\n" if stopped else "")
     # verify and report
-    assert not finished() and main(["verify", "--run", "r"]) == 0
-    assert (said in capsys.readouterr().out) == stopped
+    assert not finished()
     assert (said in report.write_report("r").read_text("utf-8")) == stopped
 
 
@@ -268,4 +253,4 @@ def test_a_side_door_runs_on_the_rooms_of_a_run_and_is_skipped_and_verified_like
     assert "tournament    fits  1 files as written, 1 files as read" in capsys.readouterr().out
     (paths.room("r", "vocab") / "vocab_user.txt").write_text("另\n", "utf-8")
     assert main(["verify", "--run", "r"]) == 1
-    assert "since tournament read it: run notebook deeper/tournament again" in capsys.readouterr().out
+    assert "vocab/vocab_user.txt has changed since tournament read it: run notebook" in capsys.readouterr().out
