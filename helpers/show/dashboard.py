@@ -19,7 +19,7 @@ from helpers.show.curves import describe_loss, run_figure
 from helpers.show.figures import new_display, show_figure
 from helpers.show.metrics_file import RunRows
 from helpers.show.text import element, render_noted, render_table, show_all
-from helpers.wording import duration, say
+from helpers.wording import say
 
 if TYPE_CHECKING:  # it loads torch
     from helpers.train.job import Training
@@ -61,14 +61,13 @@ def render_sample(sample: Mapping) -> dict[str, str]:
 # ---- the run watched ----
 
 
-def progress_bar(rows: Sequence[Mapping], total_steps: int, quiet: float = 0.0) -> str:
-    """Return the state of a run as HTML: words, a bar, troubles; `quiet`: seconds without a row, where that is long."""
+def progress_bar(rows: Sequence[Mapping], total_steps: int) -> str:
+    """Return the state of a run as HTML: words, a bar, troubles."""
     share = 100 * min(1, log.step_of(log.last(rows, "step")) / max(log.planned_steps(rows, total_steps), 1))
-    line = log.progress_in_words(rows, total_steps) + (say(" · no new row for {}", duration(quiet)) if quiet else "")
     done = element("div", f"height:4px;width:{share:.1f}%;background:rgba(66,133,244,.8)", "")
     whole = "height:4px;border-radius:2px;background:rgba(128,128,128,.25);overflow:hidden"
-    lines = [element("div", "line-height:1.5", escape(words))
-             for words in (line, *(f"⚠ {trouble}" for trouble in log.troubles(rows)))]  # fmt: skip
+    words = [log.progress_in_words(rows, total_steps), *(f"⚠ {trouble}" for trouble in log.troubles(rows))]
+    lines = [element("div", "line-height:1.5", escape(each)) for each in words]
     return "".join([lines[0], element("div", whole, done), *lines[1:]])
 
 
@@ -82,7 +81,6 @@ class Live:
 
     redraw = 2.0  # seconds between two pictures, at least
     share = 0.05  # of one core's time goes into pictures at most: the cores that draw are those that train
-    quiet = 60.0  # seconds without a row after which the line says so
 
     def __init__(self, training: "Training", floor: float | None, baselines: Mapping[str, float]):
         self.training, self.floor, self.baselines = training, floor, baselines
@@ -97,7 +95,6 @@ class Live:
         self.sample: DisplayHandle | None = None
         self.shown: Mapping = {}  # the sample that is on the page
         self.due = 0.0  # when the next picture may be drawn
-        self.heard = time.monotonic()  # when the last row came
         self.stale = False  # there are rows that the picture lacks
 
     def stop(self) -> None:
@@ -108,11 +105,8 @@ class Live:
     def update(self, rows: Sequence[Mapping], new: Sequence[Mapping]) -> None:
         """Show new rows: the line at once, the picture when it is due."""
         now = time.monotonic()
-        if new:
-            self.heard = now
-        quiet = now - self.heard if now - self.heard > self.quiet else 0.0
-        if new or quiet or not self.line.value:
-            self.line.value = progress_bar(rows, self.training.total_steps, quiet)
+        if new or not self.line.value:
+            self.line.value = progress_bar(rows, self.training.total_steps)
         self.stale |= any(row.get("event") in DRAWN for row in new)
         if self.stale and now >= self.due and drawable(rows):
             self.draw(rows)
