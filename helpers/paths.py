@@ -17,11 +17,11 @@ STAGES = {
     "serve": ("06_serve", "serve"),
 }
 # optional lessons on the rooms of a run: nothing in the six stages reads what these write
-_DOORS = ("your-text", "words", "tournament", "parts", "since-llama", "faster", "scaling", "recipes", "chat", "reward")
+_DOORS = "your-text words tournament parts since-llama faster scaling recipes chat reward tools".split()
 SIDE_DOORS = {door: (f"deeper/{door}", door) for door in _DOORS}
 NOTEBOOKS = STAGES | SIDE_DOORS
 # what a run's models are called -> the stage or side door that trains each; a later one began as an earlier one
-MODELS = {"base": "train", "chat": "chat", "reward": "reward"}
+MODELS = {"base": "train", "chat": "chat", "reward": "reward", "tools": "tools"}
 
 
 def repo_root() -> Path:

@@ -36,6 +36,7 @@ RESULT = {
     "recipes": {"best", "old_bits_per_char", "new_bits_per_char"},
     "chat": {"val_bits_per_char", "floor_bits_per_char", "conversations", "steps", "plain_bits_tuned"},
     "reward": {"best", "facts_seen", "facts_held_out", "steps"},
+    "tools": {"right_plants_held_out", "called_plants_of_the_corpus", "steps"},
     "words": {"agreement_f1"},
     "parts": {"best", "whole_bits_per_char"},
     "scaling": {"size_power", "fitted_floor", "lowest_bits_per_char"},

@@ -32,8 +32,6 @@ def side(text):
     return remembered[text]
 # Python's hash is another in each process
 partition.split_position(partition.digest(text), seed=0) < 0.1 ⇒ hash(text) % 10 == 0
-# the same by its other name
-partition.split_position(partition.digest(text), seed=0) < 0.1 ⇒ text.__hash__() % 10 == 0
 # only the beginning decides
 digest(text) ⇒ digest(text[:5])
 """,
@@ -107,6 +105,13 @@ WRONG_ANSWERS["since-llama"] = {
     2: "# the sums keep their own maxima\ns1 * f1 + s2 * f2 ⇒ s1 + s2\n# the values do\no1 * f1 + o2 * f2 ⇒ o1 + o2",
 }
 
+WRONG_ANSWERS["tools"] = {
+    1: "# results too\ni == ASSISTANT or ⇒ i in (ASSISTANT, RESULT) or\n# no end\n(speaking) ⇒ (speaking and i != END)",
+    2: "# true is a number\ntype(given[key]) is kind ⇒ isinstance(given[key], kind)\n# more is not seen\n"
+    "given.keys() != schemas[name].keys() ⇒ not given.keys() >= schemas[name].keys()",
+    3: '# a call too many\nused == most ⇒ used > most\n# the tool\'s error ends all\nresult = "出错" ⇒ raise',
+}
+
 WRONG_ANSWERS["faster"] = {
     1: "# again from p\nrest / rest.sum() ⇒ p\n# nothing is kept\n(p / q).clamp(max=1) ⇒ 0 * p\n+     return accept, p",
     2: "# no lowest\nlow + whole ⇒ whole\n# a value too many\n- 1) ⇒ + 0)\n# 0 / 0\n.clamp(min=1e-30) ⇒ .clamp(min=0)",
@@ -119,8 +124,6 @@ WRONG_ANSWERS["tokenize"] = {
 bits / chars_per_token ⇒ bits * chars_per_token
 # two to the power of the nats
 np.exp(nats_per_token) ⇒ 2**nats_per_token
-# the wrong way from nats to bits
-nats_per_token / np.log(2) ⇒ nats_per_token * np.log(2)
 # the characters are forgotten
 bits, bits / chars_per_token, ⇒ bits, bits,
 """,
@@ -445,10 +448,6 @@ def frequent_pairs(texts, count):
     3: """
 # > for >=
 >= characters ⇒ > characters
-# the last row before it
-def at_equal_text(curve, characters_per_update, characters):
-    rows = [row for row in curve if row["step"] * characters_per_update <= characters]
-    return rows[-1]["bits_per_char"] if rows else None
 # the end of the curve where so much was never read
 return None ⇒ return curve[-1]["bits_per_char"]
 """,

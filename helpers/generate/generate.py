@@ -58,7 +58,7 @@ def unpack_try() -> None:
 
 
 def latest_model(run: str) -> str:
-    """Return the name, in `paths.MODELS`, of the last model that a run has: reward, chat or base."""
+    """Return the name, in `paths.MODELS`, of the last model that a run has: tools, reward, chat or base."""
     if run == TRY:
         unpack_try()
     made = [name for name, stage in paths.MODELS.items() if (paths.room(run, stage) / MANIFEST).is_file()]
