@@ -18,8 +18,6 @@ from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
-from helpers.wording import say
-
 PATIENCE = 10.0  # seconds that a program which is just ending has to leave a folder
 
 _hashes: dict[Path, tuple[tuple[int, int, int], str]] = {}  # file -> (inode, size, time of change), SHA-256
@@ -127,8 +125,9 @@ def occupied(folder: Path, mends: str = "Wait until it has ended, or end it.") -
     try:
         lock.acquire(timeout=PATIENCE)
     except Timeout:
-        words = "another program, or another notebook, is at work in {}: two would spoil each other's files. {}"
-        raise Occupied(say(words, folder, say(mends))) from None
+        raise Occupied(
+            f"another program, or another notebook, is at work in {folder}: two would spoil each other's files. {mends}"
+        ) from None
     try:
         yield
     finally:

@@ -39,9 +39,7 @@ def run_dir(run: str) -> Path:
     if not isinstance(run, str):  # papermill's -p makes a number of 2024
         raise ValueError(f"run is {run!r}, and a name is a text: in a notebook '{run}', for papermill -r run {run}")
     if not re.fullmatch(r"[\w-][\w.-]*", run):
-        from helpers.wording import say  # here, because it asks this module for the language
-
-        raise ValueError(say("'{}' cannot name a run: use letters, digits, '-', '_' and '.', not '.' first", run))
+        raise ValueError(f"'{run}' cannot name a run: use letters, digits, '-', '_' and '.', not starting with '.'")
     return runs_dir() / run
 
 

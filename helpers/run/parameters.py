@@ -194,8 +194,9 @@ def plan_parameters(
     """
     try:
         paths.run_dir(run)
-    except ValueError as error:
-        raise Refused(str(error)) from None
+    except ValueError:
+        words = "'{}' cannot name a run: use letters, digits, '-', '_' and '.', not '.' first"
+        raise Refused(say(words, run)) from None
     defaults = {stage: notebook_parameters(stage) for stage in paths.NOTEBOOKS}
     values = {stage: dict(names) for stage, names in defaults.items()}
 
