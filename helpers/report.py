@@ -102,9 +102,10 @@ def verdict(run: str) -> str:
     return words + say("So it has learned too little: give it more text, or more time, as with -p epochs 10")
 
 
-def first_samples(run: str) -> list[tuple[str, str]]:
-    """Return (prompt, what follows) of texts that the run's model wrote: the first of each prompt, then the second …"""
+def first_samples(run: str, prompt: str = "") -> list[tuple[str, str]]:
+    """Return (prompt, what follows) of texts that the model wrote, of each or one prompt: all firsts, all seconds …"""
     found = [{"prompt": "", **row} for row in _rows(paths.room(run, "generate") / "samples.jsonl")]
+    found = [row for row in found if prompt in ("", row["prompt"])]
     turns = [sum(earlier["prompt"] == row["prompt"] for earlier in found[:i]) for i, row in enumerate(found)]
     found = [row for _, row in sorted(zip(turns, found, strict=True), key=lambda pair: pair[0])][:SAMPLES]
     return [(sample["prompt"], sample["text"].removeprefix(sample["prompt"]).strip()) for sample in found]
@@ -186,14 +187,18 @@ def write_report(run: str) -> Path:
 
 
 def publish(run: str, folder: Path) -> Path:
-    """Write a run's page into a folder, RUN.md and RUN.png; return the page's path. RoomError before it is trained."""
+    """Write a run's page into a folder, RUN.md and RUN.png; return the page's path. RoomError before it is trained.
+
+    Its texts are those of the run's own `prompt`, as other beginnings are lines of the corpus, unless it has none.
+    """
     read_manifest(run, "train")
+    prompt = _manifest_of(run, "generate").get("parameters", {}).get("prompt", "")
     found = collected(run)
     if not found["curve"]:
         raise RoomError(say("run '{}' was not run by helpers.run: there is no copy of its notebooks", run))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{run}.png").write_bytes(base64.b64decode(found["curve"]["image/png"]))
-    texts = [[_markdown(part) for part in sample] for sample in found["samples"][:PUBLISHED]]
+    texts = [[_markdown(part) for part in sample] for sample in first_samples(run, prompt)[:PUBLISHED]]
     write_text(folder / f"{run}.md", _template("report.md.j2", False).render(found | {"samples": texts}) + "\n")
     return folder / f"{run}.md"
 

@@ -64,9 +64,9 @@ def test_a_file_whose_name_is_not_utf8_fits_as_long_as_it_is_unchanged(run, tmp_
     ("name", "stage", "words"),
     [
         ("poems", "vocab", "has no vocab/ yet: run notebook 02_vocab, or: python -m helpers.run vocab --run poems"),
-        ("peoms", "train", "did you mean 'poems'? For a new one, run the notebooks up to 04_train, or: "),
-        ("x", "corpus", "there is: Sanguo, poems. For a new one, run the notebooks up to 01_corpus"),
-        ("x", "chat", "or: python -m helpers.run --run x, then deeper/chat"),
+        ("peoms", "train", "did you mean 'poems'? (for a new one: python -m helpers.run --run peoms, or the "),
+        ("x", "corpus", "there is: Sanguo, poems (for a new one: "),
+        ("x", "chat", "or the notebooks up to 04_train, then deeper/chat)"),
     ],
 )
 def test_a_room_that_is_not_there_names_what_there_is_and_what_to_run(run, name, stage, words):

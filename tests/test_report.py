@@ -100,6 +100,9 @@ def test_a_published_run_is_a_page_of_texts_as_they_came_and_its_curve(house, mo
     assert (tmp_path / "r.png").read_bytes() == b"ABC" and "](r.png)" in page and "2026-11-28" in page
     texts = [line for line in page.splitlines() if line.startswith("> ")]
     assert texts == ["> **床前** \\*明月\\*光\\", "> 疑是", "> 举头", "> **床前** 二"]
+    manifest = {"written": "2026-11-28", "parameters": {"prompt": "床前"}}
+    monkeypatch.setattr(report, "read_manifest", lambda run, stage: manifest)
+    assert "举头" not in report.publish("r", tmp_path).read_text("utf-8")  # a line of the corpus, as the others are
     paths.executed_copy("r", "train").unlink()
     with pytest.raises(RoomError, match="no copy of its notebooks"):
         report.publish("r", tmp_path)

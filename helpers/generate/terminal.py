@@ -20,6 +20,7 @@ from helpers.generate.explain import score_texts
 from helpers.generate.settings import RANGES, Settings, default_settings
 from helpers.manifest import RoomError
 from helpers.vocab.chat import ChatError
+from helpers.wording import say
 
 SHOWN = 24  # characters of a document that stand beside its score
 NEW = "/new"  # typed as a question: the conversation starts again
@@ -32,7 +33,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m helpers.generate",
         description=(__doc__ or "").splitlines()[0],
-        epilog="Where an option of sampling is left out, the model's own generation_config.json decides.",
+        epilog=say("Where an option of sampling is left out, the model's own generation_config.json decides."),
     )
     add = parser.add_argument
     add("prompt", nargs="?", help="how the text begins; without it: a pipe, or what you type")
@@ -46,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--stop", action="append", default=[], metavar="TEXT", help="end before it; may be repeated")
     for name, values in RANGES.items():
         option = f"--{name.replace('_', '-')}"
-        add(option, type=type(values.off), help=f"{values.meaning}: {values}")
+        add(option, type=type(values.off), help=f"{say(values.meaning)}: {values}")
     add("--score", type=Path, metavar="FILE", help="write nothing: bits per character of a text file")
     add("--document", choices=("block", "line", "file"), default="block", help="of that file (default: block)")
     return parser
@@ -73,11 +74,8 @@ def terminal_main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except UnicodeDecodeError:
-        print(
-            "what comes through the pipe is not UTF-8: save the file as UTF-8, or turn it into that on the way: "
-            "iconv -f GB18030 -t UTF-8 FILE | python -m helpers.generate …",
-            file=sys.stderr,
-        )
+        words = "what comes through the pipe is not UTF-8: save the file as UTF-8, or turn it into that on the way: {}"
+        print(say(words, "iconv -f GB18030 -t UTF-8 FILE | python -m helpers.generate …"), file=sys.stderr)
         return 1
     except (RoomError, ValueError, OSError) as error:
         print(error, file=sys.stderr)
@@ -95,10 +93,10 @@ def _check_options(options: argparse.Namespace) -> Settings:
     else:
         what, idle = "with neither --score nor --chat a text is continued", given & {"document", "system"}
     if idle:
-        words = ("the prompt" if name == "prompt" else f"--{name.replace('_', '-')}" for name in sorted(idle))
-        raise ValueError(f"{what}: leave out {', '.join(words)}")
+        words = (say("the prompt") if name == "prompt" else f"--{name.replace('_', '-')}" for name in sorted(idle))
+        raise ValueError(say("{}: leave out {}", say(what), ", ".join(words)))
     if options.samples < 1:
-        raise ValueError(f"--samples is {options.samples}: ask for 1 or more")
+        raise ValueError(say("--samples is {}: ask for 1 or more", options.samples))
     model = generate.latest_model(options.run) if options.chat else "base"
     sampled = default_settings(generate.model_folder(options.run, model), options.chat)
     sampled |= {name: value for name in RANGES if (value := getattr(options, name)) is not None}
@@ -138,7 +136,7 @@ def _print_texts(texts: Callable[[threading.Event], Iterator[str]]) -> bool:
 def _continue_texts(options: argparse.Namespace, settings: Settings) -> int:
     """Continue each prompt; return the exit status."""
     model, tokenizer = generate.load(options.run)
-    for prompt in _prompts(options, "Type how a text begins; Ctrl-C stops a text, Ctrl-D ends."):
+    for prompt in _prompts(options, say("Type how a text begins; Ctrl-C stops a text, Ctrl-D ends.")):
         for sample in range(options.samples):
             if sample:
                 print()
@@ -154,7 +152,7 @@ def _converse(options: argparse.Namespace, settings: Settings) -> int:
     """Answer each question in one conversation; return the exit status."""
     model, tokenizer = generate.load(options.run, generate.latest_model(options.run))
     talk = Dialogue(model, tokenizer, options.system)
-    questions = _prompts(options, f"Ask; Ctrl-C stops an answer, {NEW} starts again, Ctrl-D ends.")
+    questions = _prompts(options, say("Ask; Ctrl-C stops an answer, {} starts again, Ctrl-D ends.", NEW))
     for question in filter(str.strip, questions):
         if question.strip() == NEW:
             talk = Dialogue(model, tokenizer, options.system)
@@ -167,7 +165,7 @@ def _converse(options: argparse.Namespace, settings: Settings) -> int:
             print(error, file=sys.stderr)
             continue
         if talk.left_out:
-            print(f"(the context is full: written without the oldest {talk.left_out} messages)", file=sys.stderr)
+            print(say("(the context is full: written without the oldest {} messages)", talk.left_out), file=sys.stderr)
         if not is_whole and not options.typed:
             return INTERRUPTED
     return 0
@@ -178,9 +176,10 @@ def documents_of_file(file: Path, kind: str) -> list[str]:
     try:
         text = file.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not UTF-8 (byte {error.start:,}): notebook 01 reads other encodings") from None
+        words = "{} is not UTF-8 (byte {:,}): notebook 01 reads other encodings"
+        raise ValueError(say(words, file, error.start)) from None
     if not (found := list(split_documents([text], kind))):
-        raise ValueError(f"{file} holds no text to score")
+        raise ValueError(say("{} holds no text to score", file))
     return found
 
 

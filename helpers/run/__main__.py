@@ -21,12 +21,12 @@ if __name__ == "__main__":  # while the libraries load, Ctrl-C ends the process 
 
 from helpers import paths
 from helpers.files import Occupied
-from helpers.manifest import read_parameters
+from helpers.manifest import no_run, read_parameters
 from helpers.run.execute import StageFailed, refresh, run_stages
 from helpers.run.parameters import Refused, choose_stages, plan_parameters
 from helpers.run.sweep import run_sweep
 from helpers.run.verify import print_verdict
-from helpers.wording import did_you_mean, let_console_replace
+from helpers.wording import let_console_replace, say
 
 
 def _require_run(run: str) -> None:
@@ -36,7 +36,7 @@ def _require_run(run: str) -> None:
         raise Refused(str(error)) from None
     if not folder.is_dir():
         runs = sorted(each.name for each in paths.runs_dir().glob("*/"))
-        raise Refused(f"there is no run '{run}' in {paths.runs_dir()}{did_you_mean(run, runs) if runs else ''}")
+        raise Refused(no_run(run, runs))
 
 
 def _run(asked: argparse.Namespace) -> int:
@@ -46,7 +46,7 @@ def _run(asked: argparse.Namespace) -> int:
         _require_run(asked.run)
     for preset in asked.presets:
         if preset.endswith(".json"):
-            print(f"{preset}: vocab_size is not used: the model has a row for each token of 02's list", flush=True)
+            print(say("{}: vocab_size is not used: the model has a row for each token of 02", preset), flush=True)
     return 0 if run_stages(asked.run, values, asked.force, asked.lessons or None) else 130
 
 
@@ -122,18 +122,18 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return asked.do(asked)
     except (Refused, Occupied) as error:
-        print(f"nothing was run: {error}", file=sys.stderr)
+        print(say("nothing was run: {}", error), file=sys.stderr)
         return 2
     except StageFailed as error:
         print(error, file=sys.stderr)
         return 1
     except OSError as error:  # a full disk, a folder that may not be written to
-        where = "" if error.filename else f", in {paths.runs_dir()}"  # papermill's writing names no file
-        print(f"stopped: {error}{where}; once that is mended, the same command goes on", file=sys.stderr)
+        where = "" if error.filename else say(", in {}", paths.runs_dir())  # papermill's writing names no file
+        print(say("stopped: {}{}; once that is mended, the same command goes on", error, where), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         anew = asked.do is _refresh or asked.do is _run and asked.force
-        print("stopped" if anew else "stopped; the same command goes on with this stage", file=sys.stderr)
+        print(say("stopped" if anew else "stopped; the same command goes on with this stage"), file=sys.stderr)
         return 130
 
 

@@ -27,6 +27,7 @@ from helpers.train.log import MetricsLog, RunningMeans
 from helpers.train.loss import Loss, load_batch
 from helpers.train.settings import TrainSettings
 from helpers.vocab.tokenizer import decode
+from helpers.wording import say
 
 FIRST_GUESS = 1000  # total of a time budget before an update is measured: large, so that the first is in the warm-up
 PACE_UPDATES = 20  # last updates whose median time is the pace
@@ -275,10 +276,11 @@ class Milestones:
         """Export the best state as `final_model` and return its scores; raise Diverged if a weight is not finite."""
         scores = self.return_to_best(self.validation or self.validate())
         if self.is_broken():
-            raise Diverged(
-                "a weight is NaN or infinite, so there is no model to keep. Lower lr "
-                f"({self.settings.lr}), or raise warmup_steps; the last checkpoint before is kept."
+            words = (
+                "a weight is NaN or infinite, so there is no model to keep. "
+                "Lower lr ({}), or raise warmup_steps; the last checkpoint before is kept."
             )
+            raise Diverged(say(words, self.settings.lr))
         self.export("final_model")
         return scores
 

@@ -30,6 +30,7 @@ from helpers.train.loss import Loss, load_batch
 from helpers.train.milestones import PAUSE, Diverged, Milestones, Session, StepBudget, resume
 from helpers.train.settings import TrainSettings
 from helpers.vocab.tokenizer import decode
+from helpers.wording import say
 
 SKIPS_IN_A_ROW = 10  # updates without a finite gradient until a run gives up; a loss scale needs some to settle
 
@@ -319,11 +320,11 @@ class Trainer:
         self.log.write("skipped", step=self.progress.step, reason=reason, in_a_row=self.skips_in_a_row)
         if self.skips_in_a_row >= SKIPS_IN_A_ROW * (2 if self.scaler.is_enabled() else 1):
             self.end("gradient not finite")
-            raise Diverged(
-                f"{self.skips_in_a_row} updates in a row had a loss or gradient that is not finite; no weight was "
-                f"changed by them. Lower lr ({self.settings.lr}), or raise warmup_steps; the last checkpoint before "
-                "them is kept."
+            words = (
+                "{} updates in a row had a loss or gradient that is not finite; no weight was changed by them. "
+                "Lower lr ({}), or raise warmup_steps; the last checkpoint before them is kept."
             )
+            raise Diverged(say(words, self.skips_in_a_row, self.settings.lr))
 
     def write_row(self, lr: float, grad_norm: float) -> None:
         """Log one row for the updates since the last one."""
