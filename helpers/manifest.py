@@ -90,23 +90,24 @@ def read_manifest(run: str, stage: str) -> dict[str, Any]:
         raise RoomError(_not_there(run, stage)) from None
     except ValueError:  # torn
         pass
-    raise RoomError(f"{path} is no manifest, which is a JSON object: {run_again(stage, run)}")
+    raise RoomError(say("{} is no manifest, which is a JSON object: {}", path, run_again(stage, run)))
 
 
 def _not_there(run: str, stage: str) -> str:
     """Return what is said of a room that was never written: the run may be mistyped, or not have come so far."""
     if any(run_dir(run).glob(f"*/{MANIFEST}")) or room(run, stage).is_dir():
-        mends = run_again(stage, run).replace(" again", "", 1)  # it is the first time
-        lacks = "has not finished its" if room(run, stage).is_dir() else "has no"
-        return f"run '{run}' {lacks} {room(run, stage).name}/ yet: {mends}"
+        mends = run_again(stage, run).replace(" again", "", 1).replace("重新", "", 1)  # it is the first time
+        lacks = "run '{}' has no {}/ yet: {}", "run '{}' has not finished its {}/ yet: {}"
+        return say(lacks[room(run, stage).is_dir()], run, room(run, stage).name, mends)
     known = sorted({path.parent.parent.name for path in runs_dir().glob(f"*/*/{MANIFEST}")})
-    hint = did_you_mean(run, known) if known else ""
-    last = NOTEBOOKS[stage][0] if stage in STAGES else NOTEBOOKS["train"][0]
-    then = "" if stage in STAGES else f", then {NOTEBOOKS[stage][0]}"
-    return (
-        f"there is no run '{run}' in {runs_dir()}{hint}{'' if hint.endswith('?') else '.'} "
-        f"For a new one, run the notebooks up to {last}, or: python -m helpers.run --run {run}{then}"
-    )
+    last = NOTEBOOKS[stage][0] if stage in STAGES else say("{}, then {}", NOTEBOOKS["train"][0], NOTEBOOKS[stage][0])
+    words = "{} (for a new one: python -m helpers.run --run {}, or the notebooks up to {})"
+    return say(words, no_run(run, known), run, last)
+
+
+def no_run(run: str, known: list[str]) -> str:
+    """Return what is said of a name that no run has; `known`: those that are there."""
+    return say("there is no run '{}' in {}{}", run, runs_dir(), did_you_mean(run, known) if known else "")
 
 
 def unfinished(run: str, stage: str) -> str:
@@ -115,8 +116,8 @@ def unfinished(run: str, stage: str) -> str:
         manifest = read_manifest(run, stage)
         if not ENDINGS.get(how := manifest.get("ended", "finished")):
             steps, total = (manifest["result"].get(name, "?") for name in ("steps", "total_steps"))
-            where = f"{room(run, stage).name}/ is not finished ({how} at update {steps} of {total})"
-            return f"{where}: {NOTEBOOKS[stage][0]} with the same parameters goes on from there"
+            words = "{}/ is not finished ({} at update {} of {}): {} with the same parameters goes on from there"
+            return say(words, room(run, stage).name, say(how), steps, total, NOTEBOOKS[stage][0])
     return ""
 
 
@@ -145,10 +146,9 @@ def open_room(run: str, stage: str) -> dict[str, Any]:
     for name, wanted in manifest["inputs"].items():
         earlier = rooms.get(name.split("/")[0])
         if earlier and read_manifest(run, earlier)["outputs"].get(name, wanted) != wanted:
-            raise RoomError(
-                f"{NOTEBOOKS[stage][1]}/ was made from another {NOTEBOOKS[earlier][1]}/ than the one there now "
-                f"({name} differs): {run_again(stage, run)}"
-            )
+            words = "{}/ was made from another {}/ than the one there now ({} differs): {}"
+            both = NOTEBOOKS[stage][1], NOTEBOOKS[earlier][1]
+            raise RoomError(say(words, *both, name, run_again(stage, run)))
     if words := unfinished(run, stage):
         _warn(words)
     return manifest
@@ -207,7 +207,8 @@ def current_parameters(stage: str, namespace: dict[str, Any]) -> dict[str, Any]:
     for cell in own[-1:] + injected[-1:]:  # an earlier one may hold a mistake that is mended
         for name in re.findall(r"^(\w+)(?:: *\w+)? = ", cell, re.MULTILINE):
             if name not in known:
-                raise ValueError(f"{notebook(stage).name} has no parameter '{name}'{called_here(name, known)}")
+                words = say("{} has no parameter '{}'{}", notebook(stage).name, name, called_here(name, known))
+                raise ValueError(words)
     return {name: namespace.get(name, default) for name, default in known.items()}
 
 

@@ -56,9 +56,9 @@ def duration(seconds: float) -> str:
     """Return a duration in words: 7 s, 4 min 05 s, 1 h 02 min."""
     seconds = round(seconds)
     if seconds < 60:
-        return f"{seconds} s"
+        return say("{} s", seconds)
     minutes, seconds = divmod(seconds, 60)
-    return f"{minutes} min {seconds:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+    return say("{} min {:02} s", minutes, seconds) if minutes < 60 else say("{} h {:02} min", *divmod(minutes, 60))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -70,7 +70,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def called_here(name: str, known: Iterable[str]) -> str:
     """Return what to say of a parameter that no notebook has: what it is called here, or the nearest known one."""
-    return f": here it is {FOREIGN[name]}" if name in FOREIGN else did_you_mean(name, sorted(set(known) - {"run"}))
+    near = did_you_mean(name, sorted(set(known) - {"run"}))
+    return say(": here it is {}", FOREIGN[name]) if name in FOREIGN else near
 
 
 def install(extra: str) -> str:

@@ -43,7 +43,6 @@ ONE_BY_ONE = {
     "python -m helpers.run sweep lr.yaml --run songci --corpus songci.txt -p max_minutes 5": r"songci-1",
     "python -m helpers.run --run songci --corpus songci.txt -p epochs 3": r"04_train .*steps",
     "python -m helpers.run train generate --run songci -p lr 5e-4": r"04_train .*steps",
-    "python -m helpers.run verify --run big": r"",
     "python -m helpers.run parameters train": r"n_embd",
     "python -m helpers.corpus --run songci --json train.json": r"\d+ documents in",
     'python -m helpers.generate --run songci "明月" -n 3 --temperature 0.9': r"(?s:.+\n\n){2}.+",
@@ -207,7 +206,7 @@ class Desk:
         """Return a command with names, ports and sizes of this desk."""
         pattern = "|".join(map(re.escape, sorted(self.smaller, key=len, reverse=True)))
         command = re.sub(pattern, lambda found: self.smaller[found[0]], command)
-        if re.search(r"helpers\.run (?!verify|parameters)", command):
+        if re.search(r"helpers\.run (?!parameters)", command):
             run = (re.findall(r"--run (\w+)", command) or ["sample"])[0]
             command += f" --preset {self.folder / run}.yaml"
         if command.startswith("make run") and "PRESET=" not in command:
@@ -285,7 +284,6 @@ def test_a_command_does_what_is_said(desk, command):
     if command.startswith("cat >"):
         (whole,) = re.findall(rf"^{re.escape(command)}\n.*?\nEND$", "".join(blocks("")), re.MULTILINE | re.DOTALL)
         whole = whole.replace("[3.0e-3, 1.0e-2, 3.0e-2]", "[1.0e-2]").replace("[128, 192]", "[32]")
-    whole = whole.replace("verify --run big", "verify --run sample")  # that run is made on a cluster, below
     check(command, desk.type(whole, typed), ONE_BY_ONE[command])
 
 

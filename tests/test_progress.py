@@ -24,12 +24,6 @@ def test_the_newest_note_counts_from_where_the_work_began(file, monkeypatch):
     assert progress.read_note(file) == Note("training", 312, 772, "updates", 300, 4.0)
 
 
-def test_the_same_work_once_more_begins_anew(file):
-    tell("reading", 9, 9, "shards")
-    tell("reading", 1, 5, "shards")
-    assert progress.read_note(file).first == 1
-
-
 def test_notes_are_rare_but_the_last_one_is_written(file, monkeypatch):
     monkeypatch.setattr(progress, "_PAUSE", 60.0)
     for i in range(1, 6):

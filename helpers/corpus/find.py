@@ -13,7 +13,7 @@ from helpers import paths
 from helpers.corpus import archives, download
 from helpers.corpus.archives import ARCHIVES, FILE_KINDS, Input, NoDocuments, is_ignored, kind_of
 from helpers.corpus.encodings import BadFile
-from helpers.wording import did_you_mean
+from helpers.wording import did_you_mean, say
 
 BUILT_IN = "sample"  # the source that is no file: the course's own corpus
 
@@ -29,14 +29,14 @@ def resolve_source(source: str) -> str:
     _require_name(source)
     path = Path(os.path.abspath(os.path.expanduser(source)))
     if not path.exists() and not any(sign in source for sign in "*?["):
-        raise NoDocuments(f"{path} does not exist{did_you_mean(source, [BUILT_IN, *download.CORPORA])}")
+        raise NoDocuments(say("{} does not exist", path) + did_you_mean(source, [BUILT_IN, *download.CORPORA]))
     return str(path)
 
 
 def _require_name(source: str) -> None:
     """Raise NoDocuments for a name that is empty: as a path it would mean the whole working folder."""
     if not source.strip():
-        raise NoDocuments(f"the name of the corpus is empty: give '{BUILT_IN}', a file or a folder ('.' for this one)")
+        raise NoDocuments(say("the name of the corpus is empty: give a file, or a folder ('.' for this one)"))
 
 
 def same_files(source: str, known: Container[Path]) -> bool:
@@ -74,7 +74,7 @@ def find_inputs(source: str, root: Path | None = None) -> tuple[list[Input], Cou
     if path.is_file():
         base, files = path.parent, [(path.name, path.stat().st_size)]
         if kind_of(path.name)[0] not in FILE_KINDS + ARCHIVES:
-            raise NoDocuments(f"{path} is not one of {archives.IN_WORDS}: save it as one of these")
+            raise NoDocuments(say("{} is not one of {}: save it as one of these", path, archives.IN_WORDS))
     elif path.is_dir():
         base, files = path, sorted(_walk(path, left_out))
     elif re.search(r"[*?\[]", source):
@@ -87,9 +87,9 @@ def find_inputs(source: str, root: Path | None = None) -> tuple[list[Input], Cou
         kept = [(name, file) for name, file in found if not any(map(is_ignored, name.parts))]
         files = sorted((name.as_posix(), file.stat().st_size) for name, file in kept)
         if not files:
-            raise NoDocuments(f"no file is named like {path}: '*' stands for any part of a name, '**' for any folders")
+            raise NoDocuments(say("no file is named like {}: '*' is any part of a name, '**' any folders", path))
     else:
-        raise NoDocuments(f"{path} does not exist: give '{BUILT_IN}', a file or a folder ({archives.IN_WORDS})")
+        raise NoDocuments(say("{} does not exist: give a file or a folder ({})", path, archives.IN_WORDS))
     # 2. those of a kind that is read, and the members of archives
     inputs: list[Input] = []
     for name, size in files:
@@ -106,8 +106,8 @@ def find_inputs(source: str, root: Path | None = None) -> tuple[list[Input], Cou
         else:
             left_out[kind or "(none)"] += 1
     if not inputs:
-        others = ", ".join(f"{n} {kind}" for kind, n in left_out.most_common(5)) or "no file at all"
-        raise NoDocuments(f"no file of the kinds {archives.IN_WORDS} in {path} or its folders; there: {others}")
+        others = ", ".join(f"{n} {kind}" for kind, n in left_out.most_common(5)) or say("no file at all")
+        raise NoDocuments(say("no file of the kinds {} in {}; there: {}", archives.IN_WORDS, path, others))
     return inputs, left_out
 
 

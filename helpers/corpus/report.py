@@ -9,11 +9,11 @@ from pathlib import Path
 from helpers.corpus.cleaning import EXAMPLES
 from helpers.corpus.conversations import SYSTEM, Conversation
 from helpers.corpus.mojibake import notes_on
-from helpers.wording import printable
+from helpers.wording import printable, say
 
 UNDECODABLE = "undecodable"  # why lines of a text were left out, and records with such a line
 NOTES = 10  # notes kept of a file; one in many slices may have thousands
-HARMLESS = ("read as conversations", "cut into", "written clean")  # notes on what is no loss
+HARMLESS = ("read as conversations", "cut into", "切成", "written clean")  # notes on what is no loss
 FIELDS = 100  # reasons kept of a file, most of them fields that are not used
 _COUNTERS = ("dropped", "lost", "rules", "counts")  # fields of a file's report
 
@@ -83,8 +83,8 @@ class FileReport:
         if len(self.notes) > NOTES:
             self.notes[NOTES:] = [f"and {len(self.notes) - NOTES:,} notes more, of other slices of this file"]
         if long := self.counts["long"]:
-            pieces = self.counts["pieces"]
-            self.notes.append(f"{long:,} longer than {max_length:,} characters, cut into {pieces:,} documents")
+            words = "{:,} longer than {:,} characters, cut into {:,} documents"
+            self.notes.append(say(words, long, max_length, self.counts["pieces"]))
         if shortened := self.counts["shortened"]:
             lost = "conversation lost its" if shortened == 1 else "conversations lost their"
             self.notes.append(f"{shortened:,} {lost} last exchanges: too long, or a blank turn")
@@ -165,16 +165,16 @@ class Report:
 
     def losses(self) -> list[str]:
         """Return in sentences what was left out, lost or read by a guess: whole files, then most characters first."""
-        told = [f"{file.name} is not used: {file.bad}" for file in self.files if file.bad]
-        told += [f"not read: {n:,} {kind}" for kind, n in self.left_out.most_common()]
+        told = [say("{} is not used: {}", file.name, file.bad) for file in self.files if file.bad]
+        told += [say("not read: {:,} {}", n, kind) for kind, n in self.left_out.most_common()]
         lost = self.lost + Counter(
             {"taken away by the cleaning rules": sum(file.counts["cleaned"] for file in self.files)}
         )
         for reason in dict.fromkeys([*(reason for reason, _ in lost.most_common()), *self.dropped]):
             names = [file.name for file in self.files if file.lost[reason] or file.dropped[reason]]
-            where = f", in {', '.join(names[:3])}{f' and {len(names) - 3:,} file(s) more' if len(names) > 3 else ''}"
-            what = f"{self.dropped[reason]:,} document(s) left out, {reason}" if reason in self.dropped else reason
-            told.append(f"{what}: {lost[reason]:,} characters{where if names else ''}")
+            where = say(", in {}", ", ".join([*names[:3], f"… (+{len(names) - 3:,})"][: len(names)])) if names else ""
+            kind = "{:,} document(s) left out, {}" if reason in self.dropped else "{1}"
+            told.append(say("{}: {:,} characters{}", say(kind, self.dropped[reason], say(reason)), lost[reason], where))
         notes = ((file.name, note) for file in self.files for note in file.notes)
         return told + [f"{name}: {note}" for name, note in notes if not any(map(note.__contains__, HARMLESS))]
 
@@ -182,7 +182,7 @@ class Report:
         """Return a row per file: name, encoding, documents, characters, dropped, what to know about it."""
         rows = []
         for file in self.files:
-            dropped = ", ".join(f"{n} {reason}" for reason, n in sorted(file.dropped.items()))
-            notes = [*(["NOT USED: " + file.bad] if file.bad else []), *file.notes]
+            dropped = ", ".join(f"{n} {say(reason)}" for reason, n in sorted(file.dropped.items()))
+            notes = [*([say("NOT USED: {}", file.bad)] if file.bad else []), *map(say, file.notes)]
             rows.append((file.name, file.encoding, file.documents, file.characters, dropped, "; ".join(notes)))
         return rows

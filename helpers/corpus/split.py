@@ -14,6 +14,7 @@ from helpers.corpus.archives import NoDocuments
 from helpers.corpus.report import Report
 from helpers.corpus.settings import CorpusSettings
 from helpers.files import atomic_write
+from helpers.wording import say
 
 SHARD_DOCUMENTS, SHARD_BYTES = 50_000, 64 * 2**20
 
@@ -134,20 +135,20 @@ def _count(report: Report, characters: np.ndarray, fate: np.ndarray, owners: np.
 
 def only_one(report: Report) -> str:
     """Return the message of a corpus of one document: why there are no more, and what to do for files of this kind."""
-    others = ", ".join(f"{n:,} {reason}" for reason, n in report.dropped.most_common())
+    others = ", ".join(f"{n:,} {say(reason)}" for reason, n in report.dropped.most_common())
     advice = "Add texts that differ, or give a smaller max_length, which cuts a long text into several documents"
     if {file.mode for file in report.files if file.documents or file.dropped} & {"file", "block"}:
         advice = "Choose how a .txt is cut into documents: document='line' or 'block', or a smaller max_length"
-    left = f"only 1 document is left ({others})" if others else "only 1 document is left"
-    return f"{left}, and training and validation need one each. {advice}"
+    left = say("only 1 document is left") + (f" ({others})" if others else "")
+    return say("{}, and training and validation need one each. {}", left, say(advice))
 
 
 def nothing_found(report: Report) -> str:
     """Return the message of an empty corpus: what became of each of the first 20 files."""
-    lines = [f"no usable document in {len(report.files):,} file(s) of '{report.source}':"]
+    lines = [say("no usable document in {:,} file(s) of '{}':", len(report.files), report.source)]
     for file in report.files[:20]:
-        dropped = ", ".join(f"{n} {reason}" for reason, n in file.dropped.items())
-        lines.append(f"  {file.name}: {'; '.join(filter(None, [file.bad, dropped, *file.notes]))}")
+        dropped = ", ".join(f"{n} {say(reason)}" for reason, n in file.dropped.items())
+        lines.append(f"  {file.name}: {'; '.join(map(say, filter(None, [file.bad, dropped, *file.notes])))}")
     if len(report.files) > 20:
-        lines.append(f"  and {len(report.files) - 20:,} files more")
+        lines.append(say("  and {:,} files more", len(report.files) - 20))
     return "\n".join(lines)

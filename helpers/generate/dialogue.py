@@ -16,6 +16,7 @@ from helpers.generate.settings import DEFAULT_SETTINGS, Sample, Settings
 from helpers.model.gpt import GPT
 from helpers.vocab import chat
 from helpers.vocab.chat import ASSISTANT, SYSTEM, USER, ChatError, Message
+from helpers.wording import say
 
 
 class AnswerPrompt(NamedTuple):
@@ -29,10 +30,8 @@ class AnswerPrompt(NamedTuple):
 def check_tokenizer(tokenizer: PreTrainedTokenizerFast) -> None:
     """Raise ChatError, which says what to do, unless a model with this tokenizer can hold a conversation."""
     if not chat.has_template(tokenizer):
-        raise ChatError(
-            "this model has no chat template: it continues texts. To teach it to answer, run notebook deeper/chat: "
-            "python -m helpers.run chat --run NAME"
-        )
+        words = "this model has no chat template: it continues texts. To teach it to answer: {}"
+        raise ChatError(say(words, "python -m helpers.run chat --run NAME"))
     end = chat.end_of_turn(tokenizer)
     if end != tokenizer.eos_token_id:
         turn, text = (tokenizer.decode([token]) for token in (end, tokenizer.eos_token_id))

@@ -25,7 +25,7 @@ from helpers.model.eight_bits import read_packed
 from helpers.model.gpt import GPT
 from helpers.model.huggingface import load_model, save_model
 from helpers.vocab.tokenizer import load_tokenizer
-from helpers.wording import did_you_mean
+from helpers.wording import did_you_mean, say
 
 _MAX_ROWS = 64  # rows that are decoded at once
 TRY = "try"
@@ -79,12 +79,12 @@ def load(run: str | Path, model: str = "base") -> tuple[GPT, PreTrainedTokenizer
     if isinstance(run, Path):
         folder = run
         if not (folder / "config.json").is_file():
-            raise RoomError(f"{folder} holds no model: there is no config.json in it")
+            raise RoomError(say("{} holds no model: there is no config.json in it", folder))
     else:
         if re.search(r"[/\\]", run):
-            raise ValueError(f"'{run}' is no name of a run: to load a model from a folder, give Path('{run}')")
+            raise ValueError(say("'{0}' is no name of a run: to load a model from a folder, give Path('{0}')", run))
         if model not in paths.MODELS:
-            raise ValueError(f"a run has no model '{model}'{did_you_mean(model, paths.MODELS)}")
+            raise ValueError(say("a run has no model '{}'{}", model, did_you_mean(model, paths.MODELS)))
         if run == TRY:
             unpack_try()
         open_room(run, paths.MODELS[model])

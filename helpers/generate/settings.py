@@ -8,6 +8,7 @@ from typing import Any
 
 from helpers.generate.constraints import Constraint
 from helpers.vocab.chat import ANSWER_SAMPLING, TEXT_SAMPLING
+from helpers.wording import say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +35,13 @@ class Range:
 
     def __str__(self) -> str:
         """Return the accepted values in words: "between 0 (greedy) and 1 (off)"."""
-        names = {self.off: " (off)", self.greedy: " (greedy)"}
+        names = {self.off: say(" (off)"), self.greedy: say(" (greedy)")}
         low, high = (f"{value:g}{names.get(value, '')}" for value in (self.low, self.high))
         if self.high == math.inf:
-            return f"{low} or more"
+            return say("{} or more", low)
         if self.low_is_open:
-            return f"above {low}, and at most {high}"
-        return f"between {low} and {high}" + ("" if self.off in (self.low, self.high) else f" ({self.off:g} is off)")
+            return say("above {}, and at most {}", low, high)
+        return say("between {} and {}", low, high) + say(" ({:g} is off)", self.off) * (self.low < self.off < self.high)
 
 
 def _ranged(meaning: str, off: float, low: float, high: float, **more: Any) -> Any:
@@ -86,14 +87,14 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, is_right, right in (
-            ("max_new_tokens", self.max_new_tokens >= 0, "0 or more"),
+            ("max_new_tokens", self.max_new_tokens >= 0, say("{} or more", 0)),
             *((name, getattr(self, name) in values, values) for name, values in RANGES.items()),
-            ("seed", self.seed is None or self.seed >= 0, "None (each time another text), 0 or more"),
+            ("seed", self.seed is None or self.seed >= 0, say("None (each time another text), 0 or more")),
             ("stop", isinstance(self.stop, tuple) and all(self.stop), "a tuple of strings, none of them empty"),
             ("logprobs", self.logprobs is None or self.logprobs >= 0, "None (off), 0 or more"),
         ):
             if not is_right:
-                raise ValueError(f"{name} is {getattr(self, name)!r}: it must be {right}")
+                raise ValueError(say("{} is {!r}: it must be {}", name, getattr(self, name), right))
 
     @property
     def greedy(self) -> bool:

@@ -17,6 +17,7 @@ from helpers.generate.dialogue import Dialogue
 from helpers.generate.settings import RANGES, Settings, default_settings
 from helpers.manifest import RoomError
 from helpers.vocab.chat import ChatError
+from helpers.wording import say
 
 NEW = "/new"  # typed as a question: the conversation starts again
 _PIPED = {"encoding": "utf-8-sig", "errors": "strict"}  # Windows' programs begin with a mark, which is no text
@@ -28,7 +29,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m helpers.generate",
         description=(__doc__ or "").splitlines()[0],
-        epilog="Where an option of sampling is left out, the model's own generation_config.json decides.",
+        epilog=say("Where an option of sampling is left out, the model's own generation_config.json decides."),
     )
     add = parser.add_argument
     add("prompt", nargs="?", help="how the text begins; without it: a pipe, or what you type")
@@ -42,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--stop", action="append", default=[], metavar="TEXT", help="end before it; may be repeated")
     for name, values in RANGES.items():
         option = f"--{name.replace('_', '-')}"
-        add(option, type=type(values.off), help=f"{values.meaning}: {values}")
+        add(option, type=type(values.off), help=f"{say(values.meaning)}: {values}")
     return parser
 
 
@@ -65,11 +66,8 @@ def terminal_main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except UnicodeDecodeError:
-        print(
-            "what comes through the pipe is not UTF-8: save the file as UTF-8, or turn it into that on the way: "
-            "iconv -f GB18030 -t UTF-8 FILE | python -m helpers.generate …",
-            file=sys.stderr,
-        )
+        words = "what comes through the pipe is not UTF-8: save the file as UTF-8, or turn it into that on the way: {}"
+        print(say(words, "iconv -f GB18030 -t UTF-8 FILE | python -m helpers.generate …"), file=sys.stderr)
         return 1
     except (RoomError, ValueError, OSError) as error:
         print(error, file=sys.stderr)
@@ -85,9 +83,10 @@ def _check_options(options: argparse.Namespace) -> Settings:
     else:
         what, idle = "without --chat a text is continued", given & {"system"}
     if idle:
-        raise ValueError(f"{what}: leave out {', '.join(f'--{name}' for name in sorted(idle))}")
+        names = ", ".join(f"--{name}" for name in sorted(idle))
+        raise ValueError(say("{}: leave out {}", say(what), names))
     if options.samples < 1:
-        raise ValueError(f"--samples is {options.samples}: ask for 1 or more")
+        raise ValueError(say("--samples is {}: ask for 1 or more", options.samples))
     model = generate.latest_model(options.run) if options.chat else "base"
     sampled = default_settings(generate.model_folder(options.run, model), options.chat)
     sampled |= {name: value for name in RANGES if (value := getattr(options, name)) is not None}
@@ -127,7 +126,7 @@ def _print_texts(texts: Callable[[threading.Event], Iterator[str]]) -> bool:
 def _continue_texts(options: argparse.Namespace, settings: Settings) -> int:
     """Continue each prompt; return the exit status."""
     model, tokenizer = generate.load(options.run)
-    for prompt in _prompts(options, "Type how a text begins; Ctrl-C stops a text, Ctrl-D ends."):
+    for prompt in _prompts(options, say("Type how a text begins; Ctrl-C stops a text, Ctrl-D ends.")):
         for sample in range(options.samples):
             if sample:
                 print()
@@ -143,7 +142,7 @@ def _converse(options: argparse.Namespace, settings: Settings) -> int:
     """Answer each question in one conversation; return the exit status."""
     model, tokenizer = generate.load(options.run, generate.latest_model(options.run))
     talk = Dialogue(model, tokenizer, options.system)
-    questions = _prompts(options, f"Ask; Ctrl-C stops an answer, {NEW} starts again, Ctrl-D ends.")
+    questions = _prompts(options, say("Ask; Ctrl-C stops an answer, {} starts again, Ctrl-D ends.", NEW))
     for question in filter(str.strip, questions):
         if question.strip() == NEW:
             talk = Dialogue(model, tokenizer, options.system)
@@ -156,7 +155,7 @@ def _converse(options: argparse.Namespace, settings: Settings) -> int:
             print(error, file=sys.stderr)
             continue
         if talk.left_out:
-            print(f"(the context is full: written without the oldest {talk.left_out} messages)", file=sys.stderr)
+            print(say("(the context is full: written without the oldest {} messages)", talk.left_out), file=sys.stderr)
         if not is_whole and not options.typed:
             return INTERRUPTED
     return 0

@@ -5,7 +5,6 @@ python -m helpers.run --run songci --corpus songci.txt    all six, on your own t
 python -m helpers.run train generate -p epochs 3          two of them, with another number of epochs
 python -m helpers.run tournament --run songci             a side door: an optional notebook on a run that exists
 python -m helpers.run sweep lr.yaml --run songci          songci-1, songci-2, …: a run for each combination of values
-python -m helpers.run verify --run songci                 do all files of the run still fit together?
 python -m helpers.run parameters train                    what -p can set
 python -m helpers.run refresh                             fresh outputs into notebooks/ itself
 """
@@ -21,12 +20,11 @@ if __name__ == "__main__":  # while the libraries load, Ctrl-C ends the process 
 
 from helpers import paths
 from helpers.files import Occupied
-from helpers.manifest import read_parameters
+from helpers.manifest import no_run, read_parameters
 from helpers.run.execute import StageFailed, refresh, run_stages
 from helpers.run.parameters import Refused, choose_stages, plan_parameters
 from helpers.run.sweep import run_sweep
-from helpers.run.verify import print_verdict
-from helpers.wording import did_you_mean, let_console_replace
+from helpers.wording import let_console_replace, say
 
 
 def _require_run(run: str) -> None:
@@ -36,7 +34,7 @@ def _require_run(run: str) -> None:
         raise Refused(str(error)) from None
     if not folder.is_dir():
         runs = sorted(each.name for each in paths.runs_dir().glob("*/"))
-        raise Refused(f"there is no run '{run}' in {paths.runs_dir()}{did_you_mean(run, runs) if runs else ''}")
+        raise Refused(no_run(run, runs))
 
 
 def _run(asked: argparse.Namespace) -> int:
@@ -46,13 +44,8 @@ def _run(asked: argparse.Namespace) -> int:
         _require_run(asked.run)
     for preset in asked.presets:
         if preset.endswith(".json"):
-            print(f"{preset}: vocab_size is not used: the model has a row for each token of 02's list", flush=True)
+            print(say("{}: vocab_size is not used: the model has a row for each token of 02", preset), flush=True)
     return 0 if run_stages(asked.run, values, asked.force, asked.lessons or None) else 130
-
-
-def _verify(asked: argparse.Namespace) -> int:
-    _require_run(asked.run)
-    return print_verdict(asked.run)
 
 
 def _parameters(asked: argparse.Namespace) -> int:
@@ -81,7 +74,6 @@ def read_command_line(arguments: list[str]) -> argparse.Namespace:
 
     run = add("run", _run, "run the notebooks in order and write runs/NAME/report.html")
     sweep = add("sweep", run_sweep, "notebooks 01 to 04 for each combination of values, as trials of an Optuna study")
-    verify = add("verify", _verify, "check that all files of a run still fit together")
     listing = add("parameters", _parameters, "list the parameters of notebooks, and their defaults")
     fresh = add("refresh", _refresh, "write fresh outputs into notebooks/ itself")
     sweep.add_argument("file", type=Path, help="YAML, `lr: [1.0e-3, 1.0e-2]`: parameters with their values")
@@ -89,7 +81,7 @@ def read_command_line(arguments: list[str]) -> argparse.Namespace:
     for command in (run, listing, fresh):
         command.add_argument("stages", nargs="*", help=f"{' '.join(paths.STAGES)}; all six if none is named. Optional "
                              f"notebooks, on the rooms of a run that exists: {' '.join(paths.SIDE_DOORS)}")  # fmt: skip
-    for command in (run, sweep, verify):
+    for command in (run, sweep):
         command.add_argument("--run", default="sample", metavar="NAME", help="name of the run: the folder under runs/")
     for command in (run, sweep):
         command.add_argument("--corpus", metavar="PATH", help="a text file, a folder, a pattern, an address")
@@ -122,18 +114,18 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return asked.do(asked)
     except (Refused, Occupied) as error:
-        print(f"nothing was run: {error}", file=sys.stderr)
+        print(say("nothing was run: {}", error), file=sys.stderr)
         return 2
     except StageFailed as error:
         print(error, file=sys.stderr)
         return 1
     except OSError as error:  # a full disk, a folder that may not be written to
-        where = "" if error.filename else f", in {paths.runs_dir()}"  # papermill's writing names no file
-        print(f"stopped: {error}{where}; once that is mended, the same command goes on", file=sys.stderr)
+        where = "" if error.filename else say(", in {}", paths.runs_dir())  # papermill's writing names no file
+        print(say("stopped: {}{}; once that is mended, the same command goes on", error, where), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         anew = asked.do is _refresh or asked.do is _run and asked.force
-        print("stopped" if anew else "stopped; the same command goes on with this stage", file=sys.stderr)
+        print(say("stopped" if anew else "stopped; the same command goes on with this stage"), file=sys.stderr)
         return 130
 
 

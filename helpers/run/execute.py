@@ -82,7 +82,7 @@ def run_stages(run: str, values: Values, force: bool, lessons: bool | None = Non
     """
     with occupied(paths.run_dir(run)):
         for words in filter(None, (unfinished(run, stage) for stage in paths.NOTEBOOKS if stage not in values)):
-            print(f"{'mind':14}{words}", flush=True)
+            print(say("mind          {}", words), flush=True)
         for stage in values:
             name = f"{paths.notebook(stage).stem:14}"
             taught = _is_built_in(run, values) if lessons is None else lessons
@@ -94,24 +94,24 @@ def run_stages(run: str, values: Values, force: bool, lessons: bool | None = Non
                 with watching(file, name, one_line=sys.stdout.isatty()):
                     execute(run, stage, values[stage], {progress.VARIABLE: str(file)}, taught)
             except BaseException as error:
-                word = "failed" if isinstance(error, StageFailed) else "stopped"
-                print(f"{name}{word} after {duration(time.monotonic() - begin)}", flush=True)
+                words = "failed after {}" if isinstance(error, StageFailed) else "stopped after {}"
+                print(f"{name}{say(words, duration(time.monotonic() - begin))}", flush=True)
                 raise
             words = f"{duration(time.monotonic() - begin):>12}   {report.one_line(run, stage)}".rstrip()
             print(f"{name}{words}", flush=True)
             if words := unfinished(run, stage):
-                print(f"{'mind':14}{words}", flush=True)
+                print(say("mind          {}", words), flush=True)
                 break
         lost = report.result_of(run, "corpus").get("losses", []) if "corpus" in values else []
         for sentence in lost[:LOSSES]:
-            print(f"{'left out':14}{sentence}")
+            print(say("left out      {}", sentence))
         if lost:
             print(f"{'':14}{say('the whole list is in {}', paths.executed_copy(run, 'corpus'))}")
-        print(f"{'report':14}{report.write_report(run)}", flush=True)
+        print(say("report        {}", report.write_report(run)), flush=True)
         finished = not any(unfinished(run, stage) for stage in values)
         if finished and "train" in values:
-            words = say("make serve RUN={}; to teach it to answer: python -m helpers.run chat --run {}", run, run)
-            print(f"{'next':14}{words}")
+            words = "next          make serve RUN={0}; to teach it to answer: python -m helpers.run chat --run {0}"
+            print(say(words, run))
     return finished
 
 
@@ -149,14 +149,14 @@ def execute(run: str, stage: str, values: dict[str, Any], environment: Mapping[s
             problem = f"{error.ename}: {error.evalue}"
             lines = [line.strip() for line in error.source.splitlines()]
             code = next((line for line in lines if line and not line.startswith("#")), "")
-            where = f"cell [{error.exec_count}]: {code}"
+            where = say("cell [{}]: {}", error.exec_count, code)
         except RuntimeError:  # in a cell (DeadKernelError), or before the first
             problem = _why_it_died(stderr)
-            where = "the last cell that has a number"
+            where = say("the last cell that has a number")
         else:
             note_finished(run, stage)
             return
-    raise StageFailed(f"  {'where':10}{notebook.name}, {where}\n  {'error':10}{problem}\n  {'copy':10}{target}")
+    raise StageFailed(say("  where     {}, {}\n  error     {}\n  copy      {}", notebook.name, where, problem, target))
 
 
 def _literally(path: Path) -> str:
@@ -169,8 +169,8 @@ def _why_it_died(stderr: IO[str]) -> str:
     stderr.seek(0)
     lines = [line.strip() for line in stderr if line.strip()]
     if not lines:
-        return "the kernel died without a message: most often the machine ran out of memory"
-    return f"the kernel died: {lines[-1]}"
+        return say("the kernel died without a message: most often the machine ran out of memory")
+    return say("the kernel died: {}", lines[-1])
 
 
 # ---- what it is doing: a bar in a terminal, a line a minute in a log ----

@@ -18,7 +18,7 @@ from nbformat import NotebookNode
 from helpers import paths
 from helpers.corpus.find import resolve_source
 from helpers.manifest import notebook_parameters
-from helpers.wording import called_here, did_you_mean
+from helpers.wording import called_here, did_you_mean, say
 
 Values = dict[str, dict[str, Any]]  # {stage: {parameter: value}}
 
@@ -44,7 +44,7 @@ def choose_stages(words: list[str]) -> list[str]:
             names[notebook[:2]] = stage
     for word in words:
         if word not in names:
-            raise Refused(f"no stage is called '{word}'{did_you_mean(word, paths.NOTEBOOKS)}")
+            raise Refused(say("no stage is called '{}'{}", word, did_you_mean(word, paths.NOTEBOOKS)))
     chosen = {names[word] for word in words}
     return [stage for stage in paths.NOTEBOOKS if stage in chosen]
 
@@ -97,7 +97,7 @@ def load_yaml(path: Path) -> Any:
     try:
         return yaml.load(path.read_text("utf-8-sig"), _OneValuePerKey)
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise Refused(f"{path.name} is not readable YAML: {' '.join(str(error).split())}") from None
+        raise Refused(say("{} is not readable YAML: {}", path.name, " ".join(str(error).split()))) from None
 
 
 def read_preset(name: str) -> Values:
@@ -108,17 +108,18 @@ def read_preset(name: str) -> Values:
     folder = paths.repo_root() / "presets"
     path = Path(name) if name.endswith((".yaml", ".yml", ".json")) else folder / f"{name}.yaml"
     if not path.is_file():
-        raise Refused(f"no preset '{name}'{did_you_mean(name, sorted(file.stem for file in folder.glob('*.yaml')))}")
+        raise Refused(say("no preset '{}'", name) + did_you_mean(name, sorted(x.stem for x in folder.glob("*.yaml"))))
     if path.suffix == ".json":
         return _read_model_config(path)
     sections = load_yaml(path) or {}
     if not isinstance(sections, dict):
-        raise Refused(f"{path.name}: expected one section per stage, like `train:` with `epochs: 2` indented below it")
+        raise Refused(say("{}: expected a section per stage, like `train:` and below it `  epochs: 2`", path.name))
     for stage, section in sections.items():
         if stage not in paths.NOTEBOOKS:
-            raise Refused(f"{path.name}: no stage is called '{stage}'{did_you_mean(str(stage), paths.NOTEBOOKS)}")
+            hint = did_you_mean(str(stage), paths.NOTEBOOKS)
+            raise Refused(f"{path.name}: " + say("no stage is called '{}'{}", stage, hint))
         if not isinstance(section or {}, dict):
-            raise Refused(f"{path.name}: under `{stage}:` expected lines like `name: value`, found {section!r}")
+            raise Refused(say("{}: under `{}:` expected `name: value`, found {!r}", path.name, stage, section))
     return {stage: section or {} for stage, section in sections.items()}
 
 
@@ -157,13 +158,11 @@ def _check_type(where: str, name: str, value: Any, default: Any) -> Any:
         return value
     if isinstance(default, float) and type(value) is int:
         return float(value)
-    hint = "; put it in quotes" if isinstance(default, str) else ""
+    hint = say("; put it in quotes") if isinstance(default, str) else ""
     if isinstance(default, float) and re.fullmatch(r"[-.\d]+e[-+]?\d+", str(value), re.IGNORECASE):
-        hint = "; YAML reads a number like 1e-3 as text: write 1.0e-3"
-    raise Refused(
-        f"{where}: {name} is {value!r}, {type(value).__name__}, but the notebook's "
-        f"default {default!r} is {type(default).__name__}{hint}"
-    )
+        hint = say("; YAML reads a number like 1e-3 as text: write 1.0e-3")
+    words = "{}: {} is {!r}, {}, but the notebook's default {!r} is {}{}"
+    raise Refused(say(words, where, name, value, type(value).__name__, default, type(default).__name__, hint))
 
 
 def _parse_value(text: str, default: Any) -> Any:
@@ -180,7 +179,7 @@ def _resolve(name: str, given: str) -> str:
     """Return the absolute path of a file, a folder or a pattern; refuse it if it does not exist."""
     path = Path(os.path.abspath(os.path.expanduser(given)))
     if not path.exists() and not any(sign in given for sign in "*?["):
-        raise Refused(f"{name}: {path} does not exist")
+        raise Refused(say("{}: {} does not exist", name, path))
     return str(path)
 
 
@@ -195,17 +194,18 @@ def plan_parameters(
     """
     try:
         paths.run_dir(run)
-    except ValueError as error:
-        raise Refused(str(error)) from None
+    except ValueError:
+        words = "'{}' cannot name a run: use letters, digits, '-', '_' and '.', not '.' first"
+        raise Refused(say(words, run)) from None
     defaults = {stage: notebook_parameters(stage) for stage in paths.NOTEBOOKS}
     values = {stage: dict(names) for stage, names in defaults.items()}
 
     def put(where: str, stage: str, name: str, value: Any) -> None:
         if name == "run":
-            raise Refused(f"{where}: a run is named on the command line, with --run")
+            raise Refused(say("{}: a run is named on the command line, with --run", where))
         if name not in defaults[stage]:
             hint = called_here(str(name), defaults[stage])
-            raise Refused(f"{where}: {paths.notebook(stage).stem} has no parameter '{name}'{hint}")
+            raise Refused(f"{where}: " + say("{} has no parameter '{}'{}", paths.notebook(stage).stem, name, hint))
         values[stage][name] = _check_type(where, name, value, defaults[stage][name])
 
     for preset in presets:  # every section is checked, also those of stages that do not run today
@@ -214,14 +214,14 @@ def plan_parameters(
                 put(f"preset {preset}, {stage}", stage, name, value)
     if corpus is not None:
         if "corpus" not in stages:
-            raise Refused("--corpus: notebook 01 is not to run, so this text would not be read: name 'corpus' too")
+            raise Refused(say("--corpus: notebook 01 is not to run, so this text would not be read: name 'corpus' too"))
         put("--corpus", "corpus", "source", corpus)
     for flag, pairs in (("-p", settings), ("sweep", (combination or {}).items())):
         for name, value in pairs:
             owners = [stage for stage in stages if name in defaults[stage]]
             if not owners:
                 hint = called_here(name, (known for stage in stages for known in defaults[stage]))
-                raise Refused(f"{flag} {name}: no notebook that is to run has it{hint}")
+                raise Refused(say("{} {}: no notebook that is to run has it{}", flag, name, hint))
             for stage in owners:
                 read = _parse_value(value, defaults[stage][name]) if isinstance(value, str) else value
                 put(f"{flag} {name}", stage, name, read)

@@ -1,4 +1,4 @@
-"""Do all files of a run still fit together, and has a stage finished already with the same parameters and inputs?
+"""Has a stage finished already with the same parameters and inputs, so that it need not run again?
 
 Compares files, figures and parameters; knows nothing of what they mean.
 """
@@ -14,77 +14,17 @@ from helpers.corpus.find import BUILT_IN, same_files
 from helpers.files import known_sha256
 from helpers.manifest import MANIFEST, RoomError, open_room, read_manifest, unfinished
 from helpers.run.parameters import stage_notebook
-from helpers.wording import run_again
-
-NOT_MADE = "not finished yet"
 
 
-def verify_run(run: str) -> list[tuple[str, bool, str]]:
-    """Return (notebook, fits, words) for each room of a run; side doors only where they have been made.
-
-    Every file is checked: what a room wrote, and what it was made from, in the rooms before it and outside.
-    """
-    rows = []
-    for stage in paths.NOTEBOOKS:
-        notebook = paths.notebook(stage).stem
-        if not (paths.room(run, stage) / MANIFEST).is_file():
-            rows += [(notebook, True, NOT_MADE)] if stage in paths.STAGES else []
-            continue
-        try:
-            manifest = open_room(run, stage)
-        except RoomError as error:
-            rows.append((notebook, False, str(error)))
-            continue
-        changes = _changed_files(run, manifest["inputs"])
-        words = f"{len(manifest['outputs'])} files as written, {len(manifest['inputs'])} files as read"
-        if changes:
-            words = f"{changes[0]} since {notebook} read it: {run_again(stage, run)}"
-        rows.append((notebook, not changes, words))
-    return rows
+def _has_changed(run: str, names: dict[str, str]) -> bool:
+    """Return whether one of these files (path -> SHA-256) is missing or has changed."""
+    files = {paths.run_dir(run) / name: wanted for name, wanted in names.items()}
+    return any(not file.is_file() or known_sha256(file) != wanted for file, wanted in files.items())
 
 
-def _changed_files(run: str, names: dict[str, str]) -> list[str]:
-    """Return which of these files (path -> SHA-256) are missing or have changed."""
-    changes = []
-    for name, wanted in names.items():
-        file = paths.run_dir(run) / name
-        if not file.is_file():
-            changes.append(f"{name} is missing")
-        elif known_sha256(file) != wanted:
-            changes.append(f"{name} has changed")
-    return changes
-
-
-def _changed_figures(run: str, copy: nbformat.NotebookNode) -> list[str]:
-    """Return which figures of earlier rooms are no longer those that this notebook read when it ran."""
-    changes = []
-    for earlier, figures in copy.metadata.get("read", {}).items():
-        try:
-            now = read_manifest(run, earlier)["result"]
-        except RoomError:
-            continue  # that room's own line says so
-        names = [name for name in {**figures, **now} if figures.get(name) != now.get(name)]
-        if names:
-            differences = ", ".join(f"{name} {figures.get(name)} -> {now.get(name)}" for name in names[:3])
-            changes.append(f"{paths.notebook(earlier).stem} has found other figures since ({differences})")
-    return changes
-
-
-def print_verdict(run: str) -> int:
-    """Print one line per room, and return the exit code: 0 if all fit together, 1 if not."""
-    rows = verify_run(run)
-    for notebook, fits, words in rows:
-        word = "NO" if not fits else "-" if words == NOT_MADE else "fits"
-        print(f"{notebook:14}{word:6}{words}", flush=True)
-    off = sum(not fits for _, fits, _ in rows)
-    if all(words == NOT_MADE for _, _, words in rows):
-        print("nothing has been made yet", flush=True)
-        return 1
-    print(f"{off} of {len(rows)} rooms don't fit: mend them from the top" if off else "all belong together", flush=True)
-    return 1 if off else 0
-
-
-# ---- what need not run again ----
+def _found_other_figures(run: str, copy: nbformat.NotebookNode) -> bool:
+    """Return whether an earlier room has other figures than this notebook read when it ran."""
+    return any(read_manifest(run, earlier)["result"] != figures for earlier, figures in copy.metadata["read"].items())
 
 
 def note_finished(run: str, stage: str) -> None:
@@ -105,9 +45,9 @@ def finished_unchanged(run: str, stage: str, values: dict[str, Any], lessons: bo
     try:
         manifest = open_room(run, stage)
         copy = nbformat.read(paths.executed_copy(run, stage), as_version=4)
+        if "read" not in copy.metadata or _found_other_figures(run, copy):  # see `note_finished`
+            return False
     except (RoomError, OSError, ValueError):  # the copy may be torn: papermill was killed while it wrote
-        return False
-    if "read" not in copy.metadata or _changed_figures(run, copy):  # see `note_finished`
         return False
     # 2. the same parameters, the same code
     editions = filter(Path.is_file, (paths.notebook(stage), paths.chinese(paths.notebook(stage))))
@@ -115,7 +55,7 @@ def finished_unchanged(run: str, stage: str, values: dict[str, Any], lessons: bo
     if manifest["parameters"] != values or _code_of(copy) not in published:
         return False
     # 3. the same input files, and no new one
-    if _changed_files(run, manifest["inputs"]):
+    if _has_changed(run, manifest["inputs"]):
         return False
     return same_files(values.get("source", BUILT_IN), [paths.run_dir(run) / name for name in manifest["inputs"]])
 

@@ -136,7 +136,8 @@ class ChatWriter(CompletionWriter):
 
     def _said(self, text: str, reason: str | None) -> tuple[dict[str, Any], str | None]:
         """Return what an answer says, or which tools it calls, and why it ended."""
-        said, calls = self.form.read(text, self.request.names) if self.form and reason else (text, [])
+        names = [each.function.name for each in self.request.tools] if self.form else []
+        said, calls = self.form.read(text, names) if self.form and reason else (text, [])
         if not calls:
             return {"content": text}, reason
         functions = [{"name": call["name"], "arguments": compact_json(call["arguments"])} for call in calls]

@@ -323,11 +323,6 @@ class ChatRequest(OpenAIRequest):
         return Talk(in_turns, list(map(len, turns)))
 
     @property
-    def names(self) -> set[str]:
-        """The names of the tools that were sent."""
-        return {each.function.name for each in self.tools}
-
-    @property
     def offered(self) -> list[dict[str, Any]]:
         """The tools that the model may call, as a template takes them."""
         return [] if self.tool_choice == "none" else [each.model_dump(exclude_unset=True) for each in self.tools]

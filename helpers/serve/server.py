@@ -34,8 +34,8 @@ from helpers.serve.app import NO_TOOLS, STATE, make_app
 from helpers.serve.engine import Engine
 from helpers.serve.limits import Limits
 from helpers.serve.schema import ChatRequest, GenerateRequest, Tools, read_request
-from helpers.vocab.chat import supports_tools
-from helpers.wording import let_console_replace
+from helpers.vocab.chat import call_form
+from helpers.wording import let_console_replace, say
 
 KEY = "CHINESE_GPT_API_KEY"  # the environment variable
 # how long the engine's thread may wait for Python while requests are answered; Python's default is 5 ms
@@ -163,7 +163,7 @@ def read_tools(folder: Path, tokenizer: PreTrainedTokenizerFast) -> dict[str, An
         tools = read_request(Tools, file.read_bytes())
     except ValueError as error:
         raise ValueError(f"{file} cannot be used: {error}") from None
-    if not supports_tools(tokenizer):
+    if not call_form(tokenizer):
         raise ValueError(f"{file} cannot be used: {NO_TOOLS}")
     return {"tools": tools.model_dump(exclude_unset=True)}
 
@@ -197,8 +197,9 @@ def write_static(options: argparse.Namespace, limits: Limits) -> int:
     except (OSError, RoomError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"{folder} holds {size / 1e6:.1f} MB: any host of plain files can serve it, and the browser computes.")
-    print(f"Try it: python -m http.server 8000 --bind 127.0.0.1 --directory {shlex.quote(str(folder))}")
+    words = "{} holds {:.1f} MB: any host of plain files can serve it, and the browser computes."
+    print(say(words, folder, size / 1e6))
+    print(say("Try it: {}", f"python -m http.server 8000 --bind 127.0.0.1 --directory {shlex.quote(str(folder))}"))
     return 0
 
 
@@ -226,16 +227,17 @@ def serve(options: argparse.Namespace, key: str | None, limits: Limits, listenin
         engine.on_failure = stop
         engine.start()
         runner, address = await start_server(app, options.host, listening=listening)
-        served = f"the {options.room} model of run '{options.run}'"
         # how a shell is told the key, which stays where it is
         told = f"$(cat {shlex.quote(options.api_key_file)})" if options.api_key_file else f"${KEY}"
         call = curl(address, told if key else "", has_chat=app[STATE].no_chat is None)
-        print(f"open {address} in a browser")
-        print(f"{served} answers at {address} until Ctrl-C. Try: {call}", flush=True)
+        print(say("open {} in a browser", address))
+        words = "the {} model of run '{}' answers at {} until Ctrl-C. Try: {}"
+        print(say(words, options.room, options.run, address, call), flush=True)
         await stopped.wait()
         code = 0 if engine.alive else 1
         if code:
-            print("the engine has failed: this server stops, so that another one can take its place", file=sys.stderr)
+            words = "the engine has failed: this server stops, so that another one can take its place"
+            print(say(words), file=sys.stderr)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C ends at once
         await stop_server(runner)
         return code
@@ -291,10 +293,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         listening = bind(options.host, options.port)
     except (OSError, OverflowError) as error:
-        print(
-            f"cannot listen on {options.host}:{options.port} ({error}): choose another --port or --host",
-            file=sys.stderr,
-        )
+        words = "cannot listen on {}:{} ({}): choose another --port or --host"
+        print(say(words, options.host, options.port, error), file=sys.stderr)
         return 1
     with listening:
         return serve(options, key, limits, listening)

@@ -8,6 +8,7 @@ benchmarks/README.md). So an update is measured. Knows no rule for a number that
 import contextlib
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -21,10 +22,11 @@ from helpers.model.gpt import GPT
 from helpers.parallel import cores
 from helpers.tokens.windows import TokenStream, Windows
 from helpers.train import optim
-from helpers.train.initial import SHAPE, config_from_settings, model_from_settings
+from helpers.train.initial import config_from_settings, model_from_settings
 from helpers.train.loss import Loss, load_batch, training_memory
 from helpers.train.settings import TrainSettings
 from helpers.vocab.tokenizer import load_pretrained_tokenizer, load_tokenizer
+from helpers.wording import say
 
 _PROBE = 1.0  # seconds that the forecast's measured update should take, about
 FEW_TOKENS = 300  # a vocabulary of bytes: too few rows to warn about
@@ -125,7 +127,7 @@ def forecast(settings: TrainSettings) -> dict[str, Any]:
         "tokens": round(epochs * tokens["tokens"]),
         "seconds": round(seconds, 3),
         "memory": memory,
-        "concerns": _ignored(settings) + _concerns(train, dead, steps, settings.warmup_steps, memory, free),
+        "concerns": list(_concerns(train, dead, steps, settings.warmup_steps, memory, free)),
     }
 
 
@@ -137,39 +139,24 @@ def _dead_tokens(train: Windows, vocab_size: int) -> float:
     return float((counts == 0).mean())
 
 
-def _ignored(settings: TrainSettings) -> list[str]:
-    """Return a concern about what was given of a shape although a pretrained model brings its own."""
-    default, shape = TrainSettings(), ("architecture", *SHAPE, "dropout")
-    names = [name for name in shape if getattr(settings, name) != getattr(default, name)]
-    if not (settings.pretrained_model and names):
-        return []
-    return [f"{', '.join(names)}: given, but a pretrained model keeps its own."]
-
-
-def _concerns(train: Windows, dead: float, steps: int, warmup_steps: int, memory: int, free: int | None) -> list[str]:
-    concerns = []
+def _concerns(train: Windows, dead: float, steps: int, warmup: int, memory: int, free: int | None) -> Iterator[str]:
     if dead > 0.5:
-        concerns.append(
-            f"{dead:.0%} of the tokens never occur in the training text: their rows in the output layer cost memory "
-            "and time and learn nothing. A smaller vocabulary, made in notebook 02, loses nothing."
+        words = (
+            "{:.0%} of the tokens never occur in the training text: a smaller vocabulary, made in 02, loses nothing."
         )
+        yield say(words, dead)
     if (longest := int(train.lengths.max())) < train.n_ctx // 2:
-        concerns.append(
-            f"n_ctx is {train.n_ctx}, but no document is longer than {longest} tokens: the positions after that are "
-            "never trained, and the model will write nothing longer. A smaller n_ctx in notebook 03 is enough."
-        )
+        words = "n_ctx is {}, but no document is longer than {} tokens: a smaller n_ctx in notebook 03 is enough."
+        yield say(words, train.n_ctx, longest)
     if steps < 100:
-        concerns.append(
-            f"only {steps} updates: the model will hardly learn. More epochs, more time, or a smaller batch."
-        )
-    elif warmup_steps > steps / 2:
-        concerns.append(f"the warm-up takes {warmup_steps} of {steps} updates: the rate hardly has time to fall.")
+        yield say("only {} updates: the model will hardly learn. More epochs, more time, or a smaller batch.", steps)
+    elif warmup > steps / 2:
+        yield say("the warm-up takes {} of {} updates: the rate hardly has time to fall.", warmup, steps)
     if free and memory > free:
-        concerns.append(
-            f"training needs about {memory / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free. A smaller batch_size "
-            "with more gradient_accumulation gives the same updates in less memory."
+        words = (
+            "training needs about {:.1f} GiB of the {:.1f} free: try a smaller batch_size, more gradient_accumulation."
         )
-    return concerns
+        yield say(words, memory / 2**30, free / 2**30)
 
 
 # ---- a measured update ----

@@ -153,11 +153,6 @@ def call_form(tokenizer: PreTrainedTokenizerFast) -> CallForm | None:
     return _call_form(tokenizer, str(tokenizer.chat_template))
 
 
-def supports_tools(tokenizer: PreTrainedTokenizerFast) -> bool:
-    """Return whether a tokenizer's template writes tools, calls of them, and results."""
-    return call_form(tokenizer) is not None
-
-
 @lru_cache(_CACHED)
 def _call_form(tokenizer: PreTrainedTokenizerFast, template: str) -> CallForm | None:
     talk = [_message(USER, "?"), _calling(_CALL), _message(TOOL, _CLOSE)]

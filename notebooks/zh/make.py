@@ -139,7 +139,10 @@ def in_chinese(code: str, text: str) -> str:
         segment = strings_of(code)[english]
         form = "f" * isinstance(ast.parse(f"({segment})", mode="eval").body, ast.JoinedStr)
         new = f"{form}{segment[-1]}{chinese}{segment[-1]}"
-        code = re.sub("(?<!== )" + re.escape(segment), lambda _, new=new: new, code)  # one that is compared stays
+        here = re.escape(segment)
+        if re.search("(?<!== )" + here, code):
+            here = "(?<!== )" + here  # one that is compared stays, unless it stands nowhere else: `verdict[0] == "R"`
+        code = re.sub(here, lambda _, new=new: new, code)
     return code
 
 

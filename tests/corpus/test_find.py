@@ -64,7 +64,7 @@ def test_globs(library, pattern, found):
 
 
 def test_errors_say_what_was_looked_for_and_where(library, tmp_path):
-    with pytest.raises(NoDocuments, match="nowhere does not exist: give 'sample', a file or a folder"):
+    with pytest.raises(NoDocuments, match="nowhere does not exist: give a file or a folder"):
         find_inputs(str(tmp_path / "nowhere"))
     with pytest.raises(NoDocuments, match=r"x\.pdf is not one of \.txt, \.json, \.jsonl"):
         find_inputs(str(tmp_path / "x.pdf"))

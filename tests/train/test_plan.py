@@ -15,7 +15,6 @@ from helpers.model.config import make_config
 from helpers.model.gpt import GPT
 from helpers.model.huggingface import save_model
 from helpers.train import plan, rules
-from helpers.train.settings import TrainSettings
 from helpers.vocab.tokenizer import build_bytes, load_tokenizer
 
 
@@ -77,13 +76,6 @@ def test_a_pretrained_model_must_read_its_own_ids(run, tmp_path):
         tmp_path
     )  # a model of the same vocabulary: trained further
     assert plan.plan_run(given)["total_steps"] > 0
-
-
-def test_a_shape_that_a_pretrained_model_ignores_is_said():
-    assert plan._ignored(TrainSettings(pretrained_model="x")) == plan._ignored(TrainSettings(n_layer=3)) == []
-    given = TrainSettings(pretrained_model="x", architecture="gpt2", n_layer=3, dropout=0.0)
-    (said,) = plan._ignored(given)
-    assert said.startswith("architecture, n_layer, dropout: given, but a pretrained model keeps its own")
 
 
 def test_free_memory_is_asked_before_a_model_takes_some(run, monkeypatch):

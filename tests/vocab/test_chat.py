@@ -206,12 +206,7 @@ def test_neither_a_result_nor_an_argument_writes_a_special_token(tok):
 
 
 def test_a_template_that_leaves_tools_out_supports_none_and_its_calls_are_refused():
-    assert [chat.supports_tools(tok) for tok in (OURS, CHATML_TOKENIZER, TOOLS, QWEN_TOKENIZER)] == [
-        False,
-        False,
-        True,
-        True,
-    ]
+    assert not any(map(chat.call_form, (OURS, CHATML_TOKENIZER))) and all(map(chat.call_form, (TOOLS, QWEN_TOKENIZER)))
     with pytest.raises(chat.ChatError, match="leaves messages out"):
         chat.encode_messages(OURS, called({}), True, [LOOK_UP])
 
