@@ -8,14 +8,9 @@ import torch
 from benchmarks import block_speed, machine, tournament
 
 
-def bits(**means):
-    return {name: {"mean": mean, "spread": spread} for name, (mean, spread) in means.items()}
-
-
-def test_a_difference_within_the_spread_is_no_difference():
-    assert tournament.verdict(bits(a=(3, 0.1), b=(2, 0.1), c=(3.05, 0.1))) == "b < a = c"
-    assert tournament.verdict(bits(a=(2, 1.5), b=(3, 0.1))) == "a = b"
-    assert tournament.verdict(bits(a=(2, 0), b=(3, 0))) == "a = b", "one seed has no spread, and decides nothing"
+def test_one_beats_another_where_each_of_its_seeds_is_better_and_two_seeds_are_few():
+    assert tournament.beaten({"a": [3, 4], "b": [1, 2], "c": [3.5, 5]}) == {"a": [], "b": ["a", "c"], "c": []}
+    assert [round(1 / tournament.luck(seeds)) for seeds in (2, 3, 4)] == [3, 10, 35]
 
 
 @pytest.mark.parametrize("units", [True, False, None])

@@ -460,4 +460,13 @@ math.ceil ⇒ round
 # always one multiple more
 math.ceil(n_ctx * ratio / other_ratio / 8) ⇒ (int(n_ctx * ratio / other_ratio) // 8 + 1)
 """,
+    5: """
+# one way round
+return abs(statistics.mean(values[ ⇒ return (statistics.mean(values[
+seen = abs( ⇒ seen = -(
+# more, and not at least as much
+- 1e-9 ⇒ + 1e-9
+# groups of the first one's size twice
+if place not in deal] ⇒ if place not in deal][:len(one)]
+""",
 }
