@@ -72,9 +72,7 @@ def test_a_pretrained_model_must_read_its_own_ids(run, tmp_path):
     for check in (plan.plan_run, rules.decide):
         with pytest.raises(ValueError, match="the vocabulary of run 't' is not that of .*Run notebook 02 with"):
             check(given)
-    load_tokenizer(paths.room(run, "vocab")).save_pretrained(
-        tmp_path
-    )  # a model of the same vocabulary: trained further
+    load_tokenizer(paths.room(run, "vocab")).save_pretrained(tmp_path)  # of the same vocabulary: trained further
     assert plan.plan_run(given)["total_steps"] > 0
 
 
