@@ -256,7 +256,7 @@ def test_a_full_queue_and_a_failure(engine, error, code):
 def test_a_model_without_a_template_says_what_to_do():
     status, answer = post({"messages": TALK}, CHAT)
     assert status == 400 and answer["error"]["code"] == "no_chat"
-    assert "deeper/chat" in answer["error"]["message"]
+    assert "helpers.run chat" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize("count, status, words", [(201, 400, "at most 200 items"), (10_001, 413, "larger than")])
