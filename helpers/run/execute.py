@@ -30,8 +30,8 @@ from helpers.corpus.find import BUILT_IN
 from helpers.files import occupied
 from helpers.manifest import RoomError, notebook_parameters, read_manifest, unfinished
 from helpers.progress import Note
+from helpers.run.finished import finished_unchanged, note_finished
 from helpers.run.parameters import Values, stage_notebook
-from helpers.run.verify import finished_unchanged, note_finished
 from helpers.wording import duration, say
 
 TERMINAL_SECONDS, LOG_SECONDS = 1.0, 60.0  # between two looks at a stage's progress
