@@ -1,7 +1,7 @@
 """Room 04: the settings are the notebook's parameters: the same names, the same defaults, numbers in their ranges."""
 
 import json
-from dataclasses import FrozenInstanceError, asdict
+from dataclasses import asdict
 
 import pytest
 
@@ -23,7 +23,7 @@ def test_they_survive_json():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"max_minutes": -1.0}, {"schedule": "magic"}]
+    [{"max_minutes": -1.0}]
     + [{name: -1} for name in ("n_embd", "epochs", "batch_size", "gradient_accumulation", "lr")]
     + [{name: 0} for name in ("devices", "log_step", "n_experts")]
     + [{name: -1} for name in ("warmup_steps", "eval_step", "n_kv_head", "seed", "weight_decay", "max_grad_norm")]
@@ -53,11 +53,6 @@ def test_an_unknown_name_is_refused_with_the_nearest_one():
         TrainSettings.from_parameters({"learning_rates": 1.0})
     with pytest.raises(ValueError, match="did you mean 'batch_size'"):
         TrainSettings.from_parameters({"batchsize": 1})
-
-
-def test_they_do_not_change():
-    with pytest.raises(FrozenInstanceError):
-        TrainSettings().lr = 1.0
 
 
 def test_a_run_is_resumed_where_only_speed_or_watching_differ():
