@@ -1,4 +1,4 @@
-"""What one GPU makes of this course, in nine minutes: training, DDP and FSDP, writing, the service.
+"""What one GPU makes of this course, in nine minutes: training, DDP, writing, the service.
 
     python -m benchmarks.gpu [--run sample] [--minutes 9] [--parts rates train …]
 
@@ -39,8 +39,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import yaml
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
@@ -284,10 +282,10 @@ def default_run(bench: Bench, figures: dict) -> None:
 
 
 def wrapped(bench: Bench, figures: dict) -> None:
-    """Train the preset's model as it is, and wrapped in DDP and FSDP, as a group of one process."""
+    """Train the preset's model as it is, and wrapped in DDP, as a group of one process."""
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        for kind in ("plain", "ddp", "fsdp", "ddp_compiled", "fsdp_compiled"):
+        for kind in ("plain", "ddp", "ddp_compiled"):
             if not bench.in_time:
                 raise Skipped("no time was left for the rest")
             figures[kind] = train_wrapped(bench, *kind.split("_"))
@@ -297,21 +295,14 @@ def wrapped(bench: Bench, figures: dict) -> None:
         dist.destroy_process_group()
 
 
-def wrap_alone(way: str, loss: Loss, parallel: str, device: torch.device) -> torch.nn.Module:
+def wrap_alone(way: str, loss: Loss, device: torch.device) -> torch.nn.Module:
     """Wrap a single process's loss as `distributed.distribute` wraps that of several; "plain" leaves it as it is."""
-    if way == "ddp":
-        return DistributedDataParallel(loss, device_ids=[device.index])
-    if way == "fsdp":
-        mesh = init_device_mesh(device.type, (1,))
-        for part in [*loss.model.layers, loss]:
-            fully_shard(part, mesh=mesh)
-    return loss
+    return DistributedDataParallel(loss, device_ids=[device.index]) if way == "ddp" else loss
 
 
 def train_wrapped(bench: Bench, way: str, compiled: str = "") -> dict:
     """Do four updates, write a checkpoint, restore it, and do one more; return the figures."""
     changes = dict(batch_size=16, gradient_accumulation=2, compile=bool(compiled), warmup_steps=1)
-    changes["parallel"] = "fsdp" if way == "fsdp" else "ddp"
     folder = bench.scratch / f"wrapped-{way}{compiled}"
     with mock.patch.object(distributed, "distribute", partial(wrap_alone, way)):
         trainer = preset_trainer(bench, folder, 5, **changes)

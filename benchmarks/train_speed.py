@@ -63,7 +63,7 @@ class Ours:
         settings = TrainSettings(
             epochs=1, batch_size=options.batch, gradient_accumulation=options.accumulation, warmup_steps=0,
             optimizer=options.optimizer, max_grad_norm=1.0, precision=precision, compile=options.compile,
-            device=str(device), parallel="ddp", **OPTIMIZER,
+            device=str(device), **OPTIMIZER,
         )  # fmt: skip
         self.trainer = OurTrainer(  # it writes no sample: `step` needs no tokenizer
             model, data, data, settings, Path(folder), None, chars_per_token={"train": 1.0, "val": 1.0}

@@ -7,7 +7,6 @@ Reads manifests, samples and executed notebooks; knows nothing of how they were 
 
 import argparse
 import base64
-import json
 import os
 import re
 import sys
@@ -21,7 +20,7 @@ from nbconvert import HTMLExporter
 from pygments.formatters import HtmlFormatter
 
 from helpers import paths
-from helpers.files import write_text
+from helpers.files import log_rows, write_text
 from helpers.manifest import RoomError, read_manifest, unfinished
 from helpers.wording import duration, say
 
@@ -73,9 +72,8 @@ def result_of(run: str, stage: str) -> dict[str, Any]:
 
 
 def _rows(file: Path) -> list[dict[str, Any]]:
-    """Return the rows of a JSON Lines file, none if it is not there; a last line may be half written."""
-    lines = file.read_text("utf-8").split("\n")[:-1] if file.is_file() else []
-    return [json.loads(line) for line in lines if line]
+    """Return the rows of a JSON Lines file, none if it is not there."""
+    return list(log_rows(file.read_bytes().split(b"\n"))) if file.is_file() else []
 
 
 def one_line(run: str, stage: str) -> str:

@@ -65,7 +65,7 @@ def tiny(seed: int = 0, dtype=torch.float32, architecture: str = "gpt2", **chang
 DEFAULTS = dict(
     epochs=2, max_minutes=0.0, batch_size=4, gradient_accumulation=2, optimizer="adamw", lr=1e-2, beta2=0.95, eps=1e-8,
     warmup_steps=2, schedule="cosine", final_lr_fraction=0.1, weight_decay=0.1, max_grad_norm=1.0, precision="fp32",
-    compile=False, parallel="ddp", device="cpu", seed=0, log_step=1, eval_step=0, sample_step=0, checkpoint_step=0,
+    compile=False, device="cpu", seed=0, log_step=1, eval_step=0, sample_step=0, checkpoint_step=0,
     patience=0,
 )  # fmt: skip
 SHAPE = dict(

@@ -1,6 +1,6 @@
-"""Every command that a message, a help text or a notebook names can be typed: it is read by the parser that it is for.
+"""Every command that a message, a help text, a notebook or the docs name can be typed: its parser reads it.
 
-README and docs/ are test_docs.py's; the server's own `curl` is sent to it in serve/test_server.py.
+What the docs' commands do is test_docs.py's; the server's own `curl` is sent to it in serve/test_server.py.
 """
 
 import argparse
@@ -20,10 +20,13 @@ from helpers.serve.server import server_parser
 
 ROOT = paths.repo_root()
 HELPERS, BOOKS = sorted((ROOT / "helpers").rglob("*.py")), sorted((ROOT / "notebooks").rglob("*.ipynb"))
+DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # a command ends with its quotation, its line, two spaces, or where the sentence goes on
 COMMAND = re.compile(r"python -m (helpers[\w.]*)((?: (?!is\b|for\b|--help)[^\s`);,]+)*)")
-# options of argparse, torchrun, TensorBoard, Jupyter
-OTHERS = {"--help", "--bind", "--directory", "--nproc-per-node", "--max-restarts", "--logdir", "--log-level"}
+# options of argparse, torchrun, TensorBoard, Jupyter, pip, Dask, vLLM; what helpers.generate makes of its settings
+OTHERS = {"--help", "--bind", "--directory", "--nproc-per-node", "--max-restarts", "--logdir", "--log-level",
+          "--sys-prefix", "--name", "--index-url", "--nthreads", "--served-model-name",
+          "--temperature"}  # fmt: skip
 
 
 def strings(tree):
@@ -40,6 +43,7 @@ def texts():
     """Yield (file, text) of all that the program can say."""
     for file in HELPERS:
         yield from ((file, text) for text in strings(ast.parse(file.read_text("utf-8"))))
+    yield from ((file, file.read_text("utf-8")) for file in DOCS)
     for file in BOOKS:
         yield from ((file, "".join(cell["source"])) for cell in json.loads(file.read_text("utf-8"))["cells"])
 
@@ -105,10 +109,12 @@ def test_an_option_that_is_named_exists():
 
 def test_what_make_and_pip_are_told_exists():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    assert [text for _, text in TEXTS if "pip install -e" in text] == [
-        'python -m pip install -e ".[…]" -c constraints.txt'
-    ]
-    extras = {extra for file in HELPERS for extra in re.findall(r"\binstall\(['\"](\w+)", file.read_text("utf-8"))}
+    pips = [told for _, text in TEXTS for told in re.findall(r'pip install -e "\.\[(.+?)\]"(.{19})', text)]
+    assert len(pips) > 2 and {rest for _, rest in pips} == {" -c constraints.txt"}
+    extras = {extra for extra, _ in pips} - {"…"}
+    for file in HELPERS:
+        extras |= set(re.findall(r"\binstall\(['\"](\w+)", file.read_text("utf-8")))
     assert "text" in extras <= set(project["optional-dependencies"])
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
-    assert {name for _, text in TEXTS for name in re.findall(r"`make ([a-z-]+)", text)} <= targets
+    told = re.compile(r"(?:`|^)make ([a-z-]+)(?=`|$|  | [A-Z])", re.MULTILINE)
+    assert {name for _, text in TEXTS for name in told.findall(text)} <= targets

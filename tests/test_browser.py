@@ -43,6 +43,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 if CHROMIUM is None:
     pytest.skip("these scenes are played in Chromium, and none is installed", allow_module_level=True)
 
+pytestmark = pytest.mark.slow
 DEMO = runpy.run_path(str(TRY_FOLDER / "serve.py"))
 CONTRAST = Path(__file__).with_name("contrast.js").read_text("utf-8")
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
@@ -122,7 +123,6 @@ def stopped(page, engine, act, where="#results"):
 # ---- the service's page: continuations ----
 
 
-@pytest.mark.slow
 def test_texts_stream_in_side_by_side_and_each_token_has_its_colour(open_page):
     engine = FakeEngine(held=True)
     page = open_page(engine, viewport={"width": 1360, "height": 850})
@@ -144,7 +144,6 @@ def test_texts_stream_in_side_by_side_and_each_token_has_its_colour(open_page):
     assert "2 份写好" in page.inner_text("#status")
 
 
-@pytest.mark.slow
 def test_what_is_sent_is_what_the_sliders_say_and_equal_seeds_give_equal_texts(open_page):
     with tiny_engine() as engine:
         page = open_page(engine)
@@ -156,7 +155,6 @@ def test_what_is_sent_is_what_the_sliders_say_and_equal_seeds_give_equal_texts(o
     assert sent.items() >= (wanted | {"prompt": BEGINNING, "seed": 5}).items()
 
 
-@pytest.mark.slow
 def test_each_view_begins_with_settings_that_suit_the_model_and_keeps_what_is_chosen(open_page):
     page = open_page(FakeEngine(tokenizer=chat_tokenizer()))
     assert page.locator("[role=log]").count() == 1  # answers are announced
@@ -174,7 +172,6 @@ def test_each_view_begins_with_settings_that_suit_the_model_and_keeps_what_is_ch
     assert turn_to("chat") == ["0.2", "30", "0.95"] and turn_to("texts") == ["1.5", "30", "0.95"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["button", "Escape"])
 def test_a_text_can_be_cancelled_and_what_was_written_stays(open_page, how):
     engine = FakeEngine(held=True)
@@ -187,7 +184,6 @@ def test_a_text_can_be_cancelled_and_what_was_written_stays(open_page, how):
     assert texts == [f"{BEGINNING}好的", BEGINNING] and page.locator(".cut").count() == 2
 
 
-@pytest.mark.slow
 def test_a_refusal_is_told_in_words(open_page):
     engine = FakeEngine(room=0)
     page = open_page(engine)
@@ -202,7 +198,6 @@ def test_a_refusal_is_told_in_words(open_page):
 # ---- a conversation ----
 
 
-@pytest.mark.slow
 def test_questions_and_answers_take_turns_in_the_settings_that_were_chosen(open_page):
     with tiny_engine(chat_tokenizer()) as engine:
         page = open_page(engine)
@@ -219,7 +214,6 @@ def test_questions_and_answers_take_turns_in_the_settings_that_were_chosen(open_
     assert second["messages"] == [*asked, answer, {"role": "user", "content": "春天？"}]
 
 
-@pytest.mark.slow
 def test_an_answer_can_be_stopped_and_the_conversation_goes_on(open_page):
     engine = FakeEngine(held=True, tokenizer=chat_tokenizer())
     page = open_page(engine)
@@ -233,7 +227,6 @@ def test_an_answer_can_be_stopped_and_the_conversation_goes_on(open_page):
     assert turns[2:] == ["春天？", "，第0份"]
 
 
-@pytest.mark.slow
 def test_the_page_looks_up_what_the_model_asks_and_asks_on(open_page):
     def call(name, arguments):
         return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
@@ -257,7 +250,6 @@ def test_the_page_looks_up_what_the_model_asks_and_asks_on(open_page):
 # ---- any text, any screen ----
 
 
-@pytest.mark.slow
 def test_a_text_is_shown_as_text(open_page):
     page = open_page(FakeEngine(tokenizer=chat_tokenizer()))
     turns, _ = answered(page, lambda: ask(page, HTML), "#turns")
@@ -267,7 +259,6 @@ def test_a_text_is_shown_as_text(open_page):
     assert page.locator("#results img, #turns img").count() == 0
 
 
-@pytest.mark.slow
 def test_a_phone_needs_no_sideways_scrolling_and_all_words_are_readable_in_light_and_dark(open_page):
     page = open_page(FakeEngine(tokenizer=chat_tokenizer()), **PHONE)
     long = "很长的一行" * 10 + "a" * 40
@@ -335,7 +326,6 @@ def compute(page, body, *given):
     return page.evaluate(load + body + "}", given)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["words", "bpe", "bytes"])
 def test_the_browser_cuts_two_thousand_texts_as_python_does(open_static, tmp_path, kind):
     texts = [each.text for each in built_in.draw_documents(1000)]
@@ -356,7 +346,6 @@ def test_the_browser_cuts_two_thousand_texts_as_python_does(open_static, tmp_pat
     assert back == texts
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["trained", *(name for name in CONFIGS if "moe" not in name and "window" not in name)])
 def test_the_browser_computes_the_logits_of_every_dense_family(open_static, tmp_path, tried, name):
     net = tried[0] if name == "trained" else lively(name).float()
@@ -373,7 +362,6 @@ def test_the_browser_computes_the_logits_of_every_dense_family(open_static, tmp_
     torch.testing.assert_close(torch.tensor(rows), exact, atol=max(1e-4, 3 * own_error), rtol=0, check_dtype=False)
 
 
-@pytest.mark.slow
 def test_the_browsers_filters_leave_what_pythons_leave(open_static):
     page, dice = open_static(DEMO["demo_files"]()), torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(50, 200, generator=dice, dtype=torch.float64)
@@ -395,7 +383,6 @@ def test_the_browsers_filters_leave_what_pythons_leave(open_static):
         torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), wanted, atol=1e-9, rtol=1e-6)
 
 
-@pytest.mark.slow
 def test_two_hundred_texts_of_the_browser_are_pythons_also_beyond_the_window(open_static, tried):
     page, (model, tokenizer) = open_static(DEMO["demo_files"]()), tried
     drawn = enumerate(built_in.draw_documents(190, seed=5))
@@ -423,7 +410,6 @@ CANCEL_AT_THE_FIRST_TOKEN = """() => new MutationObserver((_, observer) => {
 }).observe(document.querySelector("#results"), { childList: true, subtree: true })"""
 
 
-@pytest.mark.slow
 def test_without_a_server_the_page_answers_colours_and_stops(open_static):
     page = open_static(DEMO["demo_files"](), **PHONE)
     ask(page, "绿萝怎么浇水？")

@@ -12,7 +12,6 @@ import yaml
 from figures import (
     all_code_numbers,
     code_numbers,
-    figures,
     numbers,
     output_numbers,
     report_numbers,
@@ -214,19 +213,6 @@ def test_few_outputs_are_not_compared():
 
 
 # ---- what a figure is ----
-
-FIGURES = {
-    "In 62 % of 1,085 texts": ["62 %", "1,085"],
-    "a share of 0.25, twelve or 12 of them, 13 of others": ["0.25", "13"],
-    "7 % more, 10 times as quick, 5 minutes; 2.9 million weights": ["7 %", "10 times", "5 minutes", "2.9 million"],
-    "GB18030, UTF-16, bf16, GPT-2, 16-bit, p95, in Python 3.11, on 2026-11-22, arXiv:1706.03762, `57`, 100 %": [],
-    "### Exercise 14 · Numbers (★☆☆, 25 minutes)\n\n12 layers and 768\n\n16. an item": ["768"],
-}
-
-
-@pytest.mark.parametrize("text", FIGURES)
-def test_a_figure_is_found_and_a_name_is_none(text):
-    assert [figure.text for figure in figures(text)] == FIGURES[text]
 
 
 @pytest.mark.parametrize(("figure", "number", "true"), [

@@ -7,7 +7,6 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -43,19 +42,15 @@ class Row:
         self.logprobs: list[TokenLogprob] = []
         self.prompt_length = len(self.ids)
         # one stream per row, from the seed and the number of the sample: no other row of the batch can change it. On a
-        # GPU only its first number is used, as the `key` of a stream that is made there
+        # GPU only its first number is used, as the seed of a stream that is made there
         self.random = np.random.default_rng(None if settings.seed is None else [settings.seed, sample])
+        self._on_gpu: torch.Generator | None = None
         self._sample = sample
         self._streamed = streamed
         self._detokenizer: Detokenizer | None = None
         self._constraint: ConstraintState | None = None
         self._taken = (0, 0)  # characters, tokens
         self._end_taken = False
-
-    @cached_property
-    def key(self) -> int:
-        """The number of this row's stream where a GPU makes the random numbers."""
-        return int(self.random.integers(2**63))
 
     @property
     def new(self) -> list[int]:
@@ -79,6 +74,12 @@ class Row:
             self._detokenizer = Detokenizer(tokenizer, settings.stop, settings.sentence, self.ids[: self.prompt_length])
         if self._constraint is None and settings.constraint is not None:
             self._constraint = settings.constraint.begin(tokenizer, tokenizer.eos_token_id, settings.max_new_tokens)
+
+    def draw(self, noise: Tensor) -> None:
+        """Fill the noise (V,) of one choice, on a device that makes random numbers: from a CPU they come slowly."""
+        if self._on_gpu is None:
+            self._on_gpu = torch.Generator(noise.device).manual_seed(int(self.random.integers(2**63)))
+        noise.exponential_(generator=self._on_gpu)
 
     def allowed(self, width: int) -> Tensor:
         """Return (width,), true for the tokens that may come next: all of them without a constraint."""
@@ -272,14 +273,16 @@ class DecodeBatch:
 
     def _noise(self) -> Tensor:
         """Return the noise of every row (B, V); a greedy one has one token left and needs none."""
-        device, size = self.logits.device, self.logits.shape[-1]
+        device, shape = self.logits.device, self.logits.shape
+        drawn = [i for i, row in enumerate(self.rows) if not row.settings.greedy]
         if device.type not in MADE_ON_CPU:
-            keys, draws = torch.tensor([[row.key, len(row.ids)] for row in self.rows], device=device).T
-            return sampling.exponential(keys, draws, size)
-        noise = np.ones((len(self.rows), size))  # fp64
-        for row, own in zip(self.rows, noise, strict=True):
-            if not row.settings.greedy:
-                row.random.standard_exponential(out=own)
+            there = torch.ones(shape, dtype=widest_float(device), device=device)
+            for i in drawn:
+                self.rows[i].draw(there[i])
+            return there
+        noise = np.ones(shape)  # fp64
+        for i in drawn:
+            self.rows[i].random.standard_exponential(out=noise[i])
         return torch.from_numpy(noise).to(widest_float(device)).to(device)
 
     def _logprobs(self, tokens: list[int]) -> dict[int, TokenLogprob]:

@@ -45,7 +45,6 @@ class Step:
     probability: float
     rank: int  # 1 is the likeliest
     bits: float  # -log2 of the probability
-    bits_per_character: float | None  # None where text is ""
     alternatives: Named  # the likeliest
     filters: tuple[Filter, ...]
 
@@ -98,8 +97,7 @@ def explain_text(
         rows = zip(tokens[new], texts[new], own[:, 0].tolist(), ranks.tolist(), best, work, strict=True)
         for token, text, log_probability, rank, others, filtered in rows:
             bits = -log_probability / math.log(2)
-            each = bits / len(text) if text else None
-            steps.append(Step(token, text, math.exp(log_probability), rank, bits, each, others, tuple(filtered)))
+            steps.append(Step(token, text, math.exp(log_probability), rank, bits, others, tuple(filtered)))
     return steps
 
 

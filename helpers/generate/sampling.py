@@ -16,7 +16,6 @@ from helpers.device import widest_float
 
 Setting = float | int | Tensor
 COLDEST = 1e-6  # logits divided by a smaller temperature would overflow
-_GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # SplitMix64's step, as the signed number that it is in int64
 LOOKING_BACK = frozenset({"repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram"})  # read ids
 
 
@@ -185,30 +184,6 @@ def check_numbers(best: Tensor) -> None:
             "the logits are not numbers (NaN or infinite): the model's training diverged. "
             "Train it again with a smaller lr, in notebook 04"
         )
-
-
-def exponential(keys: Tensor, draws: Tensor, size: int) -> Tensor:
-    """Return noise for `choose` (B, size), made on the device of the keys: from a CPU, millions of numbers come slowly.
-
-    keys (B,): a stream of random numbers each; draws (B,): how many times it was asked before. A row's noise depends on
-    its own two numbers only. Each number is a hash of them and its place: twice SplitMix64 (Steele et al. 2014).
-    """
-    start = _mixed(keys + _GOLDEN * (draws + 1))[:, None]  # (B, 1), int64, which wraps around
-    bits = _mixed(start + _GOLDEN * torch.arange(1, size + 1, device=keys.device))  # (B, size)
-    uniform = (_shifted(bits, 12).to(widest_float(keys.device)) + 0.5) * 2.0**-52  # in (0, 1)
-    return -uniform.log()
-
-
-def _mixed(x: Tensor) -> Tensor:
-    """Return int64 numbers whose bits each depend on all bits of x: SplitMix64's last part."""
-    x = (x ^ _shifted(x, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
-    x = (x ^ _shifted(x, 27)) * (0x94D049BB133111EB - 2**64)
-    return x ^ _shifted(x, 31)
-
-
-def _shifted(x: Tensor, by: int) -> Tensor:
-    """Return int64 numbers shifted to the right; zeros come in, also where the sign is."""
-    return (x >> by) & ((1 << (64 - by)) - 1)
 
 
 # the filters that need nothing but the logits, in their order; `steps` calls the others

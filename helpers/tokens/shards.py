@@ -14,7 +14,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from helpers import parallel, paths
-from helpers.files import atomic_write, fingerprint, known_sha256, occupied, stamp
+from helpers.files import atomic_write, known_sha256, occupied
 from helpers.vocab.tokenizer import encode_batch, load_tokenizer
 
 _PART_BYTES = 2**22  # of a corpus file that a worker encodes per task: half a second
@@ -69,13 +69,10 @@ def _load_once(vocab: Path, digest: str) -> PreTrainedTokenizerFast:
 
 
 def encode_part(task: PartTask) -> None:
-    """Encode a part of the corpus into `task.file`, unless that is done; two machines may be at it at the same time.
+    """Encode a part of the corpus into `task.file`; two machines may be at it at the same time.
 
     The .npy beside it holds its documents' lengths in tokens and in characters, (2, documents).
     """
-    lengths_file = task.file.with_suffix(".npy")
-    if lengths_file.exists() and task.file.exists():
-        return
     tokenizer = _load_once(task.vocab, task.digest)
     texts = _read_texts(task)
     lengths: list[int] = []
@@ -84,7 +81,7 @@ def encode_part(task: PartTask) -> None:
             ids, sizes = encode_joined(tokenizer, texts[at : at + _BATCH], task.dtype)
             ids.tofile(out)
             lengths += sizes
-    with atomic_write(lengths_file) as out:
+    with atomic_write(task.file.with_suffix(".npy")) as out:
         np.save(out, np.array([lengths, list(map(len, texts))], np.int64))
 
 
@@ -93,7 +90,7 @@ def write_shards(run: str, num_pieces: int, workers: int = 0, cluster: str = "")
 
     Shards hold whole documents and about equal numbers of tokens, with the same bytes for any `workers` and `cluster`
     (see `parallel.executor`). Returns {"train": [{"file", "documents", "tokens", "characters"} per shard], "val": …}.
-    An interrupted run continues from its finished parts. Raises ValueError if num_pieces < 1.
+    Raises ValueError if num_pieces < 1.
     """
     if num_pieces < 1:
         raise ValueError(f"num_pieces is {num_pieces}: at least one shard is needed")
@@ -101,10 +98,8 @@ def write_shards(run: str, num_pieces: int, workers: int = 0, cluster: str = "")
     dtype = dtype_for(len(load_tokenizer(vocab)))
     files = {split: paths.shards(run, "corpus", split, ".jsonl") for split in ("train", "val")}
 
-    # 1. the tasks; the name of their folder says which text and tokenizer they are of
-    stamps = [stamp(file) for split in files for file in files[split]]
-    digest = known_sha256(vocab / "tokenizer.json")
-    parts = folder / "parts" / fingerprint(stamps, digest, _PART_BYTES)
+    # 1. the tasks
+    digest, parts = known_sha256(vocab / "tokenizer.json"), folder / "parts"
     tasks = {
         split: [
             PartTask(*part, vocab, digest, parts / f"{split}-{i:06d}.bin", dtype)
@@ -115,10 +110,9 @@ def write_shards(run: str, num_pieces: int, workers: int = 0, cluster: str = "")
     every = [*tasks["train"], *tasks["val"]]
     pool = parallel.executor(min(workers or parallel.cores(), len(every) // _PARTS_PER_WORKER or 1), cluster)
     with pool, occupied(folder):
-        # 2. remove what belongs to another text or tokenizer, and encode the corpus part by part
-        for other in set((folder / "parts").glob("*")) - {parts}:
-            shutil.rmtree(other) if other.is_dir() else other.unlink()
-        parts.mkdir(parents=True, exist_ok=True)
+        # 2. remove what a killed run has left, and encode the corpus part by part
+        shutil.rmtree(parts, ignore_errors=True)
+        parts.mkdir(parents=True)
         parallel.map_shards(pool, encode_part, every, label="tokenize")
 
         # 3. join the parts to shards, which replace older ones
@@ -128,7 +122,7 @@ def write_shards(run: str, num_pieces: int, workers: int = 0, cluster: str = "")
         sizes = {split: sum(file.stat().st_size for file in encoded[split]) for split in files}
         wanted = {"train": num_pieces, "val": max(1, round(num_pieces * sizes["val"] / max(1, sizes["train"])))}
         facts = {split: _join(encoded[split], folder, split, wanted[split], np.dtype(dtype)) for split in files}
-        shutil.rmtree(folder / "parts")
+        shutil.rmtree(parts)
     return facts
 
 

@@ -7,7 +7,7 @@ loss         cross-entropy in chunks over the vocabulary; what memory a training
 optim        learning-rate schedule, gradient clipping, AdamW and Muon, which of them moves what
 log          metrics.jsonl and TensorBoard; running means, loss spikes
 checkpoint   checkpoints that are whole or absent; resume a run that was killed
-distributed  inside each of several processes: ranks, DDP, FSDP
+distributed  inside each of several processes: ranks, DDP
 milestones   where a run is, how long it will be; validation, early stop, checkpoints and exports on the way
 trainer      the training loop; Trainer.step is one update: gradient accumulation, a retry when memory runs out
 plan         steps, time and memory before a run begins, from a measured update

@@ -2,8 +2,8 @@
 
 A checkpoint is a folder `step-00001200/` with weights and optimizer state as safetensors, everything else as
 JSON, and a list of checksums: no pickle, and a flipped bit is noticed. It is written atomically (`files.write_folder`)
-and read back from the disk before it gets its name. Tensors are stored whole even where several processes hold a part
-each, so any number of processes can resume. Of `state` only two names are known here: `identity` and `val_loss`.
+and read back from the disk before it gets its name; any number of processes can resume. Of `state` only two names are
+known here: `identity` and `val_loss`.
 """
 
 import contextlib
@@ -23,7 +23,6 @@ from transformers import PreTrainedTokenizerFast
 from helpers.files import sha256, tidy_folder, write_folder
 from helpers.model.gpt import GPT
 from helpers.model.huggingface import save_model
-from helpers.train import distributed
 
 _STATE, _WEIGHTS, _OPTIMIZER, _CHECKSUMS = "state.json", "model.safetensors", "optimizer.safetensors", "checksums.json"
 
@@ -32,14 +31,11 @@ class BadCheckpoint(RuntimeError):
     """A checkpoint that must not be used: damaged, incomplete, or of another run; the message names file and reason."""
 
 
-# ---- tensors, whole or in parts ----
+# ---- tensors ----
 
 
-def _gather(tensors: dict[str, torch.Tensor], writes: bool) -> dict[str, torch.Tensor]:
-    """Return the tensors whole, or none where this process does not write; all that hold a part must call this."""
-    whole = ((name, distributed.whole(tensor.detach())) for name, tensor in tensors.items())
-    # off the device at once: one whole tensor fits there, perhaps not all
-    return {name: full.cpu().contiguous() for name, full in whole if writes}
+def _on_cpu(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
 
 
 def _flatten(states: list[dict]) -> dict[str, torch.Tensor]:
@@ -71,21 +67,18 @@ def save(
     optimizers: Sequence[torch.optim.Optimizer],
     state: Mapping[str, Any],
     keep: int = 2,
-    writes: bool = True,
 ) -> Path:
     """Write `root/step-<step>/` atomically, verify it, and only then remove old ones; return its path.
 
     Kept are the newest `keep` that verify, and the best: the lowest `val_loss` in `state`, which is JSON. A checkpoint
-    of another `identity` is left alone. All processes call this, and one `writes`; in that one it raises OSError for a
-    full disk, and for one that does not return what was written.
+    of another `identity` is left alone. Raises OSError for a full disk, and for one that does not return what was
+    written.
     """
-    # 1. the tensors, whole
+    # 1. the tensors
     folder = root / f"step-{step:08d}"
     held = [optimizer.state_dict() for optimizer in optimizers]
-    weights = _gather(dict(model.named_parameters()), writes)
-    moments = _gather(_flatten([each["state"] for each in held]), writes)
-    if not writes:
-        return folder
+    weights = _on_cpu(dict(model.named_parameters()))
+    moments = _on_cpu(_flatten([each["state"] for each in held]))
     groups = [each["param_groups"] for each in held]
 
     # 2. the folder
@@ -202,14 +195,13 @@ def restore_weights(folder: Path, model: torch.nn.Module) -> None:
         raise BadCheckpoint(f"{folder} holds a model of another shape: its config is not the one of this run")
     with torch.no_grad():
         for name, tensor in own.items():
-            tensor.copy_(distributed.part_like(weights[name], tensor))
+            tensor.copy_(weights[name])
 
 
 def restore(folder: Path, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Copy a checkpoint's weights and optimizer states into `model` and `optimizers`, in place.
 
-    Where they are spread over processes each takes its part. If the checkpoint is of another model, BadCheckpoint is
-    raised, and nothing has changed.
+    If the checkpoint is of another model, BadCheckpoint is raised, and nothing has changed.
     """
     # 1. read, and refuse another model's
     moments = _read(folder / _OPTIMIZER)
@@ -217,11 +209,9 @@ def restore(folder: Path, model: torch.nn.Module, optimizers: Sequence[torch.opt
     restore_weights(folder, model)
     # 2. copy the optimizers' states
     states: list[dict[int, dict[str, torch.Tensor]]] = [{} for _ in optimizers]
-    parameters = [[p for group in optimizer.param_groups for p in group["params"]] for optimizer in optimizers]
     for name, value in moments.items():  # as _flatten named them
         number, index, key = name.split(".", 2)
-        parameter = parameters[int(number)][int(index)]
-        states[int(number)].setdefault(int(index), {})[key] = distributed.part_like(value, parameter)
+        states[int(number)].setdefault(int(index), {})[key] = value
     for optimizer, state, group in zip(optimizers, states, groups, strict=True):
         optimizer.load_state_dict({"state": state, "param_groups": group})
 
@@ -230,19 +220,16 @@ def export_model(
     folder: Path,
     model: GPT,
     tokenizer: PreTrainedTokenizerFast,
-    writes: bool = True,
     weights: dict[str, torch.Tensor] | None = None,
 ) -> None:
-    """Write a plain Hugging Face folder atomically; all processes call this, and one `writes`. Raises OSError.
+    """Write a plain Hugging Face folder atomically. Raises OSError.
 
     `weights`: what is written instead of the model's own tensors, such as those that LoRA was merged into.
     """
-    whole = _gather(dict(model.named_parameters()) if weights is None else weights, writes)
-    if not writes:
-        return
+    tensors = _on_cpu(dict(model.named_parameters()) if weights is None else weights)
 
     def write(part: Path) -> None:
-        save_model(part, model, whole)
+        save_model(part, model, tensors)
         tokenizer.save_pretrained(part)
 
     _write_folder(folder, write)

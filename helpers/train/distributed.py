@@ -1,6 +1,6 @@
-"""Data-parallel training: several processes, each with its share of the windows, train one model (DDP, FSDP).
+"""Data-parallel training: several processes, each with its share of the windows, train one model (DDP).
 
-Ranks, shares, sums over processes, and the wrappers that exchange gradients. With a single process all this does
+Ranks, shares, sums over processes, and the wrapper that exchanges gradients. With a single process all this does
 nothing. Knows no training loop.
 """
 
@@ -13,9 +13,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from helpers import parallel
@@ -77,31 +74,11 @@ def gather_over_ranks(values: list) -> list:
     return [value for part in parts for value in part]
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor whole, also where each process holds a part of it; then all of them must call this."""
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+def distribute(loss: Loss, device: torch.device) -> nn.Module:
+    """Return `loss` as several processes train it together, gradients averaged; one process trains it as it is.
 
-
-def part_like(tensor: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-    """Return a whole tensor; if `wanted` has its shape and is spread over processes, this process's part of it."""
-    if isinstance(wanted, DTensor) and wanted.shape == tensor.shape:
-        mesh = wanted.device_mesh
-        return distribute_tensor(tensor.to(mesh.device_type), mesh, wanted.placements, src_data_rank=None)
-    return tensor
-
-
-def distribute(loss: Loss, parallel: str, device: torch.device) -> nn.Module:
-    """Return `loss` as several processes train it together; one process trains it as it is.
-
-    "ddp": each holds the whole model, and gradients are averaged (Li et al. 2020). "fsdp": each holds a part of
-    each tensor, and a block's weights are put together while it computes (Zhao et al. 2023).
+    Each process holds the whole model (Li et al. 2020).
     """
-    if (size := world()[1]) == 1:
-        return loss
-    if parallel == "fsdp":
-        mesh = init_device_mesh(device.type, (size,))
-        for block in loss.model.layers:
-            fully_shard(block, mesh=mesh)
-        fully_shard(loss, mesh=mesh)
+    if world()[1] == 1:
         return loss
     return DistributedDataParallel(loss, device_ids=[device.index] if device.type == "cuda" else None)

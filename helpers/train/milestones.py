@@ -160,10 +160,12 @@ class Milestones:
     session: Session
     precision: str
     device: torch.device
-    sharded: bool  # each process has a part of each weight
     bits_per_char: float  # of a validation loss of one nat per token
     weights: Callable[[], dict[str, torch.Tensor]] | None = None  # exported in place of the model's own
     validation: dict[str, float] | None = None  # of this update
+
+    def __post_init__(self) -> None:
+        self.writes = distributed.world()[0] == 0  # one process does, for all have the same weights
 
     def reach(self, epoch_ended: bool) -> None:
         """Validate, write a sample, export and save, whatever is due after this update."""
@@ -185,7 +187,7 @@ class Milestones:
         if self.is_broken():
             self.log.write("checkpoint_failed", step=progress.step, reason="a weight is NaN or infinite")
             return
-        if sample_due and distributed.world()[0] == 0 and not self.sharded:
+        if sample_due and self.writes:
             text = write_sample(self.loss_of.model, self.tokenizer, self.device)
             self.log.write("sample", step=progress.step, text=text)
         # 3. the epoch's folder before the checkpoint: killed in between, the run passes here again
@@ -231,8 +233,7 @@ class Milestones:
     def is_broken(self) -> bool:
         """Return whether a weight is NaN or infinite in any process: such a model takes no sound checkpoint's place."""
         learnt = [p for p in self.loss_of.model.parameters() if p.requires_grad]
-        own = [p.to_local() if hasattr(p, "to_local") else p for p in learnt]  # of fsdp, its own part
-        broken = sum(not bool(torch.isfinite(p).all()) for p in own)
+        broken = sum(not bool(torch.isfinite(p).all()) for p in learnt)
         return distributed.sum_over_ranks([broken], self.device)[0] > 0
 
     def save(self) -> Path:
@@ -245,14 +246,12 @@ class Milestones:
             "identity": self.identity,
             "val_loss": self.validation["loss"] if self.validation else None,
         }
-        root, writes = self.folder / "checkpoints", distributed.world()[0] == 0
-        return checkpoint.save(root, progress.step, self.loss_of.model, self.optimizers, state, writes=writes)
+        return checkpoint.save(self.folder / "checkpoints", progress.step, self.loss_of.model, self.optimizers, state)
 
     def export(self, name: str) -> None:
         """Write the model as a plain Hugging Face folder."""
         weights = self.weights() if self.weights else None
-        writes = distributed.world()[0] == 0
-        checkpoint.export_model(self.folder / name, self.loss_of.model, self.tokenizer, writes, weights)
+        checkpoint.export_model(self.folder / name, self.loss_of.model, self.tokenizer, weights)
 
     def export_epoch(self) -> None:
         """Write the model of the epoch that has ended; then remove all but the newest `keep` of them."""
@@ -264,7 +263,7 @@ class Milestones:
         """Call `write`; a full disk does not end the run: it is logged, and the next save tries again."""
         step = self.progress.step
         try:
-            if path := write():
+            if self.writes and (path := write()):
                 self.log.write("checkpoint", step=step, path=path.name)
         except OSError as error:
             self.log.write("checkpoint_failed", step=step, reason=str(error))
@@ -281,7 +280,8 @@ class Milestones:
                 "Lower lr ({}), or raise warmup_steps; the last checkpoint before is kept."
             )
             raise Diverged(say(words, self.settings.lr))
-        self.export("final_model")
+        if self.writes:
+            self.export("final_model")
         return scores
 
     def return_to_best(self, scores: dict[str, float]) -> dict[str, float]:

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from helpers.model.gpt import GPT
-from helpers.train.distributed import part_like, whole
 from helpers.train.settings import TrainSettings
 
 WSD_DECAY = 0.2  # the last part of a warm-up–stable–decay schedule, in which the rate falls
@@ -81,7 +80,7 @@ def clip_gradient(
     for optimizer in optimizers:
         scaler.unscale_(optimizer)
     norm = nn.utils.clip_grad_norm_(parameters, max_grad_norm if max_grad_norm > 0 else math.inf)
-    return float(whole(norm))  # a sharded model's norm is in parts
+    return float(norm)
 
 
 def step(optimizers: Sequence[torch.optim.Optimizer], scaler: torch.amp.GradScaler, finite: bool) -> None:
@@ -129,7 +128,7 @@ def orthogonalize(matrices: torch.Tensor, dtype: torch.dtype = torch.float32) ->
 class Muon(torch.optim.Optimizer):
     """Muon for matrices; its step is scaled to AdamW's size (Liu et al. 2025), so that one `lr` serves both.
 
-    `dtype` is that of the products. Each process computes all of the step, also where it holds a part of each matrix.
+    `dtype` is that of the products.
     """
 
     def __init__(
@@ -152,8 +151,8 @@ class Muon(torch.optim.Optimizer):
                     by_shape[p.shape].append((p, p.grad.lerp(mean, group["momentum"])))
             for shape, pairs in by_shape.items():
                 # 2. all singular values to about 1, for all matrices of a shape at once
-                steps = orthogonalize(torch.stack([whole(update) for _, update in pairs]), self.dtype)
+                steps = orthogonalize(torch.stack([update for _, update in pairs]), self.dtype)
                 # 3. weight decay, and the step: 0.2 · √(longer side) gives its numbers AdamW's typical size
                 for (p, _), step in zip(pairs, steps, strict=True):
                     p.mul_(1 - group["lr"] * group["weight_decay"])
-                    p.sub_(part_like(step, p), alpha=group["lr"] * 0.2 * math.sqrt(max(shape)))
+                    p.sub_(step, alpha=group["lr"] * 0.2 * math.sqrt(max(shape)))

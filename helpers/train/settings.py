@@ -62,7 +62,6 @@ class TrainSettings:
     compile: bool = setting(False, affects="speed")  # let torch compile the model's body
     device: str = setting("auto", affects="speed")  # auto, cpu, cuda or mps
     devices: int = setting(1, least=1, affects="speed")  # processes that train together, each with its windows
-    parallel: str = setting("ddp", words=("ddp", "fsdp"), affects="speed")  # each has all of the model, or a part
     restarts: int = setting(1, least=0, affects="watching")  # times that all are started again after one has failed
     # what is written; steps are updates
     log_step: int = setting(10, least=1, affects="watching")  # steps between two rows of the log

@@ -71,7 +71,7 @@ class Pace:
 
     def remember(self, due: bool) -> None:
         """Copy the watched weights if the next update has a row."""
-        self.before = [distributed.whole(p.detach()).clone() for p in self.watched] if due else []
+        self.before = [p.detach().clone() for p in self.watched] if due else []
 
     def row(self) -> dict[str, float]:
         """Return what is known of the updates since the last row, and begin anew."""
@@ -79,7 +79,7 @@ class Pace:
         speed = means.labels / means.seconds
         row = means.means(self.bits_per_char) | {"tokens_per_second": speed, "mfu": self.mfu(speed)}
         if self.before:
-            moved = [distributed.whole(p.detach()) - old for p, old in zip(self.watched, self.before, strict=True)]
+            moved = [p.detach() - old for p, old in zip(self.watched, self.before, strict=True)]
             row["update_ratio"] = _length(moved) / (_length(self.before) or math.inf)  # LoRA begins with zeros
         return row
 
@@ -124,7 +124,7 @@ class Trainer:
         self.precision = machine.pick_precision(settings.precision, self.device)
         # 2. model, loss and optimizers
         self.local_loss = Loss(model, settings.compile).to(self.device).train()
-        self.loss_of = distributed.distribute(self.local_loss, settings.parallel, self.device)
+        self.loss_of = distributed.distribute(self.local_loss, self.device)
         self.optimizers = optim.make_optimizers(model, settings, machine.DTYPES[self.precision])
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
@@ -142,8 +142,7 @@ class Trainer:
         self.session.total_steps = self.budget.total_steps(self.progress)
         self.milestones = Milestones(
             self.local_loss, self.optimizers, self.scaler, val, settings, folder, tokenizer, identity, self.log,
-            self.progress, self.session, self.precision, self.device, size > 1 and settings.parallel == "fsdp",
-            bits["val"], weights,
+            self.progress, self.session, self.precision, self.device, bits["val"], weights,
         )  # fmt: skip
         if judged:
             self.milestones.end_early()

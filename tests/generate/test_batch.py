@@ -53,6 +53,15 @@ def write(net, tok, *settings, prompt="水"):
     return rows
 
 
+def test_noise_that_the_device_makes_is_each_rows_own(net, tok, monkeypatch):
+    """As on a GPU: the same seed, the same text, whatever is beside it; another sample is another text."""
+    monkeypatch.setattr("helpers.generate.batch.MADE_ON_CPU", set())
+    settings = Settings(max_new_tokens=20, seed=7)
+    three = generate.generate(net, tok, "水", settings, samples=3)
+    assert len({each.text for each in three}) == 3
+    assert write(net, tok, replace(settings, temperature=0.0), settings)[1].new == three[0].tokens
+
+
 def test_only_who_asks_is_told_and_as_much_as_asked(net, tok):
     rows = write(net, tok, *(Settings(max_new_tokens=3, seed=0, logprobs=n) for n in (None, 0, 2, 1000)))
     counts = [[len(token.alternatives) for token in row.logprobs] for row in rows]

@@ -66,14 +66,11 @@ def test_it_sees_what_the_plainest_loop_sees(net, tok):
     assert sum(filter.removed > 0 for step in steps for filter in step.filters) > len(steps)
 
 
-def test_without_filters_the_bits_of_a_word_are_shared_by_its_characters_and_bytes_become_one(small, tok):
+def test_without_filters_the_bytes_of_a_character_become_one(small, tok):
     tokens = [*tokenizer.encode(tok, "龟背竹🌱水"), tok.eos_token_id]
     steps = explain.explain_text(small, tok, "水", tokens)
     assert [step.text for step in steps] == ["龟背竹", "", "", "", "🌱", "水", ""]
     assert all(step.filters == () and step.drawn_with == step.probability for step in steps)
-    assert steps[0].bits_per_character == pytest.approx(steps[0].bits / 3)
-    assert steps[5].bits_per_character == steps[5].bits
-    assert {step.bits_per_character for step in (*steps[1:4], steps[-1])} == {None}
     assert explain.explain_text(small, tok, "水", []) == []
 
 
@@ -101,7 +98,7 @@ def test_json_says_the_same(small, tok):
     read = json.loads(explain.to_json(steps), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert [row["probability"] for row in read] == [step.probability for step in steps]
     assert read[0]["filters"][0]["name"] == "top_k" and read[0]["alternatives"][0] == [*steps[0].alternatives[0]]
-    assert read[0]["drawn_with"] == steps[0].drawn_with and read[1]["bits_per_character"] is None
+    assert read[0]["drawn_with"] == steps[0].drawn_with
 
 
 def test_tokens_that_no_text_has_are_refused_in_words(small, tok):

@@ -217,28 +217,3 @@ def test_broken_logits_are_refused():
         with pytest.raises(ValueError, match="NaN"):
             sampling.choose_likeliest(torch.tensor(broken))
     assert sampling.choose_likeliest(torch.tensor([[1.0, -math.inf, 1.0], [0.0, 2.0, 2.0]])).tolist() == [0, 1]
-
-
-# ---- noise made on a GPU ----
-
-
-def splitmix(state: int, count: int) -> list[int]:
-    """SplitMix64 as its authors wrote it down: the first numbers from a state."""
-    numbers = []
-    for _ in range(count):
-        state = (state + 0x9E3779B97F4A7C15) % 2**64
-        z = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
-        z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
-        numbers.append(z ^ (z >> 31))
-    return numbers
-
-
-def test_noise_is_a_hash_of_key_draw_and_place():
-    """The numbers of SplitMix64, whose first from 1234567 is known, started by one of its numbers."""
-    assert splitmix(1234567, 1) == [6457827717110365317]
-    keys, draws = torch.tensor([5, 2**63 - 1]), torch.tensor([0, 7])
-    noise = sampling.exponential(keys, draws, 3)
-    for row, (key, draw) in enumerate(zip(keys.tolist(), draws.tolist(), strict=True)):
-        start = splitmix(key, draw + 1)[-1]
-        wanted = [-math.log(((bits >> 12) + 0.5) * 2**-52) for bits in splitmix(start, 3)]
-        assert noise[row].tolist() == pytest.approx(wanted, rel=1e-12)

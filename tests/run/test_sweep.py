@@ -203,17 +203,3 @@ def test_the_real_notebooks_are_swept(tmp_path, monkeypatch):
     command = [Path(sys.executable).with_name("papermill"), paths.notebook("tokenize"), "out.ipynb"]
     subprocess.run([*command, "-p", "run", "s-1", "-p", "num_pieces", "3"], check=True, capture_output=True)
     assert read_manifest("s-1", "tokenize")["parameters"]["num_pieces"] == 3
-
-
-def test_two_machines_are_given_the_same_command(tmp_path):
-    """The script of examples/, with stand-ins for ssh and Python that note what they are asked."""
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    (tmp_path / ".venv" / "bin" / "activate").write_text(f'PATH="{tmp_path}:$PATH"\n', "utf-8")
-    for name, line in (("python", f'echo "$MACHINE $*" >> "{tmp_path}/asked"'), ("ssh", 'MACHINE=$1 bash -c "$2"')):
-        (tmp_path / name).write_text(f"#!/bin/bash\n{line}\n", "utf-8")
-        (tmp_path / name).chmod(0o755)
-    script = paths.repo_root() / "examples" / "two-machines.sh"
-    arguments = ["lr.yaml", "songci", "song ci.txt", "alice", "bob"]
-    subprocess.run(["bash", script, *arguments], cwd=tmp_path, env=os.environ | {"SSH": tmp_path / "ssh"}, check=True)
-    same = "-m helpers.run sweep lr.yaml --run songci --corpus song ci.txt"
-    assert sorted((tmp_path / "asked").read_text("utf-8").splitlines()) == [f"alice {same}", f"bob {same}"]

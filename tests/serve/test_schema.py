@@ -197,7 +197,6 @@ REFUSED = [
     (COMPLETIONS, {"prompt": ["好"] * 6, "n": 2}, None, "6 prompts of 2 texts each are too many"),
     (COMPLETIONS, {"prompt": ["好" * 1500] * 2}, None, "2000 characters in all"),
     (COMPLETIONS, {"logprobs": 6}, "logprobs", "less than or equal to 5"),
-    *((COMPLETIONS, {"extra_body": {key: 1}}, key, "is not known") for key in ("one", "many")),
     (CHAT, {"messages": []}, "messages", "at least 1 item"),
     (CHAT, {"messages": [SYSTEM]}, "messages", "there is no message of the user"),
     (CHAT, {"messages": [user("")]}, "messages", "'messages.0': 'content' is empty"),

@@ -124,12 +124,8 @@ def refusal_of(arguments, capsys, monkeypatch):
     [
         (["--host", "0.0.0.0"], "other machines can call 0.0.0.0, and there is no API key"),
         (["--host", ""], "other machines can call every address"),
-        (["--host", "::"], "other machines"),
-        (["--host", "example.org"], "other machines"),
         (["--api-key-file", "/nowhere"], "cannot read the API key from /nowhere"),
         (["--origin", "*"], "is not an origin"),
-        (["--allow-host", "https://gpt.example.org"], "is not the name of a host"),
-        (["--proxy", "nginx"], "is not the address of a proxy"),
         (["--max-length", "0"], "max_length is 0: it must be 1 or more"),
         (["--body-seconds", "nan"], "body_seconds is nan: it must be above 0"),
     ],

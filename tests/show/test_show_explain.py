@@ -15,7 +15,7 @@ from helpers.show.explain import ALPHAS
 
 def step(text: str, p: float, *filters: explain.Filter, others=()) -> explain.Step:
     bits = -math.log2(p)
-    return explain.Step(7, text, p, 3, bits, bits / len(text) if text else None, tuple(others), filters)
+    return explain.Step(7, text, p, 3, bits, tuple(others), filters)
 
 
 def took(name: str, removed: int, lost: float, chosen: float, *likeliest) -> explain.Filter:

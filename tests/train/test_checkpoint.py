@@ -2,21 +2,16 @@
 
 import errno
 import shutil
-from pathlib import Path
 
 import faults
 import pytest
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from safetensors.torch import save_file
 
 from helpers import files
-from helpers.files import sha256
 from helpers.model.config import ARCHITECTURES, make_config
 from helpers.model.gpt import GPT
-from helpers.model.huggingface import load_model
 from helpers.train import checkpoint
 from helpers.vocab import tokenizer
 
@@ -165,53 +160,3 @@ def test_no_checkpoint_is_none_and_all_damaged_is_an_error(tmp_path):
     (tmp_path / "step-00000001").mkdir()
     with pytest.raises(checkpoint.BadCheckpoint, match="no checkpoint can be used"):
         checkpoint.latest(tmp_path, "a")
-
-
-# ---- parameters spread over processes ----
-
-
-def sharded(world: int):
-    model, optimizer = small(5)
-    if world > 1:
-        mesh = init_device_mesh("cpu", (world,))
-        for block in model.layers:
-            fully_shard(block, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-    vectors = [p for p in model.parameters() if p.ndim < 2]
-    matrices = [p for p in model.parameters() if p.ndim == 2]
-    return model, [torch.optim.AdamW(vectors, lr=0.1, fused=True), torch.optim.SGD(matrices, lr=0.1, momentum=0.9)]
-
-
-def pass_on(root: str, world: int, at: int) -> int:
-    """In `world` processes: restore step `at` if there is one, save the same as step at + 1, export."""
-    writes = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
-    model, optimizers = sharded(world)
-    if at:
-        checkpoint.restore(Path(root, f"step-{at:08d}"), model, optimizers)
-    else:
-        ids = torch.arange(8)[None]
-        model(ids).square().mean().backward()
-        for optimizer in optimizers:
-            optimizer.step()
-    checkpoint.save(Path(root), at + 1, model, optimizers, {}, keep=9, writes=writes)
-    checkpoint.export_model(Path(root, f"export-{at + 1}"), model, TOK, writes=writes)
-    return len(optimizers[0].state)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("worlds", [(1, 2, 1), (2, 1, 2)])
-def test_any_number_of_processes_goes_on_from_whole_tensors(tmp_path, worlds):
-    """fully_shard over two gloo processes: what was saved by one, two, one (two, one, two) is the same to the bit."""
-    from transformers import AutoModelForCausalLM
-
-    for at, world in enumerate(worlds):
-        faults.run(pass_on, str(tmp_path), world, at, world=world)
-    first = tmp_path / "step-00000001"
-    assert len(load_file(first / "optimizer.safetensors")) > len(load_file(first / "model.safetensors"))
-    for at in (2, 3):
-        for name in ("model.safetensors", "optimizer.safetensors"):
-            assert sha256(tmp_path / f"step-{at:08d}" / name) == sha256(first / name)
-        exported = AutoModelForCausalLM.from_pretrained(tmp_path / f"export-{at}")
-        assert type(exported).__name__ == "GPT2LMHeadModel" and exported.config.architectures == ["GPT2LMHeadModel"]
-        ours = load_model(tmp_path / f"export-{at}").state_dict()
-        assert all(torch.equal(p, ours[name]) for name, p in load_file(first / "model.safetensors").items())

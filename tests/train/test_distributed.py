@@ -24,7 +24,7 @@ def test_processes_share_an_update_without_loss_or_overlap(world, n, batches):
 def test_one_process_needs_no_exchange():
     loss = Loss(tiny())
     assert distributed.world() == (0, 1)
-    assert distributed.distribute(loss, "fsdp", CPU) is loss
+    assert distributed.distribute(loss, CPU) is loss
     assert distributed.sum_over_ranks([1.5, 2.0], CPU) == [1.5, 2.0]
     assert distributed.gather_over_ranks([3, 4]) == [3, 4]
 
@@ -43,7 +43,7 @@ def test_each_process_has_a_card_of_its_own(monkeypatch, local_rank):
     monkeypatch.setattr(distributed, "DistributedDataParallel", lambda loss, device_ids: wrapped.append(device_ids))
     device = pick_device("auto")
     distributed.join_group(device)
-    distributed.distribute(Loss(tiny()), "ddp", device)
+    distributed.distribute(Loss(tiny()), device)
     assert set_to == [torch.device("cuda", local_rank)]
     assert groups == [("nccl", 5)] and wrapped == [[local_rank]]
 
@@ -52,11 +52,10 @@ def exchange() -> list:
     """In each of several processes: what it gets from the others."""
     rank, size = distributed.world()
     sums = distributed.sum_over_ranks([rank + 1.0, 0.5], CPU)
-    wrapped = {how: type(distributed.distribute(Loss(tiny()), how, CPU)).__name__ for how in ("ddp", "fsdp")}
+    wrapped = type(distributed.distribute(Loss(tiny()), CPU)).__name__
     return [size, sums, distributed.gather_over_ranks([rank, rank + 10]), wrapped]
 
 
 @pytest.mark.slow
 def test_two_processes_get_the_same_sums():
-    wrapped = {"ddp": "DistributedDataParallel", "fsdp": "FSDPLoss"}
-    assert faults.run(exchange, world=2) == [[2, [3.0, 1.0], [0, 10, 1, 11], wrapped]] * 2
+    assert faults.run(exchange, world=2) == [[2, [3.0, 1.0], [0, 10, 1, 11], "DistributedDataParallel"]] * 2

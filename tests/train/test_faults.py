@@ -90,21 +90,20 @@ def test_two_one_two_processes_see_each_window_once_an_epoch(tmp_path):
     assert [sorted(shown[at : at + 50]) for at in (0, 50, 100)] == [list(range(50))] * 3 and len(shown) == 150
 
 
-@pytest.mark.parametrize(
-    ("parallel", "dtype", "optimizer", "tolerance"),
-    [("ddp", "float32", "adamw", 1e-6), ("fsdp", "float64", "adamw", 1e-12), ("fsdp", "float32", "muon", 1e-4)],
-)
-def test_two_processes_equal_one_with_the_doubled_batch(tmp_path, parallel, dtype, optimizer, tolerance):
+def relative(one: dict, two: dict) -> float:
+    """Return the largest relative difference of two sets of weights, by tensor."""
+    return float(torch.stack([(one[name] - two[name]).norm() / two[name].norm() for name in two]).max())
+
+
+@pytest.mark.parametrize(("optimizer", "tolerance"), [("adamw", 1e-6), ("muon", 1e-4)])
+def test_two_processes_equal_one_with_the_doubled_batch(tmp_path, optimizer, tolerance):
     """After 20 updates, relative to each tensor's norm. LLaMA-like: GPT-2's key biases have gradient 0, and AdamW
     blows up the rounding noise in them."""
-    shape = dict(architecture="llama", dtype=dtype, dropout=0.0)
-    same = dict(epochs=5, lr=1e-3, checkpoint_step=0, parallel=parallel, optimizer=optimizer)
+    shape = dict(architecture="llama", dropout=0.0)
+    same = dict(epochs=5, lr=1e-3, checkpoint_step=0, optimizer=optimizer)
     assert fit(tmp_path / "one", shape, batch_size=8, **same)[0]["steps"] == 20
     fit(tmp_path / "two", shape, world=2, batch_size=4, **same)
-    wanted, got = faults.weights(tmp_path / "one"), faults.weights(tmp_path / "two")
-    assert wanted.keys() == got.keys()
-    for name in wanted:
-        assert (got[name] - wanted[name]).norm() <= tolerance * wanted[name].norm(), name
+    assert relative(faults.weights(tmp_path / "two"), faults.weights(tmp_path / "one")) <= tolerance
 
 
 # ---------------------------------------------------------------- 2: kill −9
@@ -477,11 +476,6 @@ def fit_in_little_memory(folder: str, most: int, changes: dict) -> None:
 
     model.embed_tokens.register_forward_pre_hook(weigh)
     faults.fit(folder, model=model, **changes)
-
-
-def relative(one: dict, two: dict) -> float:
-    """Return the largest relative difference of two sets of weights, by tensor."""
-    return max(float((one[name] - two[name]).norm() / two[name].norm()) for name in two)
 
 
 def test_out_of_memory_halves_the_micro_batch_and_changes_no_update(tmp_path):
