@@ -76,6 +76,7 @@ ELSEWHERE = {  # command -> the test file that does it
     "make demo FOLDER=page": "tests/serve/test_static.py",
     "make try": "tests/serve/test_static.py",
     "python -m helpers.serve --run songci --static my-page": "tests/serve/test_static.py",
+    "python -m helpers.generate --run songci --gguf songci.gguf": "tests/generate/test_gguf.py",
     "make run RUN=mine CORPUS=… PRESET=minimind": "tests/test_source_systems.py",
     "papermill notebooks/04_train.ipynb out.ipynb -p run songci -p lr 0.01": "tests/run/test_sweep.py",
     'python -m pip install -e ".[cluster]" -c constraints.txt': "Makefile",
