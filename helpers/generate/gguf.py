@@ -57,8 +57,7 @@ def write_gguf(file: Path, model: GPT, tokenizer: PreTrainedTokenizerFast, sampl
     writer.write_tensors_to_file()
     writer.close()
     never = len(set(model.generation.get("suppress_tokens") or ()) - set(tokenizer.all_special_ids))
-    words = "llama.cpp may write the {} tokens that generation_config.json suppresses, and special tokens"
-    return [*differences, say(words, never)]
+    return [*differences, say("llama.cpp may write special tokens, and {} others that are suppressed here", never)]
 
 
 def _tokenizer_facts(tokenizer: PreTrainedTokenizerFast, rows: int) -> tuple[dict[str, Any], list[str]]:

@@ -102,8 +102,7 @@ def _write_model(options: argparse.Namespace) -> int:
     """Write the last model that the run has in llama.cpp's format; return the exit status."""
     name = generate.latest_model(options.run)
     sampling = default_settings(generate.model_folder(options.run, name), name != "base")
-    lines = write_gguf(options.gguf, *generate.load(options.run, name), sampling)
-    print(*lines, say("{} is written", options.gguf), sep="\n")
+    print(*write_gguf(options.gguf, *generate.load(options.run, name), sampling), sep="\n")
     return 0
 
 

@@ -40,8 +40,7 @@ for (const question of questions) {
   answers.push(await talk.prompt(question, {temperature: 0, maxTokens: 8}))
 }
 fs.writeFileSync(process.argv[3], JSON.stringify({ids: texts.map(text => model.tokenize(text)), written, answers}))
-process.exit()
-"""
+process.exit()"""
 
 
 @pytest.fixture(params=["llama", "qwen3", "gpt2", "qwen2"])
@@ -63,7 +62,6 @@ def test_the_file_holds_the_weights_the_tokens_and_the_template(made):
     reader = gguf.GGUFReader(file)
     said = {name: field.contents() for name, field in reader.fields.items()}
     assert said["tokenizer.ggml.tokens"][: len(tok)] == tok.convert_ids_to_tokens(range(len(tok)))
-    assert said["tokenizer.ggml.eos_token_id"] == tok.eos_token_id
     assert said.get("tokenizer.chat_template") == tok.chat_template
     ours = [np.sort(each.numpy(), axis=None).tobytes() for each in to_library(net.config, net.state_dict()).values()]
     # llama.cpp has another order of some rows
@@ -75,10 +73,10 @@ def test_the_file_holds_the_weights_the_tokens_and_the_template(made):
 def test_llama_cpp_cuts_writes_and_answers_as_python_does(made, tmp_path):
     net, tok, file = made
     folder = Path(tempfile.gettempdir()) / "chinese-gpt-llama.cpp"  # stays for the next time
-    folder.mkdir(exist_ok=True)
-    (folder / "ask.mjs").write_text(ASK, "utf-8")
     if not (folder / "node_modules").is_dir():
+        folder.mkdir()
         subprocess.run(["npm", "install", "--ignore-scripts", "--omit=optional", *NODE], cwd=folder, check=True)
+    (folder / "ask.mjs").write_text(ASK, "utf-8")
     ids, questions = encode_batch(tok, TEXTS), ["绿萝怎么浇水？", "冬天呢？"] * bool(tok.chat_template)
     prompts = [[tok.bos_token_id, *each[:9]] for each in ids]
     asked = dict(file=str(file), texts=TEXTS, prompts=prompts, questions=questions)
