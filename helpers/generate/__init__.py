@@ -8,6 +8,7 @@ batch           rows decoded together, each with its own settings; the sliding w
 generate        load a model; write one text, many, or a stream
 dialogue        a conversation becomes ids that leave room for an answer; answers to many at once
 terminal        `python -m helpers.generate`: continue a text in a terminal, or converse
+gguf            a model and its tokenizer in llama.cpp's format
 explain         bits per character, each token's probability, what each filter removed, attention
 surprisal       levels of probability: the scale of colours of notebooks and page
 memorization    which stretches occur verbatim in the training text; diversity

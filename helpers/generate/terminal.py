@@ -11,9 +11,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 
 from helpers.generate import generate
 from helpers.generate.dialogue import Dialogue
+from helpers.generate.gguf import write_gguf
 from helpers.generate.settings import RANGES, Settings, default_settings
 from helpers.manifest import RoomError
 from helpers.vocab.chat import ChatError
@@ -41,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-new-tokens", type=int, default=200, help="the longest continuation (default: 200)")
     add("--seed", type=int, help="the same seed writes the same text")
     add("--stop", action="append", default=[], metavar="TEXT", help="end before it; may be repeated")
+    add("--gguf", type=Path, metavar="FILE", help="write the run's last model as a file of llama.cpp, and no text")
     for name, values in RANGES.items():
         option = f"--{name.replace('_', '-')}"
         add(option, type=type(values.off), help=f"{say(values.meaning)}: {values}")
@@ -57,6 +60,8 @@ def terminal_main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(**_PIPED if is_pipe else {"encoding": "utf-8", "errors": "replace"})
     try:
         settings = _check_options(options)
+        if options.gguf:
+            return _write_model(options)
         options.typed = options.prompt is None and sys.stdin.isatty()  # prompts come from a keyboard
         return _converse(options, settings) if options.chat else _continue_texts(options, settings)
     except KeyboardInterrupt:  # while nothing is being written: the model is loading
@@ -91,6 +96,14 @@ def _check_options(options: argparse.Namespace) -> Settings:
     sampled = default_settings(generate.model_folder(options.run, model), options.chat)
     sampled |= {name: value for name in RANGES if (value := getattr(options, name)) is not None}
     return Settings(max_new_tokens=options.max_new_tokens, seed=options.seed, stop=tuple(options.stop), **sampled)  # type: ignore[arg-type]  # a setting that counts is an int in its range
+
+
+def _write_model(options: argparse.Namespace) -> int:
+    """Write the last model that the run has in llama.cpp's format; return the exit status."""
+    name = generate.latest_model(options.run)
+    sampling = default_settings(generate.model_folder(options.run, name), name != "base")
+    print(*write_gguf(options.gguf, *generate.load(options.run, name), sampling), sep="\n")
+    return 0
 
 
 def _prompts(options: argparse.Namespace, greeting: str) -> Iterator[str]:
