@@ -261,7 +261,7 @@ def server_parser() -> argparse.ArgumentParser:
         epilog=f"The API key comes from the environment variable {KEY}, or from --api-key-file.",
     )
     parser.add_argument("--run", default="sample", help="the run whose model answers (default: sample)")
-    rooms = f"which of its models: {', '.join(paths.MODELS)}; by default the last of them that the run has"
+    rooms = f"which of its models: {', '.join(paths.MODELS)}; by default reward, else chat, else base"
     parser.add_argument("--room", choices=list(paths.MODELS), help=rooms)
     parser.add_argument("--static", metavar="FOLDER", help="write the page as a folder instead: the browser computes")
     parser.add_argument("--host", default="127.0.0.1", help="default 127.0.0.1: only this machine can call")

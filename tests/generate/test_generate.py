@@ -277,7 +277,8 @@ def test_load_checks_the_room(net, tok, tmp_path, monkeypatch):
     save_model(folder, net)
     tok.save_pretrained(folder)
     write_manifest("mine", "train", parameters={}, inputs=[], outputs=folder.iterdir(), result={})
-    loaded, vocabulary = generate.load("mine")
+    write_manifest("mine", "tools", parameters={}, inputs=[], outputs=[], result={})
+    loaded, vocabulary = generate.load("mine", generate.latest_model("mine"))  # tools is taken only by name
     assert not loaded.training and loaded.lm_head.weight.dtype == torch.float32
     settings = Settings(max_new_tokens=8, seed=0)
     assert generate.generate(loaded.cpu(), vocabulary, "水", settings) == generate.generate(net, tok, "水", settings)
