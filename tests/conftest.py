@@ -1,5 +1,7 @@
 """What every test module gets without asking: a runs folder of its own, so that no test sees the user's runs."""
 
+import asyncio
+import inspect
 import os
 from pathlib import Path
 
@@ -82,6 +84,15 @@ def house(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "repo_root", lambda: root)
     make_house(root)
     return root
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """Run an async test in an event loop of its own."""
+    if inspect.iscoroutinefunction(pyfuncitem.obj):
+        arguments = inspect.signature(pyfuncitem.obj).parameters
+        asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in arguments}))
+        return True
 
 
 class WholeFiles(LoadScopeScheduling):

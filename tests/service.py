@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import copy
-import functools
 import json
 import threading
 from collections.abc import Sequence
@@ -192,16 +191,6 @@ async def serving(engine, **options):
     """Do the same; give the session only."""
     async with listening(engine, **options) as (session, _):
         yield session
-
-
-def in_loop(test):
-    """Run an async test in an event loop of its own."""
-
-    @functools.wraps(test)
-    def run(*arguments, **named):
-        return asyncio.run(test(*arguments, **named))
-
-    return run
 
 
 def fetch(method, path, engine=None, options=None, **request):

@@ -6,7 +6,7 @@ import re
 import threading
 
 import pytest
-from service import FakeEngine, chat_tokenizer, events_of, fetch, in_loop, post, serving, tiny_engine, until
+from service import FakeEngine, chat_tokenizer, events_of, fetch, post, serving, tiny_engine, until
 
 from helpers.generate.settings import RANGES, Settings
 from helpers.generate.surprisal import LEVELS
@@ -33,7 +33,6 @@ def test_the_books_request_is_one_job(wishes, settings, samples):
     assert engine.asked == [(wishes["context"], Settings(**wanted | more), samples) for more in ({}, chosen)]
 
 
-@in_loop
 async def test_chinese_is_sent_as_it_is():
     async with serving(FakeEngine()) as session, session.post("/generate", json={"context": "你好"}) as response:
         assert response.headers["Content-Type"] == "application/json; charset=utf-8"
@@ -50,7 +49,6 @@ def test_alive_and_ready(alive, full, status):
     assert post({"context": "x"}, engine=engine)[0] == (503 if not alive else 429 if full else 200)
 
 
-@in_loop
 async def test_the_page_asks_nobody_else():
     answers = {}
     async with serving(FakeEngine()) as session:
@@ -133,7 +131,6 @@ def test_generation_has_a_time_limit():
 # ---- staying awake ----
 
 
-@in_loop
 async def test_the_event_loop_is_free_while_text_is_made():
     """The book called the model inside the handler: nobody else was answered meanwhile."""
     engine = FakeEngine(held=True)
@@ -157,7 +154,6 @@ def test_the_event_loop_is_free_while_a_whole_answer_is_put_into_words(monkeypat
     assert threads[0] is not threading.main_thread()
 
 
-@in_loop
 async def test_between_the_events_of_two_texts_others_have_their_turn(monkeypatch):
     written, turns, event = [], [], CompletionWriter.event
     monkeypatch.setattr(CompletionWriter, "event", lambda *given: written.append(len(turns)) or event(*given))
@@ -186,7 +182,6 @@ EDGES += [{"presence_penalty": 2, "frequency_penalty": -2}, {"no_repeat_ngram": 
 EDGES += [{"repetition_penalty": 2}, {"seed": 0}, {"seed": 2**32 - 1}, {"maxlength": 1, "samples": 10}]
 
 
-@in_loop
 async def test_the_edges_of_what_is_allowed():
     """The book's service crashed past the context window and at any top_p above 0."""
     with tiny_engine() as engine:
@@ -205,7 +200,6 @@ STREAM = {"prompt": "x", "n": 2, "stream": True}
 TALK = {"messages": [{"role": "user", "content": "绿萝"}], "stream": True}
 
 
-@in_loop
 async def test_a_stream_arrives_as_it_is_written():
     """Pieces that come together go out together; a piece that comes alone is not kept waiting."""
     engine = FakeEngine(held=True)
@@ -231,7 +225,6 @@ async def test_a_stream_arrives_as_it_is_written():
 @pytest.mark.parametrize(
     "error, words", [(RuntimeError("secret"), "server failed"), (TimeoutError(), "no answer within")]
 )
-@in_loop
 async def test_a_stream_that_fails_says_so(path, body, error, words):
     engine = FakeEngine(held=True, tokenizer=chat_tokenizer())
     async with serving(engine) as session:
@@ -250,7 +243,6 @@ async def test_a_stream_that_fails_says_so(path, body, error, words):
     [("/generate", {"context": "x"}), ("/v1/completions", STREAM), ("/v1/chat/completions", TALK | {"stream": False}),
      ("/v1/chat/completions", TALK)],
 )  # fmt: skip
-@in_loop
 async def test_a_client_that_leaves_takes_its_rows_along(path, body, caplog):
     engine = FakeEngine(held=True, tokenizer=chat_tokenizer())
     async with serving(engine) as session:
@@ -267,7 +259,6 @@ async def test_a_client_that_leaves_takes_its_rows_along(path, body, caplog):
 # ---- the page ----
 
 
-@in_loop
 async def test_the_page_offers_what_the_tables_say():
     """Ranges, defaults and limits of the sliders, and the levels of the colours, are written nowhere else."""
     async with serving(FakeEngine(), max_length=77) as session, session.get("/") as response:

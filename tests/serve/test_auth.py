@@ -8,7 +8,7 @@ import hmac
 import aiohttp
 import pytest
 from multidict import CIMultiDict
-from service import JSON, FakeEngine, fetch, in_loop, listening, raw, serving, until
+from service import JSON, FakeEngine, fetch, listening, raw, serving, until
 
 from helpers.serve import auth, server
 from helpers.serve.app import PAGE, STATE, make_app
@@ -30,7 +30,6 @@ WRONG += ["Digest the-key", basic("the-key", ""), basic("u", "no"), "Basic !", "
 
 
 @pytest.mark.parametrize("method, path", ROUTES)
-@in_loop
 async def test_nobody_without_the_key(method, path):
     async with serving(FakeEngine(), api_key="the-key") as session:
         for headers in ({}, *({"Authorization": wrong} for wrong in WRONG)):
@@ -61,7 +60,6 @@ def test_other_machines_need_a_key(host):
 # ---- names ----
 
 
-@in_loop
 async def test_all_addresses_with_a_key():
     """Bound to every address, a server also goes by the address that was called."""
     runner, address = await server.start_server(make_app(FakeEngine(), api_key="k"), "0.0.0.0")
@@ -95,7 +93,6 @@ MANY = "".join(f"X-{number}: 1\r\n" for number in range(99)) + f"Cookie: {'x' * 
      ("GET /healthz HTTP/1.1\r\nConnection: close\r\n", 400), ("GET /healthz HTTP/1.0\r\nHost: evil.example\r\n", 421),
      (f"GET /healthz HTTP/1.0\r\nHost: localhost\r\n{MANY}", 200)],
 )  # fmt: skip
-@in_loop
 async def test_health_checks_and_browsers_with_many_cookies(head, status):
     """A balancer names no host; a browser sends the cookies of all ports of 127.0.0.1, Jupyter's too."""
     async with listening(FakeEngine(), api_key=None if "ready" in head else "k") as (_, port):
@@ -197,7 +194,6 @@ def test_a_body_is_measured_as_it_comes(whole):
     assert len(sent) < 3000  # the client was stopped, not listened to
 
 
-@in_loop
 async def test_a_client_has_so_many_requests_and_not_more():
     engine = FakeEngine(held=True)
     app = make_app(engine, Limits(max_concurrent=3), proxies=["127.0.0.1"])

@@ -9,7 +9,7 @@ import schemathesis
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from schemathesis.specs.openapi.checks import positive_data_acceptance
-from service import HEAD, JSON, FakeEngine, chat_tokenizer, fetch, in_loop, in_thread, listening, raw
+from service import HEAD, JSON, FakeEngine, chat_tokenizer, fetch, in_thread, listening, raw
 from yarl import URL
 
 from helpers.serve import auth
@@ -152,7 +152,6 @@ GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
         b"GET http://evil.example/healthz HTTP/1.1\r\nHost: evil.example\r\n\r\n",
     ],
 )  # fmt: skip
-@in_loop
 async def test_what_breaks_the_rules_is_a_mistake_of_the_client(data, caplog):
     async with listening(FakeEngine(), header_seconds=0.3, body_seconds=0.3) as (_, port):
         assert (await raw(port, data)).startswith((b"HTTP/1.1 4", b"HTTP/1.0 4"))
@@ -171,7 +170,6 @@ async def test_what_breaks_the_rules_is_a_mistake_of_the_client(data, caplog):
         (HEAD + b"\r\n{", b"", b"HTTP/1.1 408"),
     ],
 )
-@in_loop
 async def test_silent_and_dripping_connections_are_closed_and_others_feel_nothing(data, drip, answer):
     async with listening(FakeEngine(room=10**6), header_seconds=0.5, body_seconds=0.5, max_concurrent=99) as (
         session,

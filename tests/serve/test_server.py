@@ -22,7 +22,6 @@ from service import (
     app_with,
     chat_tokenizer,
     events_of,
-    in_loop,
     in_thread,
     make_run,
     tiny_model,
@@ -39,7 +38,6 @@ STREAM = {"prompt": "x", "n": 2, "stream": True}
 TOOLS = json.dumps({"definitions": [LOOK_UP], "table": {"绿萝": {"水": "少浇"}}})
 
 
-@in_loop
 async def test_stopping_lets_a_running_request_finish():
     engine = FakeEngine(held=True)
     runner, address = await server.start_server(app_with(engine))
@@ -57,7 +55,6 @@ async def test_stopping_lets_a_running_request_finish():
         await stopping
 
 
-@in_loop
 async def test_what_outlasts_the_grace_time_is_told_so():
     """Not cut in two: a whole refusal, a stream that says why it ends."""
     engine = FakeEngine(held=True)
@@ -76,7 +73,6 @@ async def test_what_outlasts_the_grace_time_is_told_so():
         assert engine.waiting == 0
 
 
-@in_loop
 async def test_a_request_whose_time_is_just_over_does_not_hinder_a_stop():
     app = app_with(FakeEngine(held=True), text_seconds=0.2)
     runner, address = await server.start_server(app)
@@ -90,7 +86,6 @@ async def test_a_request_whose_time_is_just_over_does_not_hinder_a_stop():
         assert (await late).status == 503
 
 
-@in_loop
 async def test_a_request_that_is_still_arriving_when_the_server_stops_is_told_so(monkeypatch):
     engine, reading = FakeEngine(held=True), []
     really = aiohttp.web.Request.read
