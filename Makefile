@@ -97,7 +97,7 @@ clean:  ## remove what tools leave behind; .venv and runs/ stay
 	@rm -rf .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info
 	@find helpers tests notebooks -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf
 
-# `setup` installs what a run needs, `setup-dev` also what only tests, benchmarks and clusters use. Done again only when
+# `setup` installs what a run needs, `setup-dev` also what only tests and benchmarks use. Done again only when
 # this folder, pyproject.toml or constraints.txt has changed since it last succeeded.
 # --no-compile: Python compiles what it imports, which is a small part of what is installed; it halves the time.
 setup:  ## .venv and the libraries, nothing else
@@ -107,7 +107,7 @@ setup-dev:
 	@$(call install,$(EVERYTHING),chinese-gpt-set-up-dev)
 	@cp "$$ENV/chinese-gpt-set-up-dev" "$$ENV/chinese-gpt-set-up"
 
-EVERYTHING := dev,text,cluster,sweep
+EVERYTHING := dev,text,sweep
 # install EXTRAS, and leave a file of that name which says what it was done for
 define install
 wanted=$$(pwd; cat pyproject.toml constraints.txt); \

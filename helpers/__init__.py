@@ -7,7 +7,7 @@ The ground floor knows no room:
     files       atomic writes of files and folders, SHA-256 fingerprints
     manifest    what a room was made from and what it holds; whether it still fits the room before it
     progress    how far a long piece of work is: a bar in a notebook, a note for the runner
-    parallel    shards mapped over processes or over a Dask cluster, with a progress bar
+    parallel    shards mapped over processes, with a progress bar
     device      CPU or GPU, mixed precision, memory, the speed of matrix products
     report      one HTML page about a run, and one to publish
 

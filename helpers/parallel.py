@@ -1,4 +1,4 @@
-"""Map a function over shards behind `concurrent.futures.Executor`: in this process, in several, or on a Dask cluster.
+"""Map a function over shards behind `concurrent.futures.Executor`: in this process, or in several.
 
 A stage is a function from shard to shard. It does not know where it runs; this module does, and knows nothing of text.
 """
@@ -16,18 +16,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from helpers.progress import Bar
-from helpers.wording import install
 
 T = TypeVar("T")
 R = TypeVar("R")
 IN_FLIGHT = 512  # tasks handed out and not yet collected: what is taken from a lazy source, and held in memory
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of processor time, and in how many
 MOST_PROCESSES = 61 if sys.platform == "win32" else 10_000  # Windows waits for no more
-CLUSTER_SECONDS = 10  # how long a scheduler may take to answer
-
-
-class ClusterError(RuntimeError):
-    """The cluster cannot be used; the message says why and what mends it."""
 
 
 class InProcess(Executor):
@@ -42,21 +36,6 @@ class InProcess(Executor):
         return future
 
 
-class _Cluster(Executor):
-    """The executor of a Dask client; leaving `with` closes the connection, and the cluster runs on."""
-
-    def __init__(self, client):
-        self.client = client
-
-    def submit(self, fn: Callable, /, *args, **kwargs) -> Future:
-        # Dask's own future: it asks again for a result that is lost with a dying worker; the one of the client's
-        # executor can mistake such a result for an error
-        return self.client.submit(fn, *args, pure=False, **kwargs)
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        self.client.close()
-
-
 def cores() -> int:
     """Return the number of processor cores that this process may use, in a container those that it was given."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -66,39 +45,15 @@ def cores() -> int:
     return count
 
 
-def executor(workers: int = 0, cluster: str = "") -> Executor:
-    """Return an executor for `workers` processes: 0 means one per core, 1 means in this process. Use it with `with`.
-
-    With `cluster`, the address of a Dask scheduler ("tcp://machine:8786"), the tasks run on its workers. These must see
-    the same files under the same paths, and have this project installed. Raises ClusterError.
-    """
+def executor(workers: int = 0) -> Executor:
+    """Return an executor for `workers` processes: 0 means one per core, 1 means in this process. Use it with `with`."""
     if workers < 0:
         raise ValueError(f"workers is {workers}: give 0 (one per core), 1 (this process), or a number of processes")
-    if cluster:
-        return _connect(cluster)
     workers = min(workers or cores(), MOST_PROCESSES)
     if workers == 1:
         return InProcess()
     # spawn: a forked child would inherit torch's and the notebook's threads in an undefined state
     return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
-
-
-def _connect(address: str) -> Executor:
-    try:
-        from distributed import Client
-    except ImportError as error:
-        raise ClusterError(f"a cluster needs Dask: {install('cluster')}") from error
-    try:
-        client = Client(address, timeout=CLUSTER_SECONDS, set_as_default=False)
-    except (OSError, ValueError) as error:  # a timeout is an OSError
-        mends = "start one (dask scheduler), or set cluster to '' to work here"
-        raise ClusterError(f"no Dask scheduler answers at '{address}' ({type(error).__name__}): {mends}") from None
-    try:
-        client.wait_for_workers(1, timeout=CLUSTER_SECONDS)
-    except OSError:
-        client.close()
-        raise ClusterError(f"the Dask scheduler has no worker: on each machine, start dask worker {address}") from None
-    return _Cluster(client)
 
 
 def map_shards(
@@ -121,9 +76,7 @@ def map_shards(
                 results.append(waiting.popleft().result())
                 bar.update()
                 waiting.extend(pool.submit(function, item) for item in islice(source, 1))
-        except Exception as error:
-            if not isinstance(error, BrokenExecutor) and type(error).__name__ != "KilledWorker":  # the name is Dask's
-                raise
+        except BrokenExecutor as error:
             raise RuntimeError(
                 "a worker process was ended from outside, most often because the memory was full: run this again with "
                 "fewer workers, or on a machine with more memory"

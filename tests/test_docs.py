@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.outside, pytest.mark.timeout(1200)]
 ROOT = paths.repo_root()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 DOCS = "\n".join(page.read_text("utf-8") for page in PAGES)
-SHELL = ("make ", "python -m", "curl", "dask", "torchrun", "cat >", "CHINESE_GPT_API_KEY=")
+SHELL = ("make ", "python -m", "curl", "torchrun", "cat >", "CHINESE_GPT_API_KEY=")
 
 # what is typed here, in this order, and what the docs say comes out (a pattern of the last lines)
 TOGETHER = {
@@ -66,11 +66,6 @@ SERVERS = {  # a server, and what is asked of it
         'curl -s http://poems.example.org:5005/v1/models -H "Authorization: Bearer …"'
     ],
 }
-CLUSTER = [
-    "dask scheduler",
-    "dask worker tcp://scheduler:8786 --nthreads 1",
-    "python -m helpers.run --run big --corpus /shared/web -p cluster tcp://scheduler:8786",
-]
 
 # every kind of tokens goes through all six rooms
 KINDS = {"sample": "words", "songci": "auto", "novels": "bpe", "clinic": "characters", "forum": "bytes", "big": "words"}
@@ -227,7 +222,7 @@ def check(command, done, promise):
 
 
 def test_what_is_typed_here_stands_in_the_docs():
-    assert {*TOGETHER, *ONE_BY_ONE, *SERVERS, *sum(SERVERS.values(), []), *CLUSTER} <= set(commands())
+    assert {*TOGETHER, *ONE_BY_ONE, *SERVERS, *sum(SERVERS.values(), [])} <= set(commands())
 
 
 @pytest.mark.parametrize("command", TOGETHER)
@@ -295,13 +290,3 @@ def test_the_python_of_the_docs_runs(desk):
     (plain,) = [block for block in blocks("python") if "AutoModelForCausalLM" in block]
     run_python(desk, plain)
     assert len(blocks("python")) == 4, "the other two are asked of servers"
-
-
-def test_a_cluster_is_started_as_it_is_said(desk):
-    scheduler, worker, run = CLUSTER
-    quiet = " --no-dashboard"
-    with (
-        desk.served(f"{scheduler} --host 127.0.0.1 --port {desk.scheduler}{quiet}", "Scheduler at"),
-        desk.served(worker + quiet, "Registered to"),
-    ):
-        check(run, desk.type(run), "06_serve")

@@ -66,7 +66,7 @@ def requirements():
 
 def test_what_a_run_imports_at_its_start_it_has_installed():
     """Packages of the other groups are imported where they are used, by code that says how to install them."""
-    apart = {canonicalize_name(Requirement(line).name) for group in EXTRAS.values() for line in group} | {"dask"}
+    apart = {canonicalize_name(Requirement(line).name) for group in EXTRAS.values() for line in group}
     for file in MODULES:
         first = {
             (each.module or "") if isinstance(each, ast.ImportFrom) else each.names[0].name
@@ -95,7 +95,7 @@ def test_the_tests_run_with_the_versions_of_constraints():
 def test_what_is_imported_is_a_dependency():
     by_module = {"yaml": "pyyaml", "IPython": "ipykernel", "PIL": "pillow", "pydantic_core": "pydantic"}
     lines = PROJECT["dependencies"] + sum((EXTRAS[name] for name in EXTRAS if name != "dev"), [])
-    listed = {canonicalize_name(Requirement(line).name) for line in lines} | {"distributed"}
+    listed = {canonicalize_name(Requirement(line).name) for line in lines}
     for file in MODULES:
         for module in imports(file) - {"helpers", *STANDARD}:
             name = canonicalize_name(by_module.get(module, module))

@@ -22,19 +22,19 @@ from helpers.files import occupied, write_text
 from helpers.manifest import MANIFEST
 
 
-def build_corpus(run: str, source: str = BUILT_IN, *, workers: int = 0, cluster: str = "", **settings) -> Report:
+def build_corpus(run: str, source: str = BUILT_IN, *, workers: int = 0, **settings) -> Report:
     """Write a run's corpus room (shards and report.json; not the manifest) and return the report.
 
     `source` is "sample" (the built-in corpus), a file, folder, glob or archive, or what `download.fetch` gets from the
-    net; `settings` are those of `CorpusSettings`. The bytes written do not depend on `workers` and `cluster`. Raises
-    ValueError and ClusterError before the old room is touched; NoDocuments where nothing usable is found.
+    net; `settings` are those of `CorpusSettings`. The bytes written do not depend on `workers`. Raises
+    ValueError before the old room is touched; NoDocuments where nothing usable is found.
     """
     # 1. what is asked for
     if source in download.CORPORA and settings.get("text_key", "text") == "text":
         settings["text_key"] = download.CORPORA[source].text_key
     wanted = CorpusSettings(**settings)
     inputs, left_out = ([], Counter()) if source == BUILT_IN else find_corpus(source)
-    pool = parallel.InProcess() if source == BUILT_IN else parallel.executor(workers, cluster)
+    pool = parallel.InProcess() if source == BUILT_IN else parallel.executor(workers)
     report = Report(source, [], left_out=left_out, inputs=list(dict.fromkeys(item.path for item in inputs)))
 
     # 2. clear the room, build; what stops a build on its way leaves the finished parts to the next one

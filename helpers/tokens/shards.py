@@ -85,10 +85,10 @@ def encode_part(task: PartTask) -> None:
         np.save(out, np.array([lengths, list(map(len, texts))], np.int64))
 
 
-def write_shards(run: str, num_pieces: int, workers: int = 0, cluster: str = "") -> dict[str, list[dict]]:
+def write_shards(run: str, num_pieces: int, workers: int = 0) -> dict[str, list[dict]]:
     """Encode both splits of a run's corpus into `tokens/`: `num_pieces` training shards, validation in proportion.
 
-    Shards hold whole documents and about equal numbers of tokens, with the same bytes for any `workers` and `cluster`
+    Shards hold whole documents and about equal numbers of tokens, with the same bytes for any `workers`
     (see `parallel.executor`). Returns {"train": [{"file", "documents", "tokens", "characters"} per shard], "val": …}.
     Raises ValueError if num_pieces < 1.
     """
@@ -108,7 +108,7 @@ def write_shards(run: str, num_pieces: int, workers: int = 0, cluster: str = "")
         for split in files
     }
     every = [*tasks["train"], *tasks["val"]]
-    pool = parallel.executor(min(workers or parallel.cores(), len(every) // _PARTS_PER_WORKER or 1), cluster)
+    pool = parallel.executor(min(workers or parallel.cores(), len(every) // _PARTS_PER_WORKER or 1))
     with pool, occupied(folder):
         # 2. remove what a killed run has left, and encode the corpus part by part
         shutil.rmtree(parts, ignore_errors=True)

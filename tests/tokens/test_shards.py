@@ -34,7 +34,7 @@ def test_the_stream_does_not_depend_on_the_number_of_shards(write, num_pieces):
 def test_workers_write_the_same_bytes(run, monkeypatch):
     monkeypatch.setattr(shards, "_PART_BYTES", 1000)  # so that there is work for both of them
     started, executor = [], shards.parallel.executor
-    monkeypatch.setattr(shards.parallel, "executor", lambda n, cluster: started.append(n) or executor(n, cluster))
+    monkeypatch.setattr(shards.parallel, "executor", lambda n: started.append(n) or executor(n))
     written, left = [], paths.room(run, "tokenize") / "parts" / "train-000000.npy"
     for workers in (1, 2):
         left.parent.mkdir(parents=True)  # by a run that was killed
@@ -45,11 +45,11 @@ def test_workers_write_the_same_bytes(run, monkeypatch):
     assert started == [1, 2]
 
 
-def test_a_small_corpus_starts_no_process_and_a_cluster_is_passed_on(run, monkeypatch):
+def test_a_small_corpus_starts_no_process(run, monkeypatch):
     started, executor = [], shards.parallel.executor
-    monkeypatch.setattr(shards.parallel, "executor", lambda *given: started.append(given) or executor(1))
-    write_shards(run, 3, workers=8, cluster="tcp://there:8786")
-    assert started == [(1, "tcp://there:8786")]
+    monkeypatch.setattr(shards.parallel, "executor", lambda n: started.append(n) or executor(1))
+    write_shards(run, 3, workers=8)
+    assert started == [1]
 
 
 def test_another_tokenizer_in_the_same_folder_is_read(run, texts, write):
