@@ -4,11 +4,15 @@ None of this replaces a run on macOS or Windows; it keeps what would fail there 
 """
 
 import os
+import re
 import subprocess
 import sys
+import sysconfig
+import venv
 from collections import Counter
 from types import SimpleNamespace
 
+import nbformat
 import psutil
 import pytest
 import torch
@@ -104,3 +108,42 @@ def test_no_two_files_differ_only_in_capitals():
     listed = subprocess.run(["git", "-C", str(paths.repo_root()), "ls-files"], capture_output=True, encoding="utf-8")
     names = Counter(name.lower() for name in listed.stdout.splitlines())
     assert len(names) > 200 and not [name for name, count in names.items() if count > 1 or ":" in name]
+
+
+def opened_alone(folder, address):
+    """Run the first two code cells of a notebook in a kernel that has the libraries, and no course."""
+    venv.create(folder / "fresh", with_pip=False)
+    (site,) = (folder / "fresh").glob("lib/python*/site-packages")
+    libraries = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    (site / "libraries.pth").write_text("\n".join(libraries), "utf-8")  # a path in it reads no .pth: not ours, then
+    book = nbformat.read(paths.notebook("corpus"), as_version=4)
+    book.cells = [cell for cell in book.cells if cell.cell_type == "code"][:2]
+    book.cells[0].source = re.sub('^COURSE = ".*"$', f'COURSE = "{address}"', book.cells[0].source, flags=re.MULTILINE)
+    nbformat.write(book, folder / "alone.ipynb")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "JUPYTER"))}
+    commands = "ipykernel install --sys-prefix", "nbconvert --to notebook --execute alone.ipynb"
+    python_m = [folder / "fresh" / "bin" / "python", "-m"]
+    for each in commands:
+        done = subprocess.run([*python_m, *each.split()], cwd=folder, env=clean, capture_output=True, text=True)
+    return done
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (paths.repo_root() / ".git").exists(), reason="this is no clone that could be cloned")
+def test_a_notebook_opened_alone_sets_itself_up_in_its_first_cell(tmp_path):
+    done = opened_alone(tmp_path, paths.repo_root().as_uri())
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "course" / "helpers").is_dir()
+
+
+@pytest.mark.slow
+def test_a_notebook_opened_alone_that_knows_no_address_says_what_to_do(tmp_path):
+    done = opened_alone(tmp_path, "")
+    assert done.returncode and "write the address of the course's repository" in done.stderr, done.stderr
+
+
+def test_all_notebooks_are_set_up_by_one_cell():
+    """Whoever publishes the course writes its address there: docs/other-machines.md."""
+    books = [nbformat.read(paths.notebook(stage), as_version=4) for stage in paths.NOTEBOOKS]
+    first = {next(cell.source for cell in book.cells if cell.cell_type == "code") for book in books}
+    assert len(first) == 1, "the first code cells differ"
