@@ -26,7 +26,7 @@ ROOT = paths.repo_root()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 DOCS = "\n".join(page.read_text("utf-8") for page in PAGES)
 SHELL = ("make ", "python -m", "curl", "dask", "torchrun", "touch", "papermill", "vllm", "pip ", "cat >", "cp ", "git ",
-         "apt ", "source ", "CHINESE_GPT_API_KEY=")  # fmt: skip
+         "apt ", "source ", "uv ", "CHINESE_GPT_API_KEY=")  # fmt: skip
 
 # what is typed here, in this order, and what the docs say comes out (a pattern of the last lines)
 TOGETHER = {
@@ -91,6 +91,8 @@ ELSEWHERE = {  # command -> the test file that does it
     "python -m ipykernel install --sys-prefix --name python3": "Makefile",
     "python -m helpers.run --run sample": "Makefile",
     "make test-all": "Makefile",
+    'uv venv && uv pip install -e ".[text]" -c constraints.txt': "tests/test_other_machines.py",
+    "uv run --no-sync python -m helpers.run --run sample": "tests/test_other_machines.py",
     "source .venv/bin/activate": "tests/test_docs.py",  # PATH begins with that folder
 }
 NOT_TYPED = {  # command -> what it needs

@@ -5,6 +5,7 @@ None of this replaces a run on macOS or Windows; it keeps what would fail there 
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -110,40 +111,34 @@ def test_no_two_files_differ_only_in_capitals():
     assert len(names) > 200 and not [name for name, count in names.items() if count > 1 or ":" in name]
 
 
-def opened_alone(folder, address):
-    """Run the first two code cells of a notebook in a kernel that has the libraries, and no course."""
+def typed(command, folder, cwd):
+    """Type a command where the libraries are and the course is not; its `python` is that environment's."""
     venv.create(folder / "fresh", with_pip=False)
     (site,) = (folder / "fresh").glob("lib/python*/site-packages")
-    libraries = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    (site / "libraries.pth").write_text("\n".join(libraries), "utf-8")  # a path in it reads no .pth: not ours, then
-    book = nbformat.read(paths.notebook("corpus"), as_version=4)
-    book.cells = [cell for cell in book.cells if cell.cell_type == "code"][:2]
-    book.cells[0].source = re.sub('^COURSE = ".*"$', f'COURSE = "{address}"', book.cells[0].source, flags=re.MULTILINE)
-    nbformat.write(book, folder / "alone.ipynb")
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "JUPYTER"))}
-    commands = "ipykernel install --sys-prefix", "nbconvert --to notebook --execute alone.ipynb"
-    python_m = [folder / "fresh" / "bin" / "python", "-m"]
-    for each in commands:
-        done = subprocess.run([*python_m, *each.split()], cwd=folder, env=clean, capture_output=True, text=True)
-    return done
+    (site / "libraries.pth").write_text(sysconfig.get_path("purelib"), "utf-8")  # the .pth files there are not read
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "JUPYTER", "VIRTUAL"))}
+    clean |= {"PATH": f"{folder / 'fresh' / 'bin'}:{clean['PATH']}", "UV_PROJECT_ENVIRONMENT": str(folder / "fresh")}
+    return subprocess.run(["sh", "-c", command], cwd=cwd, env=clean, capture_output=True, text=True)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (paths.repo_root() / ".git").exists(), reason="this is no clone that could be cloned")
-def test_a_notebook_opened_alone_sets_itself_up_in_its_first_cell(tmp_path):
-    done = opened_alone(tmp_path, paths.repo_root().as_uri())
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "course" / "helpers").is_dir()
-
-
-@pytest.mark.slow
-def test_a_notebook_opened_alone_that_knows_no_address_says_what_to_do(tmp_path):
-    done = opened_alone(tmp_path, "")
-    assert done.returncode and "write the address of the course's repository" in done.stderr, done.stderr
-
-
-def test_all_notebooks_are_set_up_by_one_cell():
-    """Whoever publishes the course writes its address there: docs/other-machines.md."""
+@pytest.mark.parametrize(("address", "said"), [(paths.repo_root().as_uri(), ""), ("", "helpers: on your own machine")])
+def test_a_notebook_opened_alone_sets_itself_up_or_says_what_to_do(tmp_path, address, said):
+    """Its first two code cells; the first is the same in all notebooks, with one address."""
     books = [nbformat.read(paths.notebook(stage), as_version=4) for stage in paths.NOTEBOOKS]
-    first = {next(cell.source for cell in book.cells if cell.cell_type == "code") for book in books}
-    assert len(first) == 1, "the first code cells differ"
+    code = [[cell for cell in book.cells if cell.cell_type == "code"][:2] for book in books]
+    assert len({cells[0].source for cells in code}) == 1
+    code[0][0].source = re.sub('^COURSE = ".*"$', f'COURSE = "{address}"', code[0][0].source, flags=re.MULTILINE)
+    nbformat.write(nbformat.v4.new_notebook(cells=code[0]), tmp_path / "alone.ipynb")
+    run = "python -m ipykernel install --sys-prefix && python -m nbconvert --to notebook --execute alone.ipynb"
+    done = typed(run, tmp_path, tmp_path)
+    assert said in done.stderr and (done.returncode == 0) == (tmp_path / "course").exists() == (said == ""), done.stderr
+
+
+@pytest.mark.outside
+@pytest.mark.skipif(not shutil.which("uv"), reason="uv is not installed")
+def test_uv_finds_each_pinned_version_and_runs_the_course(tmp_path):
+    install = 'uv pip install -e ".[text]" -c constraints.txt --dry-run --python "$UV_PROJECT_ENVIRONMENT"'
+    run = f"{install} && uv run --no-sync python -m helpers.run parameters train"
+    done = typed(run, tmp_path, paths.repo_root())
+    assert done.returncode == 0 and "n_embd" in done.stdout, done.stderr
