@@ -112,10 +112,14 @@ EVERYTHING := dev,text,sweep
 define install
 wanted=$$(pwd; cat pyproject.toml constraints.txt); \
 	if [ "$$wanted" = "$$(cat "$$ENV/$(2)" 2>/dev/null)" ]; then exit 0; fi; set -e; \
-	if [ "$$ENV" = .venv ] && ! $(PY) -m pip --version >/dev/null 2>&1; then \
-		$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' || \
-			{ echo "Python 3.11 to 3.14 is needed; name one: make PYTHON=python3.12 …" >&2; exit 1; }; \
-		echo "making .venv"; $(PYTHON) -m venv --clear .venv || \
+	fits='import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))'; set -- $(PY); \
+	if [ "$$ENV" = .venv ] && ! { $(PY) -c "$$fits" && { $(PY) -m pip --version || command -v uv; }; } >/dev/null 2>&1; \
+		then set -- $(PYTHON); fi; \
+	"$$@" -c "$$fits" || \
+		{ echo "Python 3.11 to 3.14 is needed (for 3.15, pydivsufsort, opencc, rensa and zstandard have no wheels yet);" \
+		  "name one, with no environment activated: make PYTHON=python3.12 …" >&2; exit 1; }; \
+	if [ "$$*" != $(PY) ]; then \
+		echo "making .venv"; "$$@" -m venv --clear .venv || \
 			{ echo "$(PYTHON) cannot make a virtual environment: install its venv module (on Debian and Ubuntu:" \
 			  "apt install python3-venv), or activate a conda environment first" >&2; exit 1; }; \
 	fi; \

@@ -2,9 +2,9 @@
 
 They are typed letter by letter, but for names, ports and sizes: `Desk.smaller`. Other tests do a few: the side doors
 are run by test_notebooks.py, a page is made and served by serve/test_static.py, papermill runs in run/test_sweep.py,
-STOP is touched in train/test_job.py, llama.cpp's file is made in generate/test_gguf.py, a report is published in test_report.py, MiniMind's texts are read in
-test_source_systems.py; `.ci/run`, Makefile and Dockerfile set up and test. Whatever is named, test_advice.py has it
-read by its parser.
+STOP is touched in train/test_job.py, llama.cpp's file is made in generate/test_gguf.py, a report is published in
+test_report.py, MiniMind's texts are read in test_source_systems.py; `.ci/run`, Makefile and Dockerfile set up and test.
+Whatever is named, test_advice.py has it read by its parser.
 """
 
 import json

@@ -4,11 +4,16 @@ None of this replaces a run on macOS or Windows; it keeps what would fail there 
 """
 
 import os
+import re
+import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 from collections import Counter
 from types import SimpleNamespace
 
+import nbformat
 import psutil
 import pytest
 import torch
@@ -104,3 +109,36 @@ def test_no_two_files_differ_only_in_capitals():
     listed = subprocess.run(["git", "-C", str(paths.repo_root()), "ls-files"], capture_output=True, encoding="utf-8")
     names = Counter(name.lower() for name in listed.stdout.splitlines())
     assert len(names) > 200 and not [name for name, count in names.items() if count > 1 or ":" in name]
+
+
+def typed(command, folder, cwd):
+    """Type a command where the libraries are and the course is not; its `python` is that environment's."""
+    venv.create(folder / "fresh", with_pip=False)
+    (site,) = (folder / "fresh").glob("lib/python*/site-packages")
+    (site / "libraries.pth").write_text(sysconfig.get_path("purelib"), "utf-8")  # the .pth files there are not read
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "JUPYTER", "VIRTUAL"))}
+    clean |= {"PATH": f"{folder / 'fresh' / 'bin'}:{clean['PATH']}", "UV_PROJECT_ENVIRONMENT": str(folder / "fresh")}
+    return subprocess.run(["sh", "-c", command], cwd=cwd, env=clean, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("address", "said"), [(paths.repo_root().as_uri(), ""), ("", "helpers: on your own machine")])
+def test_a_notebook_opened_alone_sets_itself_up_or_says_what_to_do(tmp_path, address, said):
+    """Its first two code cells; the first is the same in all notebooks, with one address."""
+    books = [nbformat.read(paths.notebook(stage), as_version=4) for stage in paths.NOTEBOOKS]
+    code = [[cell for cell in book.cells if cell.cell_type == "code"][:2] for book in books]
+    assert len({cells[0].source for cells in code}) == 1
+    code[0][0].source = re.sub('^COURSE = ".*"$', f'COURSE = "{address}"', code[0][0].source, flags=re.MULTILINE)
+    nbformat.write(nbformat.v4.new_notebook(cells=code[0]), tmp_path / "alone.ipynb")
+    run = "python -m ipykernel install --sys-prefix && python -m nbconvert --to notebook --execute alone.ipynb"
+    done = typed(run, tmp_path, tmp_path)
+    assert said in done.stderr and (done.returncode == 0) == (tmp_path / "course").exists() == (said == ""), done.stderr
+
+
+@pytest.mark.outside
+@pytest.mark.skipif(not shutil.which("uv"), reason="uv is not installed")
+def test_uv_finds_each_pinned_version_and_runs_the_course(tmp_path):
+    install = 'uv pip install -e ".[text]" -c constraints.txt --dry-run --python "$UV_PROJECT_ENVIRONMENT"'
+    run = f"{install} && uv run --no-sync python -m helpers.run parameters train"
+    done = typed(run, tmp_path, paths.repo_root())
+    assert done.returncode == 0 and "n_embd" in done.stdout, done.stderr
