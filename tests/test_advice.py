@@ -23,10 +23,10 @@ HELPERS, BOOKS = sorted((ROOT / "helpers").rglob("*.py")), sorted((ROOT / "noteb
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # a command ends with its quotation, its line, two spaces, or where the sentence goes on
 COMMAND = re.compile(r"python -m (helpers[\w.]*)((?: (?!is\b|for\b|--help)[^\s`);,]+)*)")
-# options of argparse, torchrun, TensorBoard, Jupyter, pip, Dask, vLLM; what helpers.generate makes of its settings
+# options of argparse, torchrun, TensorBoard, Jupyter, pip, uv, git, vLLM; what helpers.generate makes of its settings
 OTHERS = {"--help", "--bind", "--directory", "--nproc-per-node", "--max-restarts", "--logdir", "--log-level",
-          "--sys-prefix", "--name", "--index-url", "--nthreads", "--served-model-name",
-          "--temperature"}  # fmt: skip
+          "--sys-prefix", "--name", "--index-url", "--quiet", "--depth", "--no-sync", "--torch-backend",
+          "--served-model-name", "--temperature"}  # fmt: skip
 
 
 def strings(tree):

@@ -30,7 +30,7 @@ IMPORTS = {
     "files": set(),
     "manifest": {"paths", "wording", "files"},
     "progress": set(),
-    "parallel": {"wording", "progress"},
+    "parallel": {"progress"},
     "device": {"parallel"},
     "corpus": {"paths", "wording", "files", "manifest", "progress", "parallel"},
     "vocab": {"paths", "files", "manifest", "parallel", "corpus.conversations", "corpus.encodings"},
@@ -218,7 +218,7 @@ def lines_of(files) -> int:
 
 @pytest.mark.parametrize(
     ("place", "most"),
-    [("helpers/**/*.py", 19_215), ("tests/**/*.py", 21_047), ("benchmarks/*.py", 2220), ("README.md", 200)],
+    [("helpers/**/*.py", 19_214), ("tests/**/*.py", 20_900), ("benchmarks/*.py", 2170), ("README.md", 200)],
 )
 def test_the_house_stays_within_its_budget(place, most):
     """Who adds takes away. Where it is too large still, the number only falls: 16,500 and 19,500 are the aims."""

@@ -26,8 +26,8 @@ def build_corpus(run: str, source: str = BUILT_IN, *, workers: int = 0, **settin
     """Write a run's corpus room (shards and report.json; not the manifest) and return the report.
 
     `source` is "sample" (the built-in corpus), a file, folder, glob or archive, or what `download.fetch` gets from the
-    net; `settings` are those of `CorpusSettings`. The bytes written do not depend on `workers`. Raises
-    ValueError before the old room is touched; NoDocuments where nothing usable is found.
+    net; `settings` are those of `CorpusSettings`. The bytes written do not depend on `workers`. Raises ValueError
+    before the old room is touched; NoDocuments where nothing usable is found.
     """
     # 1. what is asked for
     if source in download.CORPORA and settings.get("text_key", "text") == "text":

@@ -75,10 +75,7 @@ def gather_over_ranks(values: list) -> list:
 
 
 def distribute(loss: Loss, device: torch.device) -> nn.Module:
-    """Return `loss` as several processes train it together, gradients averaged; one process trains it as it is.
-
-    Each process holds the whole model (Li et al. 2020).
-    """
+    """Return `loss` as several processes train it, gradients averaged (Li et al. 2020); one trains it as it is."""
     if world()[1] == 1:
         return loss
     return DistributedDataParallel(loss, device_ids=[device.index] if device.type == "cuda" else None)
