@@ -47,6 +47,14 @@ CONSTANTS: dict[str, dict[str, str]] = {
         "60 million": "presets/minimind3.yaml, counted by the same",
         "76 million": "presets/minimind-moe.yaml, counted by the same",
     },
+    "docs/zh-64m.md": {
+        "64 million": "presets/zh-64m.yaml, counted by helpers.model.config.GPTConfig.sizes",
+        "406 million": "the same, operations of a token in training",
+        "400 million": "1.2 GB at three bytes a character",
+        "250 million": "these at 1.6 characters a token, as MiniMind's README has it for Chinese",
+        "3090": "the name of a card",
+        "4090": "the name of a card",
+    },
     "docs/other-machines.md": {"3.14": "the newest Python that hosted CI runs"},
 }
 
