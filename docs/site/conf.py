@@ -12,7 +12,8 @@ import latex2mathml.converter
 project = "Chinese GPT"
 extensions = ["myst_nb", "sphinx.ext.autodoc"]
 include_patterns = [
-    "*.md", "docs/*.md", "docs/zh/*.md", "docs/gallery/*.md", "benchmarks/*.md", "benchmarks/reports/*.md", "notebooks/**.ipynb", "api/*.md",
+    "*.md", "docs/*.md", "docs/zh/*.md", "docs/gallery/*.md", "benchmarks/*.md", "benchmarks/reports/*.md",
+    "notebooks/**.ipynb", "api/*.md",
 ]  # fmt: skip
 default_role = "literal"
 autodoc_member_order = "bysource"
