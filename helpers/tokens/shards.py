@@ -69,7 +69,7 @@ def _load_once(vocab: Path, digest: str) -> PreTrainedTokenizerFast:
 
 
 def encode_part(task: PartTask) -> None:
-    """Encode a part of the corpus into `task.file`; two machines may be at it at the same time.
+    """Encode a part of the corpus into `task.file`.
 
     The .npy beside it holds its documents' lengths in tokens and in characters, (2, documents).
     """
