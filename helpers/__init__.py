@@ -26,6 +26,7 @@ Side doors that make models of their own, from rooms of the six:
     chat            a writer becomes an answerer: supervised fine-tuning on conversations, LoRA
     reward          an answerer becomes a better one: a judge, GRPO, DPO
 
+    examine     measures that others know: minimal pairs, multiple choice
     run         runs the notebooks in order, and sweeps of runs: python -m helpers.run
     show        everything that is for the eyes: figures, dashboards, panels; only notebooks import it
 """

@@ -51,6 +51,7 @@ ONE_BY_ONE = {
     'python -m helpers.generate --run songci "明月" -n 3 --temperature 0.9': r"(?s:.+\n\n){2}.+",
     "python -m helpers.generate --run songci": r"\w",
     "python -m helpers.generate --run clinic --chat": r"",
+    "python -m helpers.examine --run songci --task pairs": r"100\tall",
     "python -m helpers.train runs/songci/model/parameters.json": r"",
     "torchrun --nproc-per-node 8 --max-restarts 3 -m helpers.train runs/songci/model/parameters.json": r"",
 }

@@ -41,10 +41,11 @@ IMPORTS = {
     "serve": {"paths", "wording", "manifest", "vocab.chat", "model", "generate"},
     "chat": {"paths", "files", "manifest", "device", "corpus", "vocab", "tokens", "model", "train"},
     "reward": {"paths", "device", "manifest", "corpus", "vocab", "model", "train", "generate", "chat"},
+    "examine": {"paths", "wording", "manifest", "corpus.built_in", "model", "generate"},
     "report": {"paths", "wording", "files", "manifest"},
     "run": {"paths", "wording", "files", "manifest", "progress", "report", "corpus.find"},
 }
-WITH_TORCH = {"device", "tokens.windows", "model", "train", "generate", "serve", "chat", "reward", "show"}
+WITH_TORCH = {"device", "tokens.windows", "model", "train", "generate", "serve", "chat", "reward", "examine", "show"}
 MODULES = sorted((ROOT / "helpers").rglob("*.py"))
 SIX = sorted((ROOT / "notebooks").glob("*.ipynb"))
 DEEPER = sorted((ROOT / "notebooks" / "deeper").glob("*.ipynb"))

@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX as QWEN
 
+from helpers.files import atomic_write
 from helpers.model.gpt import GPT
 from helpers.model.huggingface import family_of, to_library
 from helpers.vocab.chat import USER, encode_messages
@@ -42,7 +43,7 @@ def write_gguf(file: Path, model: GPT, tokenizer: PreTrainedTokenizerFast, sampl
         "rope_freq_base": config.rope_theta, "sampling_temp": sampling["temperature"],
         **{f"sampling_{name}": sampling[name] for name in ("top_k", "top_p", "min_p")},
     }  # fmt: skip
-    writer, names = gguf.GGUFWriter(file, arch), gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], config.n_layer)
+    names, writer = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], config.n_layer), gguf.GGUFWriter("", arch)
     for name, value in facts.items():
         getattr(writer, f"add_{name}")(value)
     for name, tensor in to_library(config, model.state_dict()).items():
@@ -52,10 +53,11 @@ def write_gguf(file: Path, model: GPT, tokenizer: PreTrainedTokenizerFast, sampl
         if arch == "llama" and re.search(r"\.[qk]_proj\.", name):  # its rotary positions turn neighbours, not halves
             array = array.reshape(-1, 2, config.head_size // 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
         writer.add_tensor(names.get_name(name, (".weight", ".bias")) or name, np.ascontiguousarray(array))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with atomic_write(file) as part:
+        writer.write_header_to_file(Path(part.name))
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
     never = len(set(model.generation.get("suppress_tokens") or ()) - set(tokenizer.all_special_ids))
     return [*differences, say("llama.cpp may write special tokens, and {} others that are suppressed here", never)]
 

@@ -102,7 +102,7 @@ def _write_model(options: argparse.Namespace) -> int:
     """Write the last model that the run has in llama.cpp's format; return the exit status."""
     name = generate.latest_model(options.run)
     sampling = default_settings(generate.model_folder(options.run, name), name != "base")
-    print(*write_gguf(options.gguf, *generate.load(options.run, name), sampling), sep="\n")
+    print(*write_gguf(options.gguf, *generate.load(options.run, name), sampling), options.gguf, sep="\n")
     return 0
 
 

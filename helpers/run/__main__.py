@@ -77,7 +77,6 @@ def read_command_line(arguments: list[str]) -> argparse.Namespace:
     listing = add("parameters", _parameters, "list the parameters of notebooks, and their defaults")
     fresh = add("refresh", _refresh, "write fresh outputs into notebooks/ itself")
     sweep.add_argument("file", type=Path, help="YAML, `lr: [1.0e-3, 1.0e-2]`: parameters with their values")
-    sweep.add_argument("--draws", type=int, default=0, metavar="N", help="only N combinations, drawn at random")
     for command in (run, listing, fresh):
         command.add_argument("stages", nargs="*", help=f"{' '.join(paths.STAGES)}; all six if none is named. Optional "
                              f"notebooks, on the rooms of a run that exists: {' '.join(paths.SIDE_DOORS)}")  # fmt: skip

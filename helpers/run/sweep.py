@@ -1,4 +1,4 @@
-"""A sweep (grid search, or draws from the grid): a run for each combination of values, trials of an Optuna study.
+"""A sweep (grid search): a run for each combination of values, trials of an Optuna study.
 
 Several processes may work at one study, on any machines that share the folder, and the same command goes on after one
 was killed. Knows no model: a trial is our notebooks, judged by what notebook 04 finds.
@@ -10,7 +10,6 @@ import itertools
 import json
 import math
 import os
-import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,8 +35,6 @@ def run_sweep(asked: argparse.Namespace) -> int:
         return plan_parameters(_STAGES, run, asked.corpus, asked.presets, asked.settings, combination)
 
     name, grid = asked.run, read_sweep_file(asked.file)
-    if asked.draws < 0:
-        raise Refused("--draws is a number from 1 on")
     base = plan(name, {})
     for parameter, values in grid.items():
         for value in values:
@@ -49,7 +46,7 @@ def run_sweep(asked: argparse.Namespace) -> int:
         if shared:
             run_stages(name, {stage: base[stage] for stage in shared}, force=False, lessons=False)
         rooms = [read_manifest(name, stage)["outputs"] for stage in shared]
-        line_up(study, grid, asked.draws, question=fingerprint(grid, base, rooms))
+        line_up(study, grid, question=fingerprint(grid, base, rooms))
     failed = 0
     for trial in take_trials(study, grid):
         run = trial.user_attrs["run"]
@@ -119,10 +116,10 @@ def open_study(name: str) -> Any:
     return optuna.create_study(study_name=name, storage=storage, load_if_exists=True)
 
 
-def line_up(study: Any, grid: dict[str, list], draws: int, question: str) -> None:
-    """Put in line what has no trial, or only one that failed: all combinations, or `draws` of them at random.
+def line_up(study: Any, grid: dict[str, list], question: str) -> None:
+    """Put in line each combination that has no trial, or only one that failed.
 
-    More draws keep the earlier ones. Raises Refused if the study began with another question, a fingerprint.
+    Raises Refused if the study began with another question, a fingerprint.
     """
     if study.user_attrs.get("question", question) != question:
         raise Refused(
@@ -130,8 +127,7 @@ def line_up(study: Any, grid: dict[str, list], draws: int, question: str) -> Non
         )
     study.set_user_attr("question", question)
     known = {trial.user_attrs["run"] for trial in study.get_trials() if trial.state.name != "FAIL"}
-    every = list(enumerate(itertools.product(*grid.values()), 1))
-    for i, values in random.Random(0).sample(every, len(every))[:draws] if draws else every:
+    for i, values in enumerate(itertools.product(*grid.values()), 1):
         if (run := f"{study.study_name}-{i}") not in known:
             combination = dict(zip(grid, values, strict=True))
             study.enqueue_trial(combination, user_attrs={"run": run, "values": combination})
