@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m helpers.examine", description=__doc__)
     parser.add_argument("--run", default="sample", help="the run to examine (default: sample)")
     parser.add_argument("--room", choices=[*paths.MODELS], default="base", help="which of its models (default: base)")
-    parser.add_argument("--task", choices=[*FORMS], required=True)
+    parser.add_argument("--task", choices=[*FORMS], default="pairs", help="default: pairs")
     parser.add_argument("--shots", type=Path, metavar="FILE", help="choice: solved questions, before each prompt")
     parser.add_argument("--description", default="", help="choice: the first line of each prompt")
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE")

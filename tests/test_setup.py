@@ -37,7 +37,7 @@ IMPORTS = {
     "tokens": {"paths", "wording", "files", "manifest", "parallel", "vocab"},
     "model": {"wording", "device"},
     "train": {"paths", "wording", "files", "manifest", "progress", "parallel", "device", "vocab", "tokens", "model"},
-    "generate": {"paths", "wording", "device", "manifest", "vocab", "corpus.build", "model"},
+    "generate": {"files", "paths", "wording", "device", "manifest", "vocab", "corpus.build", "model"},
     "serve": {"paths", "wording", "manifest", "vocab.chat", "model", "generate"},
     "chat": {"paths", "files", "manifest", "device", "corpus", "vocab", "tokens", "model", "train"},
     "reward": {"paths", "device", "manifest", "corpus", "vocab", "model", "train", "generate", "chat"},

@@ -42,9 +42,6 @@ def _run(asked: argparse.Namespace) -> int:
     values = plan_parameters(stages, asked.run, asked.corpus, asked.presets, asked.settings)
     if not set(stages) & set(paths.STAGES):
         _require_run(asked.run)
-    for preset in asked.presets:
-        if preset.endswith(".json"):
-            print(say("{}: vocab_size is not used: the model has a row for each token of 02", preset), flush=True)
     return 0 if run_stages(asked.run, values, asked.force, asked.lessons or None) else 130
 
 
@@ -85,8 +82,7 @@ def read_command_line(arguments: list[str]) -> argparse.Namespace:
     for command in (run, sweep):
         command.add_argument("--corpus", metavar="PATH", help="a text file, a folder, a pattern, an address")
         command.add_argument("--preset", action="append", default=[], metavar="NAME", dest="presets",
-                             help="presets/NAME.yaml, a YAML file or GPT-2's model_config.json; may be repeated, the "
-                             "later over the earlier")  # fmt: skip
+                             help="presets/NAME.yaml, or a YAML file; may be repeated, the later wins")  # fmt: skip
         command.add_argument("-p", nargs=2, action="append", default=[], metavar=("PARAMETER", "VALUE"),
                              dest="settings", help="set a parameter in every notebook that has it")  # fmt: skip
     run.add_argument("--lessons", action="store_true",

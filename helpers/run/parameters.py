@@ -4,7 +4,6 @@ Lessons are parted from the pipeline: cells tagged `lesson` only teach, and the 
 one's own text leaves them out, and its rooms are the same as with them. Knows nothing of what a cell does.
 """
 
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -101,16 +100,11 @@ def load_yaml(path: Path) -> Any:
 
 
 def read_preset(name: str) -> Values:
-    """Return the values of presets/<name>.yaml, of a YAML file, or of GPT-2's model_config.json.
-
-    Raises Refused for what is none of them.
-    """
+    """Return the values of presets/<name>.yaml, or of a YAML file; raises Refused for what is neither."""
     folder = paths.repo_root() / "presets"
-    path = Path(name) if name.endswith((".yaml", ".yml", ".json")) else folder / f"{name}.yaml"
+    path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
     if not path.is_file():
         raise Refused(say("no preset '{}'", name) + did_you_mean(name, sorted(x.stem for x in folder.glob("*.yaml"))))
-    if path.suffix == ".json":
-        return _read_model_config(path)
     sections = load_yaml(path) or {}
     if not isinstance(sections, dict):
         raise Refused(say("{}: expected a section per stage, like `train:` and below it `  epochs: 2`", path.name))
@@ -121,32 +115,6 @@ def read_preset(name: str) -> Values:
         if not isinstance(section or {}, dict):
             raise Refused(say("{}: under `{}:` expected `name: value`, found {!r}", path.name, stage, section))
     return {stage: section or {} for stage, section in sections.items()}
-
-
-def _read_model_config(path: Path) -> Values:
-    """Return a GPT-2's config.json, or the book's model_config.json, as a preset; refuse another kind of model.
-
-    Dropout that the file does not name is GPT-2's own, 0.1.
-    """
-    try:
-        config = json.loads(path.read_text("utf-8-sig"))
-    except ValueError:  # the book prints its file with comments, which YAML has
-        config = load_yaml(path)
-    if not isinstance(config, dict):
-        raise Refused(f'{path.name}: expected names and values, like {{"n_layer": 12}}')
-    length, dropout = config.get("n_positions") or config.get("n_ctx"), config.get("attn_pdrop", 0.1)
-    shape = {name: config.get(name) for name in ("n_embd", "n_layer", "n_head")}
-    for name, value in {"n_ctx": length, **shape, "attn_pdrop": dropout}.items():
-        if type(value) not in ((int, float) if name == "attn_pdrop" else (int,)):
-            raise Refused(f"{path.name}: {name} is {value!r}: a GPT-2 needs it, as a number")
-    gelu = ("gelu_new", "gelu_pytorch_tanh")  # one function under two names
-    for name, *ours in (("model_type", "gpt2"), ("activation_function", *gelu), ("tie_word_embeddings", True),
-                        ("n_inner", 4 * config["n_embd"]), ("n_ctx", length), ("resid_pdrop", dropout),
-                        ("embd_pdrop", dropout)):  # fmt: skip
-        if config.get(name) not in [None, *ours]:
-            hint = "; for a LLaMA-like model see --preset minimind" if name == "model_type" else ""
-            raise Refused(f"{path.name}: {name} is {config[name]!r}: here it is {' or '.join(map(str, ours))}{hint}")
-    return {"tokenize": {"n_ctx": length}, "train": {"architecture": "gpt2", **shape, "dropout": float(dropout)}}
 
 
 # ---- values ----

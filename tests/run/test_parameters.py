@@ -1,20 +1,15 @@
 """What a command runs and with which parameters, and what it refuses before anything runs."""
 
-import json
 import re
 from pathlib import Path
 
 import pytest
-from transformers import GPT2Config
 
 from helpers import paths
 from helpers.corpus.download import CORPORA
 from helpers.manifest import notebook_parameters
-from helpers.model.config import make_config
-from helpers.model.huggingface import library_config
 from helpers.run.__main__ import main, read_command_line
-from helpers.run.parameters import Refused, choose_stages, plan_parameters, read_preset
-from helpers.vocab import tokenizer
+from helpers.run.parameters import Refused, choose_stages, plan_parameters
 from helpers.wording import FOREIGN
 
 
@@ -159,19 +154,7 @@ def test_a_file_that_the_user_brings_is_found_from_where_the_command_is_called(t
     assert plan(["vocab"])["vocab"]["vocab_file"] == ""
 
 
-# ---- names and files of other programs ----
-
-BOOK = {
-    "initializer_range": 0.02, "layer_norm_epsilon": 1e-5, "n_ctx": 64, "n_embd": 128, "n_head": 2, "n_layer": 1,
-    "n_positions": 64, "vocab_size": 50005,
-}  # fmt: skip
-PRINTED = """{
-  "layer_norm_epsilon": 1e - 05,
-  "n_ctx": 64, "n_embd": 128, "n_head": 2,
-  "n_layer": 1,   # blocks
-  "vocab_size": 50005,
-}
-"""
+# ---- names of other programs ----
 
 
 def test_a_foreign_name_is_none_of_ours_and_what_is_said_instead_is():
@@ -185,50 +168,3 @@ def test_a_foreign_name_is_refused_with_ours(house):
     for given in (dict(preset="small"), dict(learning_rate="3")):
         with pytest.raises(Refused, match="here it is lr"):
             plan(["train"], **given)
-
-
-@pytest.mark.parametrize("text", [json.dumps(BOOK), PRINTED, "\ufeff" + json.dumps(BOOK, indent=1)])
-def test_a_gpt2_config_is_a_preset(tmp_path, text):
-    """As transformers writes it, and as the book prints it: with comments, and a number that no JSON has."""
-    file = tmp_path / "model_config.json"
-    file.write_text(text, "utf-8")
-    model = {"architecture": "gpt2", "n_embd": 128, "n_layer": 1, "n_head": 2, "dropout": 0.1}
-    assert read_preset(str(file)) == {"tokenize": {"n_ctx": 64}, "train": model}
-    values = plan_parameters(["tokenize", "train"], "r", None, ["book", str(file)], [("n_layer", "2")])
-    assert (values["tokenize"]["n_ctx"], values["train"]["n_embd"], values["train"]["n_layer"]) == (64, 128, 2)
-    assert values["train"]["warmup_steps"] == 2000  # the later preset over the earlier, -p over both
-
-
-def test_the_model_is_the_one_that_the_config_describes(tmp_path):
-    """Whatever the library writes about a GPT-2 is read, and the model made of it has the same weights and dropout."""
-    tok = tokenizer.build_bytes()
-    ids = {f"{name}_token_id": getattr(tok, f"{name}_token_id") for name in ("bos", "eos", "pad")}
-    original = GPT2Config(vocab_size=len(tok), n_positions=32, n_embd=24, n_layer=3, n_head=4, **ids)
-    original.to_json_file(tmp_path / "config.json", use_diff=False)
-    sections = read_preset(str(tmp_path / "config.json"))
-    config = make_config(vocab_size=len(tok), n_ctx=sections["tokenize"]["n_ctx"], **sections["train"])
-    ours, theirs = library_config(config, ids).to_dict(), original.to_dict()
-    different = {name for name in theirs if ours.get(name) != theirs[name]}
-    # the same function under another name, and dropout of attention weights, which ours does not have
-    assert different <= {"activation_function", "attn_pdrop", "n_inner", "architectures"}
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"activation_function": "relu"}, "activation_function is 'relu'"),
-        ({"model_type": "llama"}, "--preset minimind"),
-        ({"tie_word_embeddings": False}, "tie_word_embeddings is False"),
-        ({"n_inner": 100}, "n_inner is 100: here it is"),
-        ({"n_positions": 32}, "n_ctx is 64: here it is 32"),
-        ({"resid_pdrop": 0.2}, "resid_pdrop is 0.2: here it is 0.1"),
-        ({"embd_pdrop": [0.1]}, "embd_pdrop is [0.1]"),
-        ({"attn_pdrop": [0.1]}, "attn_pdrop is [0.1]"),
-        ({"n_layer": "12"}, "n_layer is '12'"),
-        ({"n_head": None}, "n_head is None"),
-    ],
-)
-def test_a_config_of_another_model_is_refused(tmp_path, changes, words):
-    (tmp_path / "config.json").write_text(json.dumps(BOOK | changes), "utf-8")
-    with pytest.raises(Refused, match=re.escape(words)):
-        read_preset(str(tmp_path / "config.json"))
