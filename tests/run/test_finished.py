@@ -16,7 +16,7 @@ from helpers import manifest, paths, report
 from helpers.manifest import ENDINGS, MANIFEST, RoomError, open_room, read_manifest, unfinished, write_manifest
 from helpers.paths import executed_copy
 from helpers.run.__main__ import main
-from helpers.run.finished import finished_unchanged, note_finished
+from helpers.run.execute import finished_unchanged, note_finished
 
 
 def write_room(stage, name, text, inputs, **result):
