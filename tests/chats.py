@@ -4,6 +4,10 @@ import json
 from collections import Counter
 from itertools import islice
 
+from families import library_model
+from tokenizers import ByteLevelBPETokenizer, Tokenizer
+from transformers import PreTrainedTokenizerFast
+
 from helpers import paths
 from helpers.chat.data import exchange_messages
 from helpers.corpus import built_in
@@ -15,6 +19,9 @@ from helpers.train import checkpoint
 from helpers.vocab import tokenizer
 
 N_CTX = 128
+CHATML = """{%- if messages[0].role != 'system' %}{{- '<|im_start|>system\\nYou help.<|im_end|>\\n' }}{%- endif %}
+{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
 
 
 def text_of(messages) -> str:
@@ -31,6 +38,17 @@ def characters_tokenizer():
 
 def tiny_model(tok, architecture: str = "llama", seed: int = 0):
     return GPT(make_config(architecture, len(tok), n_ctx=N_CTX, n_embd=32, n_layer=2, n_head=2)).init_weights(seed)
+
+
+def qwen_folder(folder) -> PreTrainedTokenizerFast:
+    """Write a random model in the form of a Qwen2.5-…-Instruct, whose template has a system line of its own."""
+    bpe = ByteLevelBPETokenizer()
+    bpe.train_from_iterator(map(text_of, TALKS), 700, show_progress=False)
+    names = dict(eos_token="<|im_end|>", pad_token="<|endoftext|>", extra_special_tokens=["<|im_start|>"])
+    tok = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(bpe.to_str()), chat_template=CHATML, **names)
+    tok.save_pretrained(folder)
+    library_model("qwen2", vocab_size=len(tok) + 8).save_pretrained(folder)  # it has rows to spare
+    return tok
 
 
 def make_chat_run(run: str = "t", conversations: bool = True) -> str:

@@ -80,7 +80,9 @@ def _documents(run: str, split: str) -> Iterator[dict]:
     return chain.from_iterable(map(shard_documents, paths.shards(run, "corpus", split, ".jsonl")))
 
 
-def plain_documents(run: str, tokenizer: PreTrainedTokenizerFast, count: int, n_ctx: int, seed: int) -> list[Encoded]:
+def plain_documents(
+    run: str, tokenizer: PreTrainedTokenizerFast, count: int, n_ctx: int, seed: int, with_talks: bool = True
+) -> list[Encoded]:
     """Return up to `count` training documents as ids to be learnt; of a long one, a random window.
 
     Between the conversations they keep the model from forgetting (rehearsal; Robins 1995). They are drawn in one pass,
@@ -91,7 +93,8 @@ def plain_documents(run: str, tokenizer: PreTrainedTokenizerFast, count: int, n_
         return []
     drawn: list[dict] = []
     rng = random.Random(seed)
-    for number, document in enumerate(_documents(run, "train")):
+    documents = (each for each in _documents(run, "train") if with_talks or not each.get("messages"))
+    for number, document in enumerate(documents):
         if number < count:
             drawn.append(document)
         elif (place := rng.randrange(number + 1)) < count:

@@ -12,26 +12,29 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedTokenizerFast
 
+from helpers import device as machine
 from helpers import paths
 from helpers.chat import lora
 from helpers.chat.data import Conversations, Lessons, fitting, load_lessons, plain_documents
 from helpers.chat.start import end_at_line_break, load_start
-from helpers.device import pick_precision
 from helpers.files import fingerprint, write_text
 from helpers.manifest import open_room
 from helpers.model.gpt import GPT
 from helpers.train.job import Training, claim, digests, keep_for_training
-from helpers.train.loss import Loss
+from helpers.train.loss import Loss, training_memory
 from helpers.train.milestones import evaluate
-from helpers.train.plan import load_windows
+from helpers.train.plan import load_windows, measure_update
 from helpers.train.settings import TrainSettings
 from helpers.train.trainer import Trainer
 from helpers.vocab.chat import Encoded, Message
 from helpers.vocab.tokenizer import decode, load_tokenizer
 
 _UPDATES, _MOST_EPOCHS = 100, 3  # by rule: 100 updates, but no conversation more than three times
+# by rule: the rate for a run's own small model; for others' the usual ones, since large models take small steps only
+_LR, _GENTLE = 4e-3, (2e-5, 2e-4)  # of all weights, of LoRA
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +47,12 @@ class ChatSettings:
     replay: float = 0.25  # plain documents per conversation, against forgetting
     n_ctx: int = 0  # longest window in tokens; 0: the run's; 512 for a pretrained model
     lora_rank: int = 0  # train thin matrices of this rank beside the frozen ones (LoRA); 0: train all weights
-    epochs: int = 0  # times that each conversation is seen; 0: one to three, for about a hundred updates
+    epochs: int = 0  # times that each conversation is seen; 0: one to three, in smaller updates if few, for about 100
     max_minutes: float = 0.0  # time budget in minutes, instead of epochs; 0: none
     batch_size: int = 16  # windows per forward pass
     gradient_accumulation: int = 2  # forward passes per update
     optimizer: str = "muon"  # adamw or muon; LoRA always takes adamw
-    lr: float = 4e-3  # learning rate at its peak
+    lr: float = 0.0  # learning rate at its peak; 0: 4e-3, for a pretrained model 2e-5, or 2e-4 with LoRA
     warmup_steps: int = 10  # updates in which the rate climbs
     eval_step: int = 50  # updates between two validations
     checkpoint_step: int = 0  # updates between two checkpoints; 0: one per epoch, and where validation is best
@@ -59,23 +62,26 @@ class ChatSettings:
     seed: int = 0  # which conversations, in which order
 
     def __post_init__(self) -> None:
-        least = dict(conversations=0, replay=0, n_ctx=0, lora_rank=0, epochs=0, batch_size=1, gradient_accumulation=1)
-        for name, number in least.items():
-            if getattr(self, name) < number:
+        least = dict(batch_size=1, gradient_accumulation=1)
+        for name in ("conversations", "replay", "n_ctx", "lora_rank", "epochs", "lr", *least):
+            if getattr(self, name) < (number := least.get(name, 0)):
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least {number}")
-        if self.lr <= 0:
-            raise ValueError(f"lr is {self.lr}: it must be above 0")
 
     def for_trainer(self, windows: int) -> TrainSettings:
         """Return the settings of the training loop for this number of windows."""
-        per_epoch = math.ceil(windows / (self.batch_size * self.gradient_accumulation))
+        per_update = self.batch_size * self.gradient_accumulation
+        if not self.epochs:  # of few conversations an update takes fewer, or there would be a handful of updates
+            per_update = min(per_update, max(1, windows * _MOST_EPOCHS // _UPDATES))
+        batch_size = min(self.batch_size, per_update)
+        per_epoch = math.ceil(windows / (batch_size * (per_update // batch_size)))
         epochs = self.epochs or min(_MOST_EPOCHS, math.ceil(_UPDATES / per_epoch))
         warmup_steps = min(self.warmup_steps, epochs * per_epoch // 5)
         return TrainSettings(
-            run=self.run, epochs=epochs, max_minutes=self.max_minutes, batch_size=self.batch_size,
-            gradient_accumulation=self.gradient_accumulation, optimizer="adamw" if self.lora_rank else self.optimizer,
-            lr=self.lr, warmup_steps=warmup_steps, eval_step=self.eval_step, checkpoint_step=self.checkpoint_step,
-            sample_step=0, log_step=5, precision=self.precision, device=self.device, resume=self.resume, seed=self.seed,
+            run=self.run, epochs=epochs, max_minutes=self.max_minutes, batch_size=batch_size,
+            gradient_accumulation=per_update // batch_size, optimizer="adamw" if self.lora_rank else self.optimizer,
+            lr=self.lr or (_GENTLE[self.lora_rank > 0] if self.pretrained_model else _LR), warmup_steps=warmup_steps,
+            eval_step=self.eval_step, checkpoint_step=self.checkpoint_step, sample_step=0, log_step=5,
+            precision=self.precision, device=self.device, resume=self.resume, seed=self.seed,
         )  # fmt: skip
 
 
@@ -94,6 +100,31 @@ class FineTuning:
         with keep_for_training(self.trainer.folder):
             return self.trainer.run() | floor | {"exchanges_left_out": self.exchanges_left_out}
 
+    def forecast(self) -> dict[str, float]:
+        """Return steps, seconds, memory and free memory (bytes) of the updates to come, from measured ones.
+
+        These change no weight. Memory is that of the whole training, the model's weights included.
+        """
+        trainer, wanted, config = self.trainer, self.trainer.settings, self.trainer.model.config
+        device, precision, batch_size = trainer.device, trainer.precision, wanted.batch_size
+        free = machine.memory_free(device) + 4 * sum(p.numel() for p in trainer.model.parameters())
+        kept = [p.detach().to("cpu", copy=True) for p in trainer.parameters]
+        pace = measure_update(trainer.model, trainer.train, wanted, batch_size, precision, device, 1.0)
+        with torch.no_grad():
+            for p, before in zip(trainer.parameters, kept, strict=True):
+                p.copy_(before).grad = None
+        each = pace.of(min(trainer.windows_per_update, len(trainer.train)))
+        steps = trainer.session.total_steps - trainer.progress.step
+        steps = int(60 * wanted.max_minutes / each) if wanted.max_minutes else steps
+        memory = training_memory(
+            config, batch_size, optimizer=wanted.optimizer, precision=precision, n_ctx=trainer.train.n_ctx,
+            device=device.type,
+        )  # fmt: skip
+        if lora.is_lora(trainer.model):  # what is frozen has no gradient, the output matrix no second, and no moments
+            memory -= 12 * config.sizes()["parameters"] + 4 * config.vocab_size * config.n_embd
+            memory += 16 * sum(p.numel() for p in trainer.parameters)
+        return {"steps": steps, "seconds": steps * each, "memory": memory, "free": free}
+
     def start(self) -> Training:
         """Start `run` in a worker thread."""
         total_steps = 0 if self.trainer.budget.by_clock else self.trainer.session.total_steps
@@ -111,8 +142,9 @@ def prepare_tuning(settings: ChatSettings, lessons: Lessons | None = None, folde
     end_at_line_break(model, tokenizer, lessons.train)
     if settings.lora_rank:
         lora.add_lora(model, settings.lora_rank, settings.seed)
-    count = round(settings.replay * len(lessons.train))
-    replayed = plain_documents(settings.run, tokenizer, count, n_ctx, settings.seed)
+    count, given = round(settings.replay * len(lessons.train)), settings.pretrained_model
+    # a pretrained model has not read the conversations as plain text: of them there is nothing to rehearse
+    replayed = plain_documents(settings.run, tokenizer, count, n_ctx, settings.seed, with_talks=not given)
     left_out: list[Sequence[Message]] = []
     longer = n_ctx < model.config.n_ctx
     fit, judged = (
@@ -123,7 +155,7 @@ def prepare_tuning(settings: ChatSettings, lessons: Lessons | None = None, folde
         for split, encoded in {"train": chain(fit, replayed), "val": judged}.items()
     }
     # a model that is there is resumed if what decides the result has stayed the same
-    corpus, given = open_room(settings.run, "corpus")["outputs"], settings.pretrained_model
+    corpus = open_room(settings.run, "corpus")["outputs"]
     base = digests(given) if given else open_room(settings.run, "train")["outputs"]
     wanted = settings.for_trainer(len(parts["train"]))
     how = [given, settings.conversations, settings.replay, n_ctx, settings.lora_rank, int(parts["train"].ids.sum())]
@@ -157,13 +189,15 @@ def answer_characters(tokenizer: PreTrainedTokenizerFast, windows: Conversations
 
 
 def plain_bits(run: str, model: GPT, tokenizer: PreTrainedTokenizerFast) -> float:
-    """Return bits per character of a run's validation text; nan for a model with another vocabulary than the run's."""
+    """Return bits per character of a run's validation text; nan for a model that reads no tokens of the run."""
+    if not paths.room(run, "tokenize").is_dir():  # a pretrained model does without
+        return math.nan
     tokens = open_room(run, "tokenize")["result"]
     own = load_tokenizer(paths.room(run, "vocab")).get_vocab()
     if not own.items() <= tokenizer.get_vocab().items():
         return math.nan
     _, val = load_windows(run, tokens, tokenizer.pad_token_id)
     device = model.device
-    scores = evaluate(Loss(model), val, 64, pick_precision("auto", device), device)
+    scores = evaluate(Loss(model), val, 64, machine.pick_precision("auto", device), device)
     model.eval()
     return scores["loss"] / math.log(2) / tokens["val_chars_per_token"]

@@ -49,8 +49,11 @@ def load_start(run: str, pretrained_model: str = "", n_ctx: int = 0) -> tuple[GP
 def end_at_line_break(model: GPT, tokenizer: PreTrainedTokenizerFast, talks: Iterable[Sequence[Message]]) -> None:
     """Note in the model that it never writes a line break, if none of the answers that it learns from has one.
 
-    In its texts a line break stands before the next question. In the place of one it ends its turn.
+    In its texts a line break stands before the next question. In the place of one it ends its turn. A model with a
+    template of its own has learnt to.
     """
+    if not {*chat.role_tokens(tokenizer).values()} <= tokenizer.get_vocab().keys():
+        return
     if any("\n" in message["content"].strip() for talk in talks for message in talk if message["role"] == ASSISTANT):
         return
     breaks = {i for i in range(len(tokenizer)) if "\n" in decode(tokenizer, [i])}

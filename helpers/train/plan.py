@@ -20,7 +20,7 @@ from helpers import paths
 from helpers.manifest import open_room
 from helpers.model.gpt import GPT
 from helpers.parallel import cores
-from helpers.tokens.windows import TokenStream, Windows
+from helpers.tokens.windows import Examples, TokenStream, Windows
 from helpers.train import optim
 from helpers.train.initial import config_from_settings, model_from_settings
 from helpers.train.loss import Loss, load_batch, training_memory
@@ -175,7 +175,7 @@ class UpdateTime(NamedTuple):
 
 def measure_update(
     model: GPT,
-    train: Windows,
+    train: Examples,
     settings: TrainSettings,
     batch_size: int,
     precision: str,

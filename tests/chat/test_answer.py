@@ -23,10 +23,8 @@ def test_an_answer_ends_where_another_turn_would_begin(token):
         model = tiny_model(TOK).eval()
         note_special_tokens(model, TOK)
         end_at_line_break(model, TOK, [[*as_messages("好\n吗？"), {"role": "assistant", "content": answer}]])
-        batch, row = (
-            DecodeBatch(model, TOK),
-            Row(TOK.convert_tokens_to_ids(["<bos>", "<user>"]), Settings(max_new_tokens=9)),
-        )
+        batch = DecodeBatch(model, TOK)
+        row = Row(TOK.convert_tokens_to_ids(["<bos>", "<user>"]), Settings(max_new_tokens=9))
         batch.add([row])
         wanted = TOK.convert_tokens_to_ids(token)
         is_possible = bool(batch.logits[0, wanted] > -torch.inf)

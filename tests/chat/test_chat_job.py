@@ -88,24 +88,34 @@ def test_conversations_that_fit_into_no_window_are_not_passed_over_in_silence(ch
 
 
 def test_exchanges_that_no_window_holds_are_counted(chat_run):
-    _, tok, _ = job.load_start(chat_run)
     lessons = job.load_lessons(chat_run, 0, 0)
-    exchanges = [talk[at : at + 2] for talk in (*lessons.train, *lessons.val) for at in range(0, len(talk), 2)]
-    sizes = [len(chat.encode_messages(tok, exchange).ids) for exchange in exchanges]
-    longest = sorted(sizes)[len(sizes) // 2]
-    tuning = job.prepare_tuning(ChatSettings(**(SHORT | {"n_ctx": longest - 1, "epochs": 1})), lessons)
-    assert 0 < tuning.exchanges_left_out == sum(size > longest for size in sizes)
-    assert tuning.run()["exchanges_left_out"] == tuning.exchanges_left_out
+    longer = [*lessons.train, [{"role": "user", "content": "浇水？" * 60}, {"role": "assistant", "content": "好。"}]]
+    tuning = job.prepare_tuning(ChatSettings(**(SHORT | {"epochs": 1})), replace(lessons, train=longer))
+    assert tuning.exchanges_left_out == 1 == tuning.run()["exchanges_left_out"]
 
 
-@pytest.mark.parametrize("windows, epochs", [(80, 3), (8 * 60, 2), (8 * 100, 1), (10**6, 1)])
-def test_the_rule_for_epochs(windows, epochs):
+@pytest.mark.parametrize("windows, taken", [(10, (3, 1, 1)), (200, (2, 4, 1)), (480, (2, 4, 2)), (800, (1, 4, 2))])
+def test_the_rules_for_epochs_windows_and_rate(windows, taken):
     settings = ChatSettings(batch_size=4, gradient_accumulation=2)
-    assert settings.for_trainer(windows).epochs == epochs and settings.for_trainer(8).warmup_steps < 1
-    assert replace(settings, epochs=7).for_trainer(windows).epochs == 7
+    ruled, given = settings.for_trainer(windows), replace(settings, epochs=7).for_trainer(windows)
+    assert (ruled.epochs, ruled.batch_size, ruled.gradient_accumulation) == taken
+    assert (given.epochs, given.gradient_accumulation, settings.for_trainer(1).warmup_steps) == (7, 2, 0)
+    rates = [ChatSettings(pretrained_model=m, lora_rank=r).for_trainer(windows).lr for m in ("", "m") for r in (0, 8)]
+    assert rates == [4e-3, 4e-3, 2e-5, 2e-4]
 
 
-@pytest.mark.parametrize("name", ["conversations", "replay", "n_ctx", "lora_rank", "epochs"])
+@pytest.mark.parametrize("rank", [0, 4])
+def test_a_forecast_counts_what_is_trained_and_changes_nothing(chat_run, rank):
+    tuning = job.prepare_tuning(ChatSettings(**SHORT, lora_rank=rank, conversations=50))
+    model, optimizers = tuning.trainer.model, tuning.trainer.optimizers
+    before, expected = {name: weight.clone() for name, weight in model.state_dict().items()}, tuning.forecast()
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    assert expected["steps"] == tuning.run()["steps"] and expected["seconds"] > 0
+    moments = [moment for each in optimizers for state in each.state.values() for moment in state.values()]
+    assert expected["memory"] > 4 * sum(each.numel() for each in (*before.values(), *moments))
+
+
+@pytest.mark.parametrize("name", ["conversations", "replay", "n_ctx", "lora_rank", "epochs", "lr"])
 def test_a_number_below_its_range_is_refused(name):
     with pytest.raises(ValueError, match=name):
         ChatSettings(**{name: -1})

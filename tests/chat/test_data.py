@@ -37,24 +37,22 @@ def test_the_grammar_gives_any_number_and_the_floor_of_their_answers(tmp_path, m
     bits = [exchange.bits for talk in lessons.val for exchange in drawn[text_of(talk)]]
     characters = sum(len(m["content"]) for talk in lessons.val for m in talk[1::2])
     assert lessons.floor_bits_per_char == pytest.approx(math.fsum(bits) / characters, rel=1e-12)
-    assert 0.2 < lessons.floor_bits_per_char < 0.6
 
 
 def test_plain_documents_are_learnt_whole(chat_run):
     tok = characters_tokenizer()
     found = plain_documents(chat_run, tok, 50, N_CTX, seed=0)
     texts = {text_of(talk) for talk in TALKS[:200]}
-    assert len(found) == 50
     whole = [ids for ids, _ in found if decode(tok, ids) in texts]
     # but not that a question follows an answer
     left_out = [[i for i, own in zip(*each, strict=True) if not own] for each in found if each.ids in whole]
     assert [len(each) for each in left_out] == [decode(tok, ids).count("\n") // 2 for ids in whole]
     assert {i for each in left_out for i in each} == set(encode(tok, "\n"))
-    assert 40 <= len(whole) <= 50  # a few are longer than a window
+    assert 40 <= len(whole) <= len(found) == 50  # a few are longer than a window
     assert all((ids[0], ids[-1]) == (tok.bos_token_id, tok.eos_token_id) for ids in whole)
     assert all(len(ids) <= N_CTX + 1 for ids, _ in found)
     assert [plain_documents(chat_run, tok, 50, N_CTX, seed) == found for seed in (0, 1)] == [True, False]
-    assert len(plain_documents(chat_run, tok, 10**6, N_CTX, seed=0)) == 200
+    assert [len(plain_documents(chat_run, tok, 10**6, N_CTX, 0, own)) for own in (True, False)] == [200, 0]
 
 
 def test_of_a_document_longer_than_a_window_one_window_is_learnt(chat_run):
@@ -68,4 +66,3 @@ def test_of_a_document_longer_than_a_window_one_window_is_learnt(chat_run):
         piece = "<" * (ids[0] == begins) + decode(tok, ids) + ">" * (ids[-1] == ends)
         assert any(piece in text for text in texts)
     assert any(ids[0] != begins and ids[-1] != ends for ids, _ in found)
-    assert plain_documents(chat_run, tok, 50, n_ctx, seed=0) == found

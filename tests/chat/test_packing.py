@@ -38,10 +38,6 @@ def test_packing_loses_nothing_and_overfills_nothing(sizes, n_ctx):
     assert len(halves) <= 1
 
 
-def test_windows_are_full():
-    assert Conversations(fitting(TOK, TALKS, N_CTX), N_CTX, TOK.pad_token_id).lengths.mean() > 0.9 * N_CTX
-
-
 @ARCHITECTURES
 def test_a_packed_batch_equals_its_conversations_one_by_one(architecture):
     model = tiny_model(TOK, architecture).double().eval()

@@ -2,19 +2,12 @@
 
 import pytest
 import torch
-from chats import N_CTX, characters_tokenizer, tiny_model
+from chats import CHATML, N_CTX, TALKS, qwen_folder, tiny_model
 
-from helpers.chat.start import load_start
+from helpers.chat.start import end_at_line_break, load_start
 from helpers.manifest import RoomError
 from helpers.train import checkpoint
 from helpers.vocab import chat, tokenizer
-
-
-def folder_of(folder, tok, architecture="llama", template=""):
-    """Write a pretrained model with a tokenizer and perhaps a template of its own."""
-    tok.chat_template = template or None
-    checkpoint.export_model(folder, tiny_model(tok, architecture), tok)
-    return str(folder)
 
 
 def test_a_runs_own_model_knows_the_roles_by_what_stood_in_their_places(chat_run):
@@ -33,7 +26,8 @@ def test_a_runs_own_model_knows_the_roles_by_what_stood_in_their_places(chat_run
 def test_roles_that_are_missing_or_have_other_names_are_begun_too(chat_run, tmp_path, named, roles, architecture, more):
     names = tokenizer.parse_special_tokens("pad:[PAD] bos:[CLS] eos:[SEP] unk:[UNK]" + named)
     own = tokenizer.build_words({"浇水": 3}, "今天浇水很热。", names)
-    model, tok, _ = load_start(chat_run, folder_of(tmp_path / "theirs", own, architecture))
+    checkpoint.export_model(tmp_path / "theirs", tiny_model(own, architecture), own)
+    model, tok, _ = load_start(chat_run, str(tmp_path / "theirs"))
     rows, (user, assistant) = model.embed_tokens.weight, tok.convert_tokens_to_ids(roles)
     assert len(rows) == len(tok) == model.config.vocab_size == len(own) + more
     assert torch.equal(rows[user], rows[own.bos_token_id])
@@ -44,18 +38,14 @@ def test_roles_that_are_missing_or_have_other_names_are_begun_too(chat_run, tmp_
 
 
 def test_a_models_own_template_is_kept_and_says_what_ends_a_turn(chat_run, tmp_path):
-    own = characters_tokenizer()
-    own.add_special_tokens({"extra_special_tokens": ["<|im_start|>", "<|im_end|>"]})
-    template = (
-        "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor %}"
-        "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
-    )
-    model, tok, _ = load_start(chat_run, folder_of(tmp_path / "theirs", own, template=template))
-    assert tok.chat_template == template and len(tok) == len(own)
-    end = tok.convert_tokens_to_ids("<|im_end|>")
-    assert tok.eos_token_id == model.generation["eos_token_id"] == end
-    assert end not in model.generation["suppress_tokens"]
+    own = qwen_folder(tmp_path)
+    model, tok, n_ctx = load_start(chat_run, str(tmp_path))
+    assert tok.chat_template == CHATML and len(tok) == len(own) and n_ctx == model.config.n_ctx < 512
+    end, noted = tok.convert_tokens_to_ids("<|im_end|>"), model.generation["suppress_tokens"]
+    assert tok.eos_token_id == model.generation["eos_token_id"] == end and end not in noted
     assert model.generation["temperature"] == chat.ANSWER_SAMPLING["temperature"]
+    end_at_line_break(model, tok, TALKS)  # its answers may have lines: it has learnt to end
+    assert model.generation["suppress_tokens"] == noted
 
 
 def test_without_a_base_model_an_error_says_what_to_run(tmp_path, monkeypatch):
