@@ -24,8 +24,9 @@ from helpers.corpus import encodings
 from helpers.corpus.encodings import BadFile, Encoding
 from helpers.wording import install
 
-FILE_KINDS = (".txt", ".json", ".jsonl", ".csv", ".tsv", ".parquet")
-ALSO = {".ndjson": ".jsonl", ".jsonlines": ".jsonl"}  # other names of these kinds
+DOCUMENTS = (".pdf", ".html")
+FILE_KINDS = (".txt", ".json", ".jsonl", ".csv", ".tsv", ".parquet", *DOCUMENTS)
+ALSO = {".ndjson": ".jsonl", ".jsonlines": ".jsonl", ".htm": ".html", ".xhtml": ".html"}  # other names of these kinds
 PACKED = (".gz", ".zst")
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 EXTENSIONS = (*(kind + packed for kind in (*FILE_KINDS, *ALSO) for packed in ("", *PACKED)), *ARCHIVES)

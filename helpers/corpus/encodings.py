@@ -79,7 +79,7 @@ _EXPORT = "open it in its program, and save it as plain text (.txt) or CSV, in U
 _RENAME = "give its name that ending"
 _KINDS = (  # first bytes, what they begin, what to do
     (rb"\{\\rtf", "RTF, a word processor's text", _EXPORT),
-    (rb"%PDF-", "a PDF", "save its text as .txt, in UTF-8"),
+    (rb"%PDF-", "a PDF, .pdf", _RENAME),
     (rb"PK\x03\x04|PK\x05\x06", "a ZIP, as .docx, .xlsx and .epub are", f"{_EXPORT}; if it is a .zip, {_RENAME}"),
     (rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "a file of an older office program, .doc or .xls", _EXPORT),
     (rb"\x1f\x8b\x08", "packed with gzip, .gz", _RENAME),
@@ -131,7 +131,7 @@ def find_encoding(path: Path) -> Encoding:
     first = first or Encoding("utf-8")
     found = _survey(path, first) if first.name != "utf-8" else _fitting(path, first) or _of_lines(path, first)
     if re.match(rb"\s*<(?:!doctype html|html)", head[found.bom :], re.IGNORECASE):
-        return replace(found, hint="a whole web page, of which menus and scripts may be read as text, too")
+        return replace(found, hint="a whole web page, of which menus may be read as text: name it .html")
     return found
 
 

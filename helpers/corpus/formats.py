@@ -1,4 +1,4 @@
-"""File formats become raw documents, a piece at a time: txt, JSON, JSON lines, CSV, TSV, Parquet.
+"""File formats become raw documents, a piece at a time: txt, JSON, JSON lines, CSV, TSV, Parquet, PDF, web pages.
 
 Where bytes come from is known to `archives`, how they become characters to `encodings`, what a record becomes to
 `records`; how a document is cleaned is not decided here.
@@ -15,13 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from helpers.corpus import encodings, mojibake, plain_text
-from helpers.corpus.archives import ARCHIVES, Input, kind_of, list_archive, plain_file
+from helpers.corpus.archives import ARCHIVES, DOCUMENTS, Input, kind_of, list_archive, plain_file
+from helpers.corpus.cleaning import clean, unwrap
 from helpers.corpus.conversations import Conversation, count_unused, has_form
 from helpers.corpus.encodings import BadFile, Encoding
 from helpers.corpus.plain_text import LONGEST_LINE, MARK, lines_of, with_line_ends
 from helpers.corpus.records import Problems, ReadOptions, parse_template, read_texts_of
 from helpers.corpus.report import UNDECODABLE, FileReport
 from helpers.corpus.tables import parquet_rows, table_rows
+from helpers.wording import install, say
 
 
 def slice_file(item: Input, options: ReadOptions, max_bytes: int) -> list[Input]:
@@ -75,6 +77,10 @@ def _read_as_they_are(item: Input, options: ReadOptions, report: FileReport) -> 
         raise BadFile("this archive changed while it was read: run this room again")
     report.mode = kind[1:]
     with plain_file(item) as path:
+        if kind in DOCUMENTS:
+            report.encoding, mode = "-", "file" if options.document == "auto" else options.document
+            yield from _split(iter([_document_text(path, kind, report)]), mode, options, report)
+            return
         if kind == ".parquet":
             report.encoding = "-"
             problems = Problems("row", report)
@@ -91,10 +97,7 @@ def _read_as_they_are(item: Input, options: ReadOptions, report: FileReport) -> 
         pieces = functools.partial(encodings.read_blocks, path, encoding, begin, end, marked=kind != ".txt")
         if kind == ".txt":
             report.mode = item.mode or _mode(path, encoding, options)
-            text = with_line_ends(pieces(), report.rules, _line_ends(options))
-            for document in plain_text.split_documents(_counted(text, report), report.mode, report.counts):
-                report.counts["form"] -= len(document)
-                yield document
+            yield from _split(pieces(), report.mode, options, report)
             return
         unit = {".json": "item", ".jsonl": f"line (from byte {begin:,})" if begin else "line"}.get(kind, "row")
         problems = Problems(unit, report)
@@ -107,11 +110,17 @@ def _read_as_they_are(item: Input, options: ReadOptions, report: FileReport) -> 
         yield from read_texts_of(records, options, problems)
 
 
-def _counted(pieces: Iterator[str], report: FileReport) -> Iterator[str]:
-    """Count the characters of a text as read, and as form until they are those of a document."""
-    for piece in pieces:
+def _split(pieces: Iterator[str], mode: str, options: ReadOptions, report: FileReport) -> Iterator[str]:
+    """Yield the documents of a text; its characters are counted as read, and as form if they are in none."""
+
+    def counted(piece: str) -> str:
         report.account(len(piece), 0, {})
-        yield piece
+        return piece
+
+    text = map(counted, with_line_ends(pieces, report.rules, _line_ends(options)))
+    for document in plain_text.split_documents(text, mode, report.counts):
+        report.counts["form"] -= len(document)
+        yield document
 
 
 def _line_ends(options: ReadOptions) -> str:
@@ -124,6 +133,72 @@ def _mode(path: Path, encoding: Encoding, options: ReadOptions) -> str:
         return options.document
     pieces = encodings.read_blocks(path, encoding)
     return plain_text.find_mode(with_line_ends(pieces, Counter(), _line_ends(options)))
+
+
+# ---- PDF, web pages ----
+
+
+_MENUS = ["nav", "aside", "footer", "header:not(article *):not(main *)", "form", "button", "select", "rt", "[hidden]"]
+_SPREAD = re.compile("(?:[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef\U00020000-\U0003ffff] ){3,}")  # to fill a line
+
+
+def _document_text(path: Path, kind: str, report: FileReport) -> str:
+    """Return the text of a .pdf or .html; count as lost what pages repeat.
+
+    Raises BadFile for a PDF without text, a password, damage, a missing library.
+    """
+    try:
+        return _pdf(path, report) if kind == ".pdf" else _html(path, report)
+    except ImportError:
+        raise BadFile(say("reading {} needs a library: {}", kind, install("documents"))) from None
+    except RuntimeError as error:
+        raise BadFile(say("damaged, locked with a password, or no {}: {}", kind, error)) from None
+
+
+def _pdf(path: Path, report: FileReport) -> str:
+    import pypdfium2
+
+    with pypdfium2.PdfDocument(path) as pdf:  # column after column, as it was written
+        texts = [page.get_textpage().get_text_range() for page in pdf]
+    # U+FFFE is PDFium's sign for a hyphen that a line ends with
+    pages = [
+        [*filter(None, map(str.strip, re.sub("\ufffe|\u2010\r", "\ufffe\n", text).splitlines()))] for text in texts
+    ]
+    # what the first or last lines of three pages have in common, but for a number that grows with the page
+    edges = [(line, page) for page, lines in enumerate(pages) for line in lines[:2] + lines[2:][-2:]]
+    counts = Counter(itertools.chain.from_iterable(_keys(*edge) for edge in edges))
+    repeated = {edge for edge in edges if max(map(counts.__getitem__, _keys(*edge))) >= 3}
+    size = sum(len(line) for line, _ in repeated)
+    report.account(size, 0, +Counter({"headers, footers and page numbers": size}))
+    pages = [[line for line in lines if (line, page) not in repeated] for page, lines in enumerate(pages)]
+    if not any(pages):
+        raise BadFile(say("this PDF holds pictures of text (a scan), and no text: run OCR over it, such as ocrmypdf"))
+    if empty := pages.count([]):
+        report.notes.append(f"{empty:,} of {len(pages):,} pages have no text: are they scanned?")
+    text, report.rules["hard wraps"], _ = unwrap("\n".join(itertools.chain(*pages)), printed=True)
+    text = clean(text, report.rules, frozenset({"Kangxi radicals"}))
+    text = _SPREAD.sub(lambda match: match[0].replace(" ", ""), text)
+    # such a hyphen stays where the text has the word with one elsewhere, or what follows is no word
+    whole, cut = {*re.findall(r"\w+-\w+", text)}, re.compile(r"(\w*)\ufffe\n?(\w*)")
+    return cut.sub(lambda m: m[1] + "-" * (not m[2].islower() or f"{m[1]}-{m[2]}" in whole) + m[2], text)
+
+
+def _keys(line: str, page: int) -> list[str]:
+    numbers = re.finditer(r"\d{1,9}", line)
+    return [line, *(f"{line[: m.start()]}\0{int(m[0]) - page}{line[m.end() :]}" for m in numbers)]
+
+
+def _html(path: Path, report: FileReport) -> str:
+    """Return the text of a web page, less what its own tags call a menu, a form or a footer."""
+    from resiliparse.extract.html2text import extract_plain_text
+
+    encoding = encodings.find_encoding(path)
+    report.encoding, report.notes = str(encoding), [note for note in encoding.notes() if "web page" not in note]
+    markup = "".join(encodings.read_blocks(path, encoding))
+    whole = extract_plain_text(markup, list_bullets=False, alt_texts=False)
+    text = extract_plain_text(markup, list_bullets=False, alt_texts=False, skip_elements=_MENUS)
+    report.account(len(whole) - len(text), 0, +Counter({"menus, forms and footers": len(whole) - len(text)}))
+    return text
 
 
 # ---- JSON ----

@@ -51,13 +51,13 @@ def pack(path, data):
         ("a.jsonlines.gz", (".jsonl", ".gz")),
         ("a.tar.gz", (".tar.gz", "")),
         ("a.TGZ", (".tgz", "")),
-        ("a.pdf.gz", (".pdf.gz", "")),
+        ("a.mobi.gz", (".mobi.gz", "")),
         ("none", ("", "")),
     ],
 )
 def test_kinds(name, kind):
     assert kind_of(name) == kind
-    assert name.lower().endswith(EXTENSIONS) == (kind[0] not in (".pdf.gz", ""))
+    assert name.lower().endswith(EXTENSIONS) == (kind[0] not in (".mobi.gz", ""))
 
 
 @pytest.mark.parametrize(("pack", "suffix"), [(gzip.compress, ".gz"), (zst, ".zst")])

@@ -1,0 +1,70 @@
+"""PDFs and web pages: what of them is text, what is counted as lost, what is refused. Makes its own files."""
+
+import sys
+import zipfile
+
+import pytest
+from corpora import SENTENCE, all_texts, build, everything
+
+from helpers.corpus.encodings import BadFile
+
+pytest.importorskip("pypdfium2"), pytest.importorskip("resiliparse")
+FONT = "<</Type/Font/Subtype/Type0/Encoding/UniGB-UTF16-H/DescendantFonts[<</Type/Font/Subtype/CIDFontType0>>]>>"
+PAGE = "<!DOCTYPE html><title>题</title><header>植物网</header><nav>首页</nav><script>if (a < b) c()</script><main>"
+PAGE += f"<header><h1>绿萝</h1></header><p>{SENTENCE}</p><p>一行<br>又一行</p></main><footer>版权</footer>"
+
+
+def make_pdf(path, *pages, trailer=""):
+    """Write a PDF: of each page its lines, (points from the left, points from the bottom, text), in this order."""
+    kids = " ".join(f"{4 + 2 * n} 0 R" for n in range(len(pages)))
+    objects = ["<</Type/Catalog/Pages 2 0 R>>", f"<</Type/Pages/Kids[{kids}]/Count {len(pages)}>>", FONT]
+    for lines in pages:
+        page = "<</Type/Page/Parent 2 0 R/MediaBox[0 0 500 700]/Resources<</Font<</F 3 0 R>>>>/Contents {} 0 R>>"
+        shown = " ".join(f"1 0 0 1 {x} {y} Tm <{text.encode('utf-16-be').hex()}> Tj" for x, y, text in lines)
+        stream = f"<</Length {len(shown) + 12}>>\nstream\nBT /F 10 Tf {shown}\nendstream"
+        objects += [page.format(len(objects) + 2), stream]
+    body = "".join(f"{number} 0 obj\n{each}\nendobj\n" for number, each in enumerate(objects, 1))
+    path.write_text(f"%PDF-1.4\n{body}trailer\n<</Root 1 0 R{trailer}>>\n%%EOF\n", "ascii")
+
+
+def column(x, *lines):
+    return [(x, 640 - 15 * n, line) for n, line in enumerate(lines)]
+
+
+def test_a_pdf_becomes_paragraphs_less_what_its_pages_repeat(tmp_path):
+    """Columns, words cut at line ends, a full line of some 22 characters; browsers write header and footer first."""
+    pages, paragraphs = [], []
+    for n, number in enumerate("一二三四", 6):
+        left = [f"第{number}天，绿萝喜欢散射光，土干了再浇水。它的叶子", "在夏天长得很快，冬天要少浇水。"]
+        english = ["A feed-forward layer was re-", "trained with a feed-", f"forward one, {n}."]
+        right = [f"右边这一栏也有第{number}天，一直写到最右边的地方，在这", f"里第{number}次说完，⽂字不少。"]
+        edges = [(50, 670, "植物养护手册"), (240, 20, f"第 {n} 页 共 12 页")]
+        pages.append(edges + column(50, *left, *english) + column(280, *right))
+        paragraphs += ["".join(left), f"A feed-forward layer was retrained with a feed-forward one, {n}."]
+        paragraphs += ["".join(right).replace("⽂", "文")]
+    make_pdf(tmp_path / "a.pdf", *pages)
+    texts, report = everything(tmp_path / "a.pdf")
+    assert texts == ["\n".join(paragraphs)] and report.lost == {"headers, footers and page numbers": 4 * (6 + 12)}
+    make_pdf(tmp_path / "b.pdf", column(50, "静夜思", "床前明月光，", "疑是地上霜。", "举头望明月，", "低头思故乡。"))
+    assert everything(tmp_path / "b.pdf")[0] == ["静夜思\n床前明月光，\n疑是地上霜。\n举头望明月，\n低头思故乡。"]
+
+
+def test_a_pdf_without_text_is_refused_with_a_reason(tmp_path, monkeypatch):
+    make_pdf(tmp_path / "scan.pdf", [])
+    make_pdf(tmp_path / "b.pdf", trailer="/ID[<0><0>]/Encrypt<</Filter/Standard/V 1/R 2/P 0/O<0>/U<0>>>")
+    for name, why in {"scan.pdf": "a scan", "b.pdf": "damaged, .*password error"}.items():
+        with pytest.raises(BadFile, match=why):
+            everything(tmp_path / name)
+    monkeypatch.setitem(sys.modules, "pypdfium2", None)
+    with pytest.raises(BadFile, match=r"reading .pdf needs a library: .*\[documents\]"):
+        everything(tmp_path / "scan.pdf")
+
+
+def test_a_zip_with_web_pages_is_read_and_balances(raw):
+    with zipfile.ZipFile(raw / "a.zip", "w") as file:
+        file.writestr("a.html", "<p>甲</p>")
+        file.writestr("b.htm", PAGE.encode("gb18030"))
+    files = build(raw).files
+    assert all_texts() == ["甲", f"绿萝\n\n{SENTENCE}\n\n一行\n又一行"]
+    assert all(file.balance().pop("read") == sum(file.balance().values()) / 2 > 0 and not file.notes for file in files)
+    assert files[1].encoding.startswith("gb18030") and files[1].lost == {"menus, forms and footers": 12}
