@@ -24,7 +24,7 @@ from helpers.corpus import encodings
 from helpers.corpus.encodings import BadFile, Encoding
 from helpers.wording import install
 
-DOCUMENTS = (".pdf", ".html")
+DOCUMENTS = (".pdf", ".docx", ".epub", ".html")
 FILE_KINDS = (".txt", ".json", ".jsonl", ".csv", ".tsv", ".parquet", *DOCUMENTS)
 ALSO = {".ndjson": ".jsonl", ".jsonlines": ".jsonl", ".htm": ".html", ".xhtml": ".html"}  # other names of these kinds
 PACKED = (".gz", ".zst")
@@ -144,7 +144,7 @@ def open_archive(path: Path, changed: int):
             plain.seek(0)
             tar = tarfile.open(fileobj=plain, mode="r:")
         return tar, {info.offset: info for info in tar if not info.isdir()}
-    except (*_DAMAGE, tarfile.TarError, ValueError, OSError) as error:
+    except (*DAMAGE, tarfile.TarError, ValueError, OSError) as error:
         if isinstance(error, BadFile) or getattr(error, "filename", None):  # the file itself cannot be opened
             raise
         raise BadFile(f"this archive cannot be opened: {error}") from None
@@ -153,7 +153,7 @@ def open_archive(path: Path, changed: int):
 # ---- bytes ----
 
 
-_DAMAGE = (EOFError, gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
+DAMAGE = (EOFError, gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
 
 
 @contextlib.contextmanager
@@ -175,7 +175,7 @@ def _open_member(item: Input) -> IO[bytes]:
     try:
         member = infos[item.start]
         return archive.open(member) if isinstance(archive, zipfile.ZipFile) else archive.extractfile(member)
-    except (*_DAMAGE, KeyError, OSError) as error:
+    except (*DAMAGE, KeyError, OSError) as error:
         raise BadFile(f"this member cannot be read: {error}") from None
 
 
@@ -186,7 +186,7 @@ def _unpack(stream: IO[bytes], packing: str, size: int, file: BinaryIO) -> None:
     while True:
         try:
             block = next(blocks, None)
-        except (*_DAMAGE, OSError) as error:
+        except (*DAMAGE, OSError) as error:
             if isinstance(error, gzip.BadGzipFile) and not file.tell():
                 raise BadFile("not packed with gzip, whatever its name says: take .gz away from it") from None
             raise BadFile(f"damaged or cut off: unpacking stops after {file.tell():,} bytes ({error})") from None

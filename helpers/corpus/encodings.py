@@ -80,7 +80,7 @@ _RENAME = "give its name that ending"
 _KINDS = (  # first bytes, what they begin, what to do
     (rb"\{\\rtf", "RTF, a word processor's text", _EXPORT),
     (rb"%PDF-", "a PDF, .pdf", _RENAME),
-    (rb"PK\x03\x04|PK\x05\x06", "a ZIP, as .docx, .xlsx and .epub are", f"{_EXPORT}; if it is a .zip, {_RENAME}"),
+    (rb"PK\x03\x04|PK\x05\x06", "a ZIP, as .docx, .xlsx and .epub are", f"{_RENAME}; if that is .xlsx, {_EXPORT}"),
     (rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "a file of an older office program, .doc or .xls", _EXPORT),
     (rb"\x1f\x8b\x08", "packed with gzip, .gz", _RENAME),
     (rb"\x28\xb5\x2f\xfd", "packed with Zstandard, .zst", _RENAME),

@@ -1,4 +1,4 @@
-"""File formats become raw documents, a piece at a time: txt, JSON, JSON lines, CSV, TSV, Parquet, PDF, web pages.
+"""File formats become raw documents, a piece at a time: txt, JSON, JSON lines, CSV, TSV, Parquet, PDF …
 
 Where bytes come from is known to `archives`, how they become characters to `encodings`, what a record becomes to
 `records`; how a document is cleaned is not decided here.
@@ -9,13 +9,27 @@ import functools
 import itertools
 import json
 import re
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from posixpath import dirname, join
+from urllib.parse import unquote
+from xml.etree import ElementTree
 
 from helpers.corpus import encodings, mojibake, plain_text
-from helpers.corpus.archives import ARCHIVES, DOCUMENTS, Input, kind_of, list_archive, plain_file
+from helpers.corpus.archives import (
+    ARCHIVES,
+    DAMAGE,
+    DOCUMENTS,
+    RATIO,
+    SMALL_BYTES,
+    Input,
+    kind_of,
+    list_archive,
+    plain_file,
+)
 from helpers.corpus.cleaning import clean, unwrap
 from helpers.corpus.conversations import Conversation, count_unused, has_form
 from helpers.corpus.encodings import BadFile, Encoding
@@ -79,7 +93,8 @@ def _read_as_they_are(item: Input, options: ReadOptions, report: FileReport) -> 
     with plain_file(item) as path:
         if kind in DOCUMENTS:
             report.encoding, mode = "-", "file" if options.document == "auto" else options.document
-            yield from _split(iter([_document_text(path, kind, report)]), mode, options, report)
+            for document in _document_texts(path, kind, report):
+                yield from _split(iter([document]), mode, options, report)
             return
         if kind == ".parquet":
             report.encoding = "-"
@@ -135,23 +150,29 @@ def _mode(path: Path, encoding: Encoding, options: ReadOptions) -> str:
     return plain_text.find_mode(with_line_ends(pieces, Counter(), _line_ends(options)))
 
 
-# ---- PDF, web pages ----
+# ---- PDF, Word, EPUB, web pages ----
 
 
 _MENUS = ["nav", "aside", "footer", "header:not(article *):not(main *)", "form", "button", "select", "rt", "[hidden]"]
 _SPREAD = re.compile("(?:[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef\U00020000-\U0003ffff] ){3,}")  # to fill a line
 
 
-def _document_text(path: Path, kind: str, report: FileReport) -> str:
-    """Return the text of a .pdf or .html; count as lost what pages repeat.
+def _document_texts(path: Path, kind: str, report: FileReport) -> Iterator[str]:
+    """Yield the text of a .pdf, .docx or .html, or of each chapter of an .epub; count as lost what pages repeat.
 
-    Raises BadFile for a PDF without text, a password, damage, a missing library.
+    Raises BadFile for a PDF without text, a password, damage, a zip that unpacks to very much, a missing library.
     """
     try:
-        return _pdf(path, report) if kind == ".pdf" else _html(path, report)
+        if kind in (".pdf", ".html"):
+            yield _pdf(path, report) if kind == ".pdf" else _html(path, report)
+            return
+        with zipfile.ZipFile(path) as parts:
+            if sum(part.file_size for part in parts.infolist()) > max(SMALL_BYTES, RATIO * path.stat().st_size):
+                raise BadFile(say("it unpacks to more than {} times its size: a bomb?", RATIO))
+            yield from _word(parts) if kind == ".docx" else _chapters(parts, report)
     except ImportError:
         raise BadFile(say("reading {} needs a library: {}", kind, install("documents"))) from None
-    except RuntimeError as error:
+    except (*DAMAGE, ElementTree.ParseError, KeyError, UnicodeError) as error:
         raise BadFile(say("damaged, locked with a password, or no {}: {}", kind, error)) from None
 
 
@@ -188,13 +209,44 @@ def _keys(line: str, page: int) -> list[str]:
     return [line, *(f"{line[: m.start()]}\0{int(m[0]) - page}{line[m.end() :]}" for m in numbers)]
 
 
+def _word(parts: zipfile.ZipFile) -> Iterator[str]:
+    notes = {"word/footnotes.xml", "word/endnotes.xml"} & {*parts.namelist()}
+    yield "".join(_text_of(ElementTree.fromstring(parts.read(name))) for name in ["word/document.xml", *sorted(notes)])
+
+
+def _text_of(node: ElementTree.Element) -> str:
+    """Return the text of a node of Word's XML, a line a paragraph, or a row of a table, without what was deleted."""
+    tag = node.tag.rpartition("}")[2]
+    if tag in ("del", "moveFrom", "Fallback"):  # the last repeats a text box for old programs
+        return ""
+    text = node.text or "" if tag == "t" else {"tab": "\t", "br": "\n"}.get(tag) or "".join(map(_text_of, node))
+    ends = {"p": text + "\n", "tc": text.strip().replace("\n", " ") + "\t", "tr": text.rstrip("\t") + "\n"}
+    return ends.get(tag, text)
+
+
+def _chapters(book: zipfile.ZipFile, report: FileReport) -> Iterator[str]:
+    main = next(ElementTree.fromstring(book.read("META-INF/container.xml")).iterfind(".//{*}rootfile")).attrib[
+        "full-path"
+    ]
+    package = ElementTree.fromstring(book.read(main))
+    files = {item.get("id"): item.attrib["href"] for item in package.iterfind("{*}manifest/{*}item")}
+    for chapter in package.iterfind("{*}spine/{*}itemref"):
+        data = book.read(join(dirname(main), unquote(files[chapter.get("idref")])))
+        yield _page(data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"), report)
+
+
 def _html(path: Path, report: FileReport) -> str:
+    encoding = encodings.find_encoding(path)
+    report.encoding, report.notes = str(encoding), [note for note in encoding.notes() if "web page" not in note]
+    return _page("".join(encodings.read_blocks(path, encoding)), report)
+
+
+def _page(markup: str, report: FileReport) -> str:
     """Return the text of a web page, less what its own tags call a menu, a form or a footer."""
     from resiliparse.extract.html2text import extract_plain_text
 
-    encoding = encodings.find_encoding(path)
-    report.encoding, report.notes = str(encoding), [note for note in encoding.notes() if "web page" not in note]
-    markup = "".join(encodings.read_blocks(path, encoding))
+    # as HTML, an empty <title/> of XHTML would hold the rest of the page
+    markup = re.sub(r"<(title|script|style|iframe|textarea)\b([^<>]*)/>", r"<\1\2></\1>", markup)
     whole = extract_plain_text(markup, list_bullets=False, alt_texts=False)
     text = extract_plain_text(markup, list_bullets=False, alt_texts=False, skip_elements=_MENUS)
     report.account(len(whole) - len(text), 0, +Counter({"menus, forms and footers": len(whole) - len(text)}))

@@ -1,4 +1,4 @@
-"""PDFs and web pages: what of them is text, what is counted as lost, what is refused. Makes its own files."""
+"""PDF, Word, EPUB, web pages: what of them is text, what is counted as lost or refused. Makes its own files."""
 
 import sys
 import zipfile
@@ -27,6 +27,11 @@ def make_pdf(path, *pages, trailer=""):
     path.write_text(f"%PDF-1.4\n{body}trailer\n<</Root 1 0 R{trailer}>>\n%%EOF\n", "ascii")
 
 
+def make_zip(path, parts):
+    with zipfile.ZipFile(path, "w") as file:
+        [file.writestr(name, text) for name, text in parts.items()]
+
+
 def column(x, *lines):
     return [(x, 640 - 15 * n, line) for n, line in enumerate(lines)]
 
@@ -49,10 +54,13 @@ def test_a_pdf_becomes_paragraphs_less_what_its_pages_repeat(tmp_path):
     assert everything(tmp_path / "b.pdf")[0] == ["静夜思\n床前明月光，\n疑是地上霜。\n举头望明月，\n低头思故乡。"]
 
 
-def test_a_pdf_without_text_is_refused_with_a_reason(tmp_path, monkeypatch):
+def test_what_gives_no_text_is_refused_with_a_reason(tmp_path, monkeypatch):
     make_pdf(tmp_path / "scan.pdf", [])
     make_pdf(tmp_path / "b.pdf", trailer="/ID[<0><0>]/Encrypt<</Filter/Standard/V 1/R 2/P 0/O<0>/U<0>>>")
-    for name, why in {"scan.pdf": "a scan", "b.pdf": "damaged, .*password error"}.items():
+    make_zip(tmp_path / "c.docx", {"word/other.xml": "<x/>"})
+    (tmp_path / "d.epub").write_bytes(b"PK")
+    whys = {"scan.pdf": "a scan", "b.pdf": "damaged, .*password error", "c.docx": "no .docx", "d.epub": "no .epub"}
+    for name, why in whys.items():
         with pytest.raises(BadFile, match=why):
             everything(tmp_path / name)
     monkeypatch.setitem(sys.modules, "pypdfium2", None)
@@ -60,11 +68,22 @@ def test_a_pdf_without_text_is_refused_with_a_reason(tmp_path, monkeypatch):
         everything(tmp_path / "scan.pdf")
 
 
-def test_a_zip_with_web_pages_is_read_and_balances(raw):
-    with zipfile.ZipFile(raw / "a.zip", "w") as file:
-        file.writestr("a.html", "<p>甲</p>")
-        file.writestr("b.htm", PAGE.encode("gb18030"))
-    files = build(raw).files
-    assert all_texts() == ["甲", f"绿萝\n\n{SENTENCE}\n\n一行\n又一行"]
-    assert all(file.balance().pop("read") == sum(file.balance().values()) / 2 > 0 and not file.notes for file in files)
-    assert files[1].encoding.startswith("gb18030") and files[1].lost == {"menus, forms and footers": 12}
+def test_a_zip_of_web_pages_books_and_word_files_is_read_and_balances(raw):
+    chapter = "<html><head><title/></head><body><h1>第{}章</h1><p>{}</p></body></html>"
+    opf = "<package><manifest><item id='b' href='b%20%E7%AB%A0.xhtml'/><item id='a' href='a.xhtml'/></manifest>"
+    opf += "<spine><itemref idref='b'/><itemref idref='a'/></spine></package>"
+    container = "<container><rootfiles><rootfile full-path='O/x.opf'/></rootfiles></container>"
+    book = {"META-INF/container.xml": container, "O/x.opf": opf, "O/b 章.xhtml": chapter.format("一", "甲乙")}
+    make_zip(raw / "b.epub", book | {"O/a.xhtml": chapter.format("二", SENTENCE)})
+    word = "<w:d xmlns:w='w'>{}<w:tbl><w:tr><w:tc>{}</w:tc><w:tc>{}</w:tc></w:tr></w:tbl><w:del>{}</w:del></w:d>"
+    p = "<w:p><w:r><w:t>{}</w:t></w:r><w:r><w:br/><w:t>&lt;b&gt;</w:t></w:r></w:p>"
+    make_zip(raw / "c.docx", {"word/document.xml": word.format(*map(p.format, ["甲", "一月", "两次", "删去"]))})
+    make_zip(raw / "all.zip", {name: (raw / name).read_bytes() for name in ("b.epub", "c.docx")})
+    (raw / "d.htm").write_bytes(PAGE.encode("gb18030"))
+    report = build(raw)
+    texts = ["第一章\n\n甲乙", f"第二章\n\n{SENTENCE}", "甲\n<b>\n一月 <b>\t两次 <b>"]
+    assert all_texts() == sorted([*texts, f"绿萝\n\n{SENTENCE}\n\n一行\n又一行"]) and report.dropped["duplicate"] == 3
+    for file in report.files:
+        balance = file.balance()
+        assert balance.pop("read") == sum(balance.values()) > 0 and not file.notes
+    assert report.files[-1].encoding.startswith("gb18030") and report.lost["menus, forms and footers"] == 12
