@@ -1,4 +1,4 @@
-"""Download text to a local folder: public corpora by name, http(s) addresses, data sets of the Hugging Face Hub.
+"""Download text to a local folder: public corpora by name, http(s) addresses, data sets of two hubs.
 
 A file comes whole or not at all. What was downloaded, from where and under which licence is in fetched.json beside it.
 Knows nothing of documents.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import chain
 from mimetypes import guess_extension
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import httpx
 from filelock import FileLock
@@ -29,6 +29,8 @@ MOST_ROWS = 1_000_000  # of one data set of the Hub
 ATTEMPTS = 6  # at one file
 WAIT = 0.5  # seconds before the second attempt, doubled for each further one
 STALL = 30.0  # seconds without a byte
+MODELSCOPE = "https://modelscope.cn"
+PAGE = 200  # names of files that ModelScope lists at a time
 
 
 class FetchError(RuntimeError):
@@ -70,9 +72,9 @@ CORPORA: dict[str, Corpus] = {
 def fetch(source: str, folder: Path) -> Path | str:
     """Return where the text of a source is on this machine, after downloading what is not there yet.
 
-    `source` is a name in CORPORA, an http(s) address, or "hf:owner/name[/config][:split]" (default: train);
-    anything else is a path, and returned as it is. Files go to `folder`; those that are there already are not fetched
-    again. MAX_BYTES limits each file, MOST_ROWS a data set of the Hub. Raises FetchError.
+    `source` is a name in CORPORA, an http(s) address, "hf:owner/name[/config][:split]" (default: train), or
+    "modelscope:owner/name"; anything else is a path, and returned as it is. Files go to `folder`; those that are there
+    already are not fetched again. MAX_BYTES limits each file, MOST_ROWS a data set of the Hub. Raises FetchError.
     """
     if source in CORPORA:
         _fetch_files(source, CORPORA[source], folder / source, folder)
@@ -84,6 +86,8 @@ def fetch(source: str, folder: Path) -> Path | str:
         return _fetch_files(source, single, target, folder)[0]
     if source.startswith("hf:"):
         return _fetch_hub(source, folder)
+    if source.startswith("modelscope:"):
+        return _fetch_modelscope(source, folder)
     if re.match(r"[a-z][a-z0-9+.-]+://", source, re.I):
         raise FetchError(f"{source}: only http:// and https:// addresses are fetched")
     return source
@@ -171,7 +175,9 @@ def _attempt(client: httpx.Client, url: str, part: Path) -> httpx.Headers:
 
 def _name(url: str, headers: httpx.Headers, part: Path) -> str:
     """Return a file name from the address, with an extension that can be read, if the server says the kind."""
-    name = re.sub(r"[^\w.-]+", "_", unquote(urlsplit(url).path).rpartition("/")[2]).lstrip(".")
+    address = urlsplit(url)
+    path = parse_qs(address.query).get("FilePath", [unquote(address.path).rpartition("/")[2]])[0]  # as ModelScope asks
+    name = re.sub(r"[^\w.-]+", "_", path).lstrip(".")
     name = name[-60:] or "file"  # 180 bytes of Chinese: file systems take 255
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if not name.lower().endswith(EXTENSIONS):
@@ -183,7 +189,29 @@ def _name(url: str, headers: httpx.Headers, part: Path) -> str:
     return f"{name}.gz" if packed and not name.lower().endswith((".gz", ".tgz")) else name
 
 
-# ---- the Hugging Face Hub ----
+# ---- ModelScope, the Hugging Face Hub ----
+
+
+def _fetch_modelscope(source: str, folder: Path) -> Path:
+    """Download the files of a data set of ModelScope that can be read, at the addresses that its own library uses."""
+    name = source.partition(":")[2]
+    api, page = f"{MODELSCOPE}/api/v1/datasets/{name}/repo", 0
+    files: list[str] = []
+    try:
+        while len(files) == page * PAGE and page < 500:
+            page += 1
+            asked = f"Revision=master&Recursive=True&PageNumber={page}&PageSize={PAGE}"
+            answer = httpx.get(f"{api}/tree?{asked}", timeout=STALL, follow_redirects=True).raise_for_status()
+            files += [file["Path"] for file in answer.json()["Data"]["Files"]]
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
+        raise FetchError(f"{source}: ModelScope lists no files of it ({error}). Is the name right?") from None
+    wanted = [f"Revision=master&FilePath={quote(file)}" for file in files if file.lower().endswith(EXTENSIONS)]
+    if not wanted:
+        raise FetchError(f"{source}: none of its {len(files):,} files is of a kind that is read")
+    home, target = f"{MODELSCOPE}/datasets/{name}", folder / f"modelscope-{name.replace('/', '--')}"
+    corpus = Corpus(name, "not known: see its page", home, tuple(f"{api}?{query}" for query in wanted))
+    _fetch_files(source, corpus, target, folder)
+    return target
 
 
 def _fetch_hub(source: str, folder: Path) -> Path:

@@ -9,6 +9,7 @@ import time
 import types
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -98,6 +99,16 @@ class Handler(BaseHTTPRequestHandler):
 
     def json(self):
         self.good('["一", "二"]'.encode(), Content_Type="application/json")
+
+    def api(self):
+        """ModelScope: lists two files a page, and gives each by its path."""
+        files = ["data/a.jsonl", "README.md", "data/b/a.jsonl", "a.jsonl"]
+        asked = {name: value[0] for name, value in parse_qs(urlsplit(self.path).query).items()}
+        if "FilePath" in asked:
+            return self.good(json.dumps({"text": asked["FilePath"]}).encode())
+        start = 2 * (int(asked["PageNumber"]) - 1)
+        listed = [{"Path": path, "Type": "blob"} for path in files[start : start + 2]]
+        self.missing() if "gone" in self.path else self.good(json.dumps({"Data": {"Files": listed}}).encode())
 
     def encoded(self):
         self.good(gzip.compress(TEXT), Content_Encoding="gzip")
@@ -196,6 +207,16 @@ def test_what_is_no_address_is_a_path(tmp_path):
     with pytest.raises(FetchError, match="only http"):
         download.fetch("ftp://127.0.0.1/a.txt", tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_data_set_of_modelscope_comes_file_by_file(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "MODELSCOPE", server.url)
+    monkeypatch.setattr(download, "PAGE", 2)
+    folder = download.fetch("modelscope:owner/name", tmp_path)
+    texts = {path.name: json.loads(path.read_text("utf-8"))["text"] for path in folder.iterdir()}
+    assert texts == {"data_a.jsonl": "data/a.jsonl", "data_b_a.jsonl": "data/b/a.jsonl", "a.jsonl": "a.jsonl"}
+    with pytest.raises(FetchError, match="lists no files of it .*404"):
+        download.fetch("modelscope:owner/gone", tmp_path)
 
 
 # ---- the Hub, by a stand-in ----

@@ -116,7 +116,7 @@ def test_a_source_is_resolved_before_a_kernel_works_in_another_folder(library, m
     monkeypatch.chdir(library)
     assert resolve_source("deep") == str(library / "deep")
     assert resolve_source("deep/*.csv") == str(library / "deep/*.csv")  # a pattern: what it finds is looked up later
-    for source in ("sample", "song-ci", "hf:owner/name", "https://example.org/a.txt"):
+    for source in ("sample", "song-ci", "hf:owner/name", "modelscope:owner/name", "https://example.org/a.txt"):
         assert resolve_source(source) == source
     with pytest.raises(NoDocuments, match=r"song-cj does not exist; did you mean 'song-ci'\?"):
         resolve_source("song-cj")
