@@ -33,7 +33,7 @@ from helpers.corpus.archives import (
 from helpers.corpus.cleaning import clean, unwrap
 from helpers.corpus.conversations import Conversation, count_unused, has_form
 from helpers.corpus.encodings import BadFile, Encoding
-from helpers.corpus.plain_text import LONGEST_LINE, MARK, lines_of, with_line_ends
+from helpers.corpus.plain_text import MARK, lines_of, with_line_ends
 from helpers.corpus.records import Problems, ReadOptions, parse_template, read_texts_of
 from helpers.corpus.report import UNDECODABLE, FileReport
 from helpers.corpus.tables import parquet_rows, table_rows
@@ -52,7 +52,7 @@ def slice_file(item: Input, options: ReadOptions, max_bytes: int) -> list[Input]
     try:
         encoding = encodings.find_encoding(item.path)
         mode = _mode(item.path, encoding, options) if kind == ".txt" else ""
-        if kind == ".jsonl" and not has_json_lines(functools.partial(encodings.read_blocks, item.path, encoding)):
+        if kind == ".jsonl" and not has_json_lines(functools.partial(encodings.read_blocks, item.path, encoding), kind):
             return [item]
     except (BadFile, OSError):  # reading it will say why
         return [item]
@@ -116,10 +116,9 @@ def _read_as_they_are(item: Input, options: ReadOptions, report: FileReport) -> 
             return
         unit = {".json": "item", ".jsonl": f"line (from byte {begin:,})" if begin else "line"}.get(kind, "row")
         problems = Problems(unit, report)
-        if kind == ".jsonl" and (begin or has_json_lines(pieces)):
-            records = json_records(pieces(), problems)
-        elif kind in (".json", ".jsonl"):
-            records = json_items(pieces, options, problems)
+        if kind in (".json", ".jsonl"):
+            in_lines = begin or has_json_lines(pieces, kind)
+            records = json_lines(pieces(), problems) if in_lines else json_items("".join(pieces()), options, problems)
         else:
             records = table_rows(pieces, kind, options, problems)
         yield from read_texts_of(records, options, problems)
@@ -258,6 +257,7 @@ def _page(markup: str, report: FileReport) -> str:
 
 _DECODER = json.JSONDecoder()
 _AROUND = MARK + " \t\r\n\x1e"  # what may stand around a value: RFC 7464 begins each with \x1e
+_SOLID = re.compile(f"[^{_AROUND}]")
 
 
 def _value(row: str):
@@ -265,20 +265,21 @@ def _value(row: str):
     return _DECODER.decode(row.strip(_AROUND).removesuffix(","))
 
 
-def has_json_lines(pieces: Callable[[], Iterator[str]], strictly: bool = False) -> bool:
-    """Return whether the first value has a line, `strictly` for itself; or else several, or it is a list of many."""
-    first = next((row for row in lines_of(pieces()) if row.strip(_AROUND)), "").strip(_AROUND)
-    with contextlib.suppress(ValueError, RecursionError):
-        _value(first) if strictly else _DECODER.raw_decode(first)
-        return True
-    with contextlib.suppress(BadFile):  # a torn line
-        if first[:1] != "[":
-            _JsonReader(pieces()).value()
+def has_json_lines(pieces: Callable[[], Iterator[str]], kind: str) -> bool:
+    """Return whether a .jsonl is what its name says, and no value in many lines; or whether a .json is one as well."""
+    start = next((piece for piece in pieces() if piece.strip(_AROUND)), "").strip(_AROUND)
+    if kind == ".json" and start[:1] == "[":  # all of it may be one line
         return False
-    return True
+    rows = (row.strip(_AROUND) for row in lines_of(pieces()) if row.strip(_AROUND))
+    first = next(rows, "")
+    try:
+        _value(first) if kind == ".json" else _DECODER.raw_decode(first)
+    except (ValueError, RecursionError):
+        return kind == ".jsonl" and first[:1] != "[" and first != "{"  # a torn line
+    return kind == ".jsonl" or next(rows, None) is not None
 
 
-def json_records(pieces: Iterator[str], problems: Problems) -> Iterator[tuple]:
+def json_lines(pieces: Iterator[str], problems: Problems) -> Iterator[tuple]:
     """Yield (number, value) of each line that is not blank; a line that is no JSON is a problem."""
     for number, row in enumerate(lines_of(pieces), 1):
         if not row.strip(_AROUND):
@@ -287,33 +288,40 @@ def json_records(pieces: Iterator[str], problems: Problems) -> Iterator[tuple]:
             values = [_value(row)]
         except (ValueError, RecursionError) as error:
             values = []
-            with contextlib.suppress(BadFile):  # where one file was put behind another without a line end
-                values = list(_JsonReader(iter([row])).values())
+            with contextlib.suppress(ValueError, RecursionError):  # one file behind another, without a line end
+                values = _values(row)
             if not values:
                 problems.add(number, f"not JSON, {str(error).split(': line')[0]}", len(row))
         for value in values:
             yield number, value
 
 
-def json_items(pieces: Callable[[], Iterator[str]], options: ReadOptions, problems: Problems) -> Iterator[tuple]:
-    """Yield (number, value) of a .json: the items of its list, its lines if it is JSON lines, or its values."""
-    text = _JsonReader(pieces())
-    if text.next() == "[":
-        yield from enumerate(text.items(), 1)
-        if text.next():
-            text.fail("Extra data")
-        return
-    value = text.value()
-    if not text.next():
-        yield from _items_of(value, options, problems)
-    elif has_json_lines(pieces, strictly=True):
-        yield from json_records(pieces(), problems)
-    else:  # a value has several lines, or a line several values
-        yield from enumerate(itertools.chain([value], text.values()), 1)
+def json_items(text: str, options: ReadOptions, problems: Problems) -> Iterator[tuple]:
+    """Yield (number, value) of a .json that is no JSON lines: the items of its list, or its values. Raises BadFile."""
+    try:
+        values = _values(text)
+    except json.JSONDecodeError as error:
+        raise BadFile(f"line {error.lineno:,}, column {error.colno:,} is not JSON: {error.msg}") from None
+    except RecursionError:
+        raise BadFile("this JSON is nested too deep") from None
+    except ValueError as error:
+        raise BadFile(f"this JSON: {error}") from None
+    if len(values) == 1:
+        values = _items_of(values[0], options, problems)
+    yield from enumerate(values, 1)
 
 
-def _items_of(value, options: ReadOptions, problems: Problems) -> Iterator[tuple]:
-    """Yield (number, value) of what is all of a .json: one record, or an object that holds one list of records."""
+def _values(text: str) -> list:
+    """Return the values that follow one another in a text. Raises ValueError, RecursionError."""
+    values, at = [], 0
+    while solid := _SOLID.search(text, at):
+        value, at = _DECODER.raw_decode(text, solid.start())
+        values.append(value)
+    return values
+
+
+def _items_of(value, options: ReadOptions, problems: Problems) -> list:
+    """Return the records of what is all of a .json: a list of them, an object with one such list, or one record."""
     if isinstance(value, dict) and not {*parse_template(options.text_key)[0]} & {*value} and not has_form(value):
         lists = [name for name in value if isinstance(value[name], list) and isinstance((value[name] or [0])[0], dict)]
         if len(lists) == 1:
@@ -321,93 +329,5 @@ def _items_of(value, options: ReadOptions, problems: Problems) -> Iterator[tuple
             spare: Counter = Counter()
             count_unused(value, lists, spare)
             problems.report.account(sum(spare.values()), 0, spare)
-            yield from enumerate(value[lists[0]], 1)
-            return
-    yield 1, value
-
-
-_SOLID = re.compile(f"[^{_AROUND}]")
-
-
-class _JsonReader:
-    """A streaming parser of JSON values, which holds one value at a time, and can name the line of a fault.
-
-    ijson can't name it, refuses NaN, and takes half a character for a question mark.
-    """
-
-    def __init__(self, pieces: Iterator[str]):
-        self.pieces = pieces
-        self.text, self.at = "", 0
-        self.line = self.column = 1  # of the text's first character
-        self.decode = _DECODER.raw_decode
-
-    def more(self, characters: int = 1) -> bool:
-        """Read so many characters more; return whether there were any."""
-        taken = []
-        while characters > 0 and (piece := next(self.pieces, None)) is not None:
-            taken.append(piece)
-            characters -= len(piece)
-        if taken:
-            self.line, self.column = self.place(self.at)
-            self.text, self.at = self.text[self.at :] + "".join(taken), 0
-        return bool(taken)
-
-    def place(self, at: int) -> tuple[int, int]:
-        """Return the line and the column of a character of the text."""
-        last = self.text.rfind("\n", 0, at)
-        return self.line + self.text.count("\n", 0, at), at - last if last >= 0 else self.column + at
-
-    def next(self) -> str:
-        """Skip white space; return the character that follows, "" at the end."""
-        while True:
-            solid = _SOLID.search(self.text, self.at)
-            self.at = solid.start() if solid else len(self.text)
-            if self.at < len(self.text) or not self.more():
-                return self.text[self.at : self.at + 1]
-
-    def value(self):
-        """Return the value that starts here. Raises BadFile."""
-        while True:
-            self.next()
-            left = len(self.text) - self.at
-            try:
-                value, end = self.decode(self.text, self.at)
-            except json.JSONDecodeError as error:
-                # perhaps only its end is not there yet
-                cut = error.msg.startswith("Unterminated string") or error.pos > len(self.text) - 16
-                if cut and left > LONGEST_LINE:
-                    self.fail(f"one value of more than {LONGEST_LINE:,} characters, where a list or lines are expected")
-                before = self.at
-                if not cut or not self.more(left + 1):
-                    self.fail(error.msg, error.pos - before + self.at)
-            except RecursionError:
-                raise BadFile("this JSON is nested too deep") from None
-            except ValueError as error:
-                raise BadFile(f"this JSON: {error}") from None
-            else:
-                if len(self.text) - end < 3 and not isinstance(value, str | list | dict) and self.more(3):
-                    continue  # a number may go on: 1, 1.5, 1e+5
-                self.at = end
-                return value
-
-    def values(self) -> Iterator:
-        """Yield the values that follow, one after another."""
-        while self.next():
-            yield self.value()
-
-    def items(self) -> Iterator:
-        """Yield the items of the list that starts here, one at a time."""
-        self.at += 1
-        mark = "," if self.next() != "]" else "]"
-        self.at += mark == "]"
-        while mark != "]":
-            yield self.value()
-            mark = self.next()
-            if mark not in (",", "]"):
-                self.fail("Expecting ',' delimiter")
-            self.at += 1
-
-    def fail(self, why: str, at: int | None = None) -> None:
-        """Raise BadFile for a place in the text (default: here)."""
-        line, column = self.place(self.at if at is None else at)
-        raise BadFile(f"line {line:,}, column {column:,} is not JSON: {why}")
+            return value[lists[0]]
+    return value if isinstance(value, list) else [value]

@@ -95,21 +95,10 @@ class FileReport:
 
 @dataclass
 class PartReport:
-    """What became of the files of one part; also written beside it, as .json."""
+    """What became of the files of one part."""
 
-    files: list[FileReport]
+    files: list[FileReport] = field(default_factory=list)
     examples: dict[str, list] = field(default_factory=dict)  # cleaning rule -> a few (before, after)
-
-    def as_json(self) -> str:
-        """Return the part as it is written beside its shards."""
-        return printable(json.dumps(self, ensure_ascii=False, default=vars))
-
-    @classmethod
-    def read(cls, path: Path) -> "PartReport":
-        """Return the part that was written as its JSON."""
-        part = json.loads(path.read_text("utf-8"))
-        counted = [file | {name: Counter(file[name]) for name in _COUNTERS} for file in part["files"]]
-        return cls([FileReport(**file) for file in counted], part["examples"])
 
 
 @dataclass
