@@ -24,7 +24,7 @@ def resolve_source(source: str) -> str:
     What names no file here stays: "sample", an address, "hf:owner/name", a corpus known by its name. Raises
     NoDocuments for a path that does not exist.
     """
-    if source == BUILT_IN or source in download.CORPORA or source.startswith(("hf:", "modelscope:")) or "://" in source:
+    if source == BUILT_IN or source in download.CORPORA or source.startswith(download.HUBS) or "://" in source:
         return source
     _require_name(source)
     path = Path(os.path.abspath(os.path.expanduser(source)))
