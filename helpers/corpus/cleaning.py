@@ -317,7 +317,8 @@ def unwrap(text: str, printed: bool = False) -> tuple[str, int, int]:
         ends = width < least or (not indents and _CLOSED.search(before)) or before[-5:] == before[-1] * 5  # a ruler
         if printed:  # there was no room for the next word, and this is no line of a table of contents
             room = max(2, len(re.split("[^!-~]", line, maxsplit=1)[0]))
-            ends = width + room < least or _CLOSED.search(before) or before[-1] == "." or ". . ." in before
+            row = before[-1] == "." or ". . ." in before or "...." in before
+            ends = width + room < least or row or _CLOSED.search(before)
         if ends or not line or _NEW_PARAGRAPH.match(line):
             joined.append(line)
         else:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from posixpath import dirname, join
+from posixpath import dirname, join, normpath
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
@@ -152,45 +152,54 @@ def _mode(path: Path, encoding: Encoding, options: ReadOptions) -> str:
 # ---- PDF, Word, EPUB, web pages ----
 
 
-_MENUS = ["nav", "aside", "footer", "header:not(article *):not(main *)", "form", "button", "select", "rt", "[hidden]"]
-_SPREAD = re.compile("(?:[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef\U00020000-\U0003ffff] ){3,}")  # to fill a line
-
-
 def _document_texts(path: Path, kind: str, report: FileReport) -> Iterator[str]:
-    """Yield the text of a .pdf, .docx or .html, or of each chapter of an .epub; count as lost what pages repeat.
+    """Yield the text of a .pdf, .docx or .html, or of each chapter of an .epub; count what is left out of it.
 
     Raises BadFile for a PDF without text, a password, damage, a zip that unpacks to very much, a missing library.
     """
     try:
-        if kind in (".pdf", ".html"):
-            yield _pdf(path, report) if kind == ".pdf" else _html(path, report)
-            return
-        with zipfile.ZipFile(path) as parts:
-            if sum(part.file_size for part in parts.infolist()) > max(SMALL_BYTES, RATIO * path.stat().st_size):
-                raise BadFile(say("it unpacks to more than {} times its size: a bomb?", RATIO))
-            yield from _word(parts) if kind == ".docx" else _chapters(parts, report)
+        if kind == ".pdf":
+            yield _pdf(path, report)
+        elif kind == ".html":
+            encoding = encodings.find_encoding(path)
+            report.encoding, report.notes = str(encoding), [each for each in encoding.notes() if "web page" not in each]
+            yield _page("".join(encodings.read_blocks(path, encoding)), _MENUS, report)
+        else:
+            with zipfile.ZipFile(path) as parts:
+                if sum(part.file_size for part in parts.infolist()) > max(SMALL_BYTES, RATIO * path.stat().st_size):
+                    raise BadFile(say("it unpacks to more than {} times its size: a bomb?", RATIO))
+                yield from [_word(parts, report)] if kind == ".docx" else _chapters(parts, report)
     except ImportError:
         raise BadFile(say("reading {} needs a library: {}", kind, install("documents"))) from None
     except (*DAMAGE, ElementTree.ParseError, KeyError, UnicodeError) as error:
-        raise BadFile(say("damaged, locked with a password, or no {}: {}", kind, error)) from None
+        why = "damaged, locked with a password, or no {}: save a copy that opens without one ({})"
+        raise BadFile(say(why, kind, error)) from None
+
+
+def _leave_out(report: FileReport, reason: str, characters: int) -> None:
+    report.account(characters, 0, {reason: characters} if characters else {})
+
+
+_SPREAD = re.compile("(?:[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef\U00020000-\U0003ffff] ){3,}")  # to fill a line
+_CUT_WORD = re.compile(r"(\w*)\ufffe\n?(\w*)")  # U+FFFE is PDFium's sign for a hyphen that a line ends with
 
 
 def _pdf(path: Path, report: FileReport) -> str:
+    """Return the text of a PDF in the order in which it was written, which is column after column."""
     import pypdfium2
 
-    with pypdfium2.PdfDocument(path) as pdf:  # column after column, as it was written
-        texts = [page.get_textpage().get_text_range() for page in pdf]
-    # U+FFFE is PDFium's sign for a hyphen that a line ends with
-    pages = [
-        [*filter(None, map(str.strip, re.sub("\ufffe|\u2010\r", "\ufffe\n", text).splitlines()))] for text in texts
-    ]
+    with pypdfium2.PdfDocument(path) as pdf:
+        texts = [re.sub("\ufffe|\u2010\r", "\ufffe\n", page.get_textpage().get_text_range()) for page in pdf]
+    pages = [[line.strip() for line in text.splitlines() if line.strip()] for text in texts]
     # what the first or last lines of three pages have in common, but for a number that grows with the page
-    edges = [(line, page) for page, lines in enumerate(pages) for line in lines[:2] + lines[2:][-2:]]
-    counts = Counter(itertools.chain.from_iterable(_keys(*edge) for edge in edges))
-    repeated = {edge for edge in edges if max(map(counts.__getitem__, _keys(*edge))) >= 3}
-    size = sum(len(line) for line, _ in repeated)
-    report.account(size, 0, +Counter({"headers, footers and page numbers": size}))
-    pages = [[line for line in lines if (line, page) not in repeated] for page, lines in enumerate(pages)]
+    places = [
+        (page, at) for page, lines in enumerate(pages) for at in range(len(lines)) if not 2 <= at < len(lines) - 2
+    ]
+    forms = {(page, at): _forms(pages[page][at], page) for page, at in places}
+    counts = Counter(itertools.chain.from_iterable(forms.values()))
+    repeated = {place for place in places if max(counts[form] for form in forms[place]) >= 3}
+    _leave_out(report, "headers, footers and page numbers", sum(len(pages[page][at]) for page, at in repeated))
+    pages = [[line for at, line in enumerate(lines) if (page, at) not in repeated] for page, lines in enumerate(pages)]
     if not any(pages):
         raise BadFile(say("this PDF holds pictures of text (a scan), and no text: run OCR over it, such as ocrmypdf"))
     if empty := pages.count([]):
@@ -198,58 +207,70 @@ def _pdf(path: Path, report: FileReport) -> str:
     text, report.rules["hard wraps"], _ = unwrap("\n".join(itertools.chain(*pages)), printed=True)
     text = clean(text, report.rules, frozenset({"Kangxi radicals"}))
     text = _SPREAD.sub(lambda match: match[0].replace(" ", ""), text)
-    # such a hyphen stays where the text has the word with one elsewhere, or what follows is no word
-    whole, cut = {*re.findall(r"\w+-\w+", text)}, re.compile(r"(\w*)\ufffe\n?(\w*)")
-    return cut.sub(lambda m: m[1] + "-" * (not m[2].islower() or f"{m[1]}-{m[2]}" in whole) + m[2], text)
+    # a hyphen stays where the text has the word with one elsewhere, or what follows is no word
+    whole = {*re.findall(r"\w+-\w+", text)}
+    return _CUT_WORD.sub(lambda m: m[1] + "-" * (not m[2].islower() or f"{m[1]}-{m[2]}" in whole) + m[2], text)
 
 
-def _keys(line: str, page: int) -> list[str]:
+def _forms(line: str, page: int) -> list[str]:
+    """Return a line, and with each of its numbers as it would stand on page 0, if that counts the pages."""
     numbers = re.finditer(r"\d{1,9}", line)
     return [line, *(f"{line[: m.start()]}\0{int(m[0]) - page}{line[m.end() :]}" for m in numbers)]
 
 
-def _word(parts: zipfile.ZipFile) -> Iterator[str]:
-    notes = {"word/footnotes.xml", "word/endnotes.xml"} & {*parts.namelist()}
-    yield "".join(_text_of(ElementTree.fromstring(parts.read(name))) for name in ["word/document.xml", *sorted(notes)])
+_STORY = re.compile(r"word/(document|footnotes|endnotes|header\d*|footer\d*|comments)\.xml")
+_SIGNS = {"tab": "\t", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
 
 
-def _text_of(node: ElementTree.Element) -> str:
-    """Return the text of a node of Word's XML, a line a paragraph, or a row of a table, without what was deleted."""
+def _word(parts: zipfile.ZipFile, report: FileReport) -> str:
+    """Return the text of a Word file and its notes."""
+    stories = {name[5:-4]: ElementTree.fromstring(parts.read(name)) for name in parts.namelist() if _STORY.match(name)}
+    passed: list[ElementTree.Element] = []
+    read = [stories.pop("document"), *(stories.pop(name) for name in ("footnotes", "endnotes") if name in stories)]
+    text = "".join(_text_of(story, passed) for story in read)
+    size = sum(len(part) for node in [*passed, *stories.values()] for part in node.itertext())
+    _leave_out(report, "headers, footers, comments, deleted text and ruby", size)
+    return text
+
+
+def _text_of(node: ElementTree.Element, passed: list[ElementTree.Element]) -> str:
+    """Return the text of a node of Word's XML, a line a paragraph, or a row of a table; add to what is passed by."""
     tag = node.tag.rpartition("}")[2]
-    if tag in ("del", "moveFrom", "Fallback"):  # the last repeats a text box for old programs
+    if tag in ("del", "moveFrom", "rt"):
+        passed.append(node)
         return ""
-    text = node.text or "" if tag == "t" else {"tab": "\t", "br": "\n"}.get(tag) or "".join(map(_text_of, node))
+    if tag in ("pPr", "rPr", "Fallback"):  # the last repeats a text box for old programs
+        return ""
+    text = node.text or "" if tag == "t" else _SIGNS.get(tag) or "".join(_text_of(inner, passed) for inner in node)
     ends = {"p": text + "\n", "tc": text.strip().replace("\n", " ") + "\t", "tr": text.rstrip("\t") + "\n"}
-    return ends.get(tag, text)
+    return ends.get(tag, "\n" + text if tag == "txbxContent" else text)
+
+
+_NOTES = ["nav", "rt", "rp", "[hidden]"]  # of a book, an <aside> is a footnote
+_MENUS = [*_NOTES, "aside", "footer", "header:not(article *):not(main *)", "button", "select", "textarea", "label"]
+# in HTML such a tag would hold the rest of the page
+_EMPTY_TAG = re.compile(r"<(?!(?:br|hr|img|input|link|meta|wbr|col|area|base|embed|source)\b)([\w:]+)\b([^<>]*)/>")
 
 
 def _chapters(book: zipfile.ZipFile, report: FileReport) -> Iterator[str]:
-    main = next(ElementTree.fromstring(book.read("META-INF/container.xml")).iterfind(".//{*}rootfile")).attrib[
-        "full-path"
-    ]
+    container = ElementTree.fromstring(book.read("META-INF/container.xml"))
+    main = next(container.iterfind(".//{*}rootfile")).attrib["full-path"]
     package = ElementTree.fromstring(book.read(main))
     files = {item.get("id"): item.attrib["href"] for item in package.iterfind("{*}manifest/{*}item")}
     for chapter in package.iterfind("{*}spine/{*}itemref"):
-        data = book.read(join(dirname(main), unquote(files[chapter.get("idref")])))
-        yield _page(data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"), report)
+        data = book.read(normpath(join(dirname(main), unquote(files[chapter.get("idref")]))))
+        text = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
+        yield _page(_EMPTY_TAG.sub(r"<\1\2></\1>", text), _NOTES, report)
 
 
-def _html(path: Path, report: FileReport) -> str:
-    encoding = encodings.find_encoding(path)
-    report.encoding, report.notes = str(encoding), [note for note in encoding.notes() if "web page" not in note]
-    return _page("".join(encodings.read_blocks(path, encoding)), report)
-
-
-def _page(markup: str, report: FileReport) -> str:
-    """Return the text of a web page, less what its own tags call a menu, a form or a footer."""
+def _page(markup: str, passed: list[str], report: FileReport) -> str:
+    """Return the text of a web page, less the elements that are passed by."""
     from resiliparse.extract.html2text import extract_plain_text
 
-    # as HTML, an empty <title/> of XHTML would hold the rest of the page
-    markup = re.sub(r"<(title|script|style|iframe|textarea)\b([^<>]*)/>", r"<\1\2></\1>", markup)
     whole = extract_plain_text(markup, list_bullets=False, alt_texts=False)
-    text = extract_plain_text(markup, list_bullets=False, alt_texts=False, skip_elements=_MENUS)
-    report.account(len(whole) - len(text), 0, +Counter({"menus, forms and footers": len(whole) - len(text)}))
-    return text
+    text = extract_plain_text(markup, list_bullets=False, alt_texts=False, skip_elements=passed)
+    _leave_out(report, "menus, forms, footers and ruby", len(whole) - len(text))
+    return re.sub("^ +(?=[^ -~])|\t(?=\t)", "", text, flags=re.M)  # of lists and tables
 
 
 # ---- JSON ----
