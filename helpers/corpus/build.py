@@ -13,7 +13,7 @@ from helpers import parallel, paths
 from helpers.corpus import built_in, dedup, download, partition, split
 from helpers.corpus.archives import Input, open_archive
 from helpers.corpus.conversations import Conversation, by_turns
-from helpers.corpus.find import BUILT_IN, find_corpus
+from helpers.corpus.find import BUILT_IN, find_inputs
 from helpers.corpus.report import FileReport, PartReport, Report
 from helpers.corpus.settings import CorpusSettings
 from helpers.corpus.shards import shard_documents
@@ -32,8 +32,10 @@ def build_corpus(run: str, source: str = BUILT_IN, *, workers: int = 0, **settin
     if source in download.CORPORA and settings.get("text_key", "text") == "text":
         settings["text_key"] = download.CORPORA[source].text_key
     wanted = CorpusSettings(**settings)
-    inputs, left_out = ([], Counter()) if source == BUILT_IN else find_corpus(source)
-    pool = parallel.InProcess() if source == BUILT_IN else parallel.executor(workers)
+    inputs, left_out, pool = list[Input](), Counter[str](), parallel.executor(workers)
+    if source != BUILT_IN:
+        place = download.fetch(source, paths.runs_dir() / "fetched")  # for every run
+        inputs, left_out = find_inputs(str(place), paths.repo_root())
     report = Report(source, [], left_out=left_out, inputs=list(dict.fromkeys(item.path for item in inputs)))
 
     # 2. clear the room, build

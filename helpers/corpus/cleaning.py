@@ -318,7 +318,7 @@ def unwrap(text: str, printed: bool = False) -> tuple[str, int, int]:
         if printed:  # there was no room for the next word, and this is no line of a table of contents
             room = max(2, len(re.split("[^!-~]", line, maxsplit=1)[0]))
             row = before[-1] == "." or ". . ." in before or "...." in before
-            ends = width + room < least or row or _CLOSED.search(before)
+            ends = width + room < least or _CLOSED.search(before) or row
         if ends or not line or _NEW_PARAGRAPH.match(line):
             joined.append(line)
         else:

@@ -87,8 +87,6 @@ def fetch(source: str, folder: Path) -> Path | str:
         return _fetch_files(source, single, target, folder)[0]
     if source.startswith(HUBS):
         return _fetch_hub(source, folder)
-    if re.match(r"[a-z][a-z0-9+.-]+://", source, re.I):
-        raise FetchError(f"{source}: only http:// and https:// addresses are fetched")
     return source
 
 

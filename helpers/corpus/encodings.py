@@ -86,8 +86,6 @@ _KINDS = (  # first bytes, what they begin, what to do
     (rb"\x28\xb5\x2f\xfd", "packed with Zstandard, .zst", _RENAME),
     (rb"BZh[1-9]1AY&SY|\xfd7zXZ\x00|7z\xbc\xaf\x27\x1c|Rar!\x1a\x07", "packed: .bz2, .xz, .7z or .rar", "unpack it"),
     (rb"PAR1", "a .parquet", _RENAME),
-    (rb"SQLite format 3\x00", "a database of SQLite", "export its table as CSV, in UTF-8"),
-    (rb"\x89PNG\r|\xff\xd8\xff[\xc0-\xfe]|GIF8[79]a", "a picture", "take it out of the corpus"),
     (rb"(?s:.{,99})\x1b\$[)*@AB]", "ISO-2022, of mail", "convert it: iconv -f ISO-2022-CN -t UTF-8 OLD > NEW"),
 )
 _CONTROL = bytes({*range(32), 127} - set(b"\t\n\v\f\r\x0e\x0f\x1b"))

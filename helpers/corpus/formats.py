@@ -34,13 +34,14 @@ from helpers.corpus.cleaning import clean, unwrap
 from helpers.corpus.conversations import Conversation, count_unused, has_form
 from helpers.corpus.encodings import BadFile, Encoding
 from helpers.corpus.plain_text import MARK, lines_of, with_line_ends
-from helpers.corpus.records import Problems, ReadOptions, parse_template, read_texts_of
+from helpers.corpus.records import Problems, read_texts_of
 from helpers.corpus.report import UNDECODABLE, FileReport
+from helpers.corpus.settings import CorpusSettings, parse_template
 from helpers.corpus.tables import parquet_rows, table_rows
 from helpers.wording import install, say
 
 
-def slice_file(item: Input, options: ReadOptions, max_bytes: int) -> list[Input]:
+def slice_file(item: Input, options: CorpusSettings, max_bytes: int) -> list[Input]:
     """Cut one large file into inputs of about `max_bytes` that give the same documents, in order; or [item].
 
     Only a .txt or .jsonl is cut, if it is neither packed nor in an archive and has one encoding, with line ends of one
@@ -68,7 +69,7 @@ def slice_file(item: Input, options: ReadOptions, max_bytes: int) -> list[Input]
     ]
 
 
-def read_documents(item: Input, options: ReadOptions, report: FileReport) -> Iterator[str]:
+def read_documents(item: Input, options: CorpusSettings, report: FileReport) -> Iterator[str]:
     """Yield the raw documents of an input; fill in the report's encoding, mode, notes and what was unreadable.
 
     A document is a text, or a `Conversation`. Memory is bounded by a block of the file and a document. Raises BadFile,
@@ -84,12 +85,12 @@ def read_documents(item: Input, options: ReadOptions, report: FileReport) -> Ite
         yield text
 
 
-def _read_as_they_are(item: Input, options: ReadOptions, report: FileReport) -> Iterator[str]:
+def _read_as_they_are(item: Input, options: CorpusSettings, report: FileReport) -> Iterator[str]:
     kind = kind_of(item.member or item.path.name)[0]
     if kind in ARCHIVES:
         list_archive(item, Counter())
         raise BadFile("this archive changed while it was read: run this room again")
-    report.mode = kind[1:]
+    report.mode, text_key = kind[1:], options.text_key
     with plain_file(item) as path:
         if kind in DOCUMENTS:
             report.encoding, mode = "-", "file" if options.document == "auto" else options.document
@@ -99,7 +100,7 @@ def _read_as_they_are(item: Input, options: ReadOptions, report: FileReport) -> 
         if kind == ".parquet":
             report.encoding = "-"
             problems = Problems("row", report)
-            yield from read_texts_of(parquet_rows(path, options, problems), options, problems)
+            yield from read_texts_of(parquet_rows(path, text_key, problems), text_key, problems)
             return
         encoding = item.encoding or encodings.find_encoding(path)
         report.encoding = str(encoding)
@@ -118,13 +119,13 @@ def _read_as_they_are(item: Input, options: ReadOptions, report: FileReport) -> 
         problems = Problems(unit, report)
         if kind in (".json", ".jsonl"):
             in_lines = begin or has_json_lines(pieces, kind)
-            records = json_lines(pieces(), problems) if in_lines else json_items("".join(pieces()), options, problems)
+            records = json_lines(pieces(), problems) if in_lines else json_items("".join(pieces()), text_key, problems)
         else:
-            records = table_rows(pieces, kind, options, problems)
-        yield from read_texts_of(records, options, problems)
+            records = table_rows(pieces, kind, text_key, problems)
+        yield from read_texts_of(records, text_key, problems)
 
 
-def _split(pieces: Iterator[str], mode: str, options: ReadOptions, report: FileReport) -> Iterator[str]:
+def _split(pieces: Iterator[str], mode: str, options: CorpusSettings, report: FileReport) -> Iterator[str]:
     """Yield the documents of a text; its characters are counted as read, and as form if they are in none."""
 
     def counted(piece: str) -> str:
@@ -137,12 +138,12 @@ def _split(pieces: Iterator[str], mode: str, options: ReadOptions, report: FileR
         yield document
 
 
-def _line_ends(options: ReadOptions) -> str:
+def _line_ends(options: CorpusSettings) -> str:
     """Return what ends a line; in mojibake, \x85 may be a part of a character (光 is E5 85 89)."""
     return plain_text.ENDS.replace("\x85", "") if options.repair else plain_text.ENDS
 
 
-def _mode(path: Path, encoding: Encoding, options: ReadOptions) -> str:
+def _mode(path: Path, encoding: Encoding, options: CorpusSettings) -> str:
     if options.document != "auto":
         return options.document
     pieces = encodings.read_blocks(path, encoding)
@@ -317,7 +318,7 @@ def json_lines(pieces: Iterator[str], problems: Problems) -> Iterator[tuple]:
             yield number, value
 
 
-def json_items(text: str, options: ReadOptions, problems: Problems) -> Iterator[tuple]:
+def json_items(text: str, text_key: str, problems: Problems) -> Iterator[tuple]:
     """Yield (number, value) of a .json that is no JSON lines: the items of its list, or its values. Raises BadFile."""
     try:
         values = _values(text)
@@ -328,7 +329,7 @@ def json_items(text: str, options: ReadOptions, problems: Problems) -> Iterator[
     except ValueError as error:
         raise BadFile(f"this JSON: {error}") from None
     if len(values) == 1:
-        values = _items_of(values[0], options, problems)
+        values = _items_of(values[0], text_key, problems)
     yield from enumerate(values, 1)
 
 
@@ -341,9 +342,9 @@ def _values(text: str) -> list:
     return values
 
 
-def _items_of(value, options: ReadOptions, problems: Problems) -> list:
+def _items_of(value, text_key: str, problems: Problems) -> list:
     """Return the records of what is all of a .json: a list of them, an object with one such list, or one record."""
-    if isinstance(value, dict) and not {*parse_template(options.text_key)[0]} & {*value} and not has_form(value):
+    if isinstance(value, dict) and not {*parse_template(text_key)[0]} & {*value} and not has_form(value):
         lists = [name for name in value if isinstance(value[name], list) and isinstance((value[name] or [0])[0], dict)]
         if len(lists) == 1:
             problems.report.notes.append(f"one object, of which the list under '{lists[0]}' was read")

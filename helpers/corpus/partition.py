@@ -65,7 +65,7 @@ def make_tasks(inputs: list[Input], folder: Path, settings: CorpusSettings, pool
     """Group inputs for the workers, by size alone, so that the number of workers changes nothing."""
     # 1. large files become slices
     large = [item for item in inputs if item.size > TASK_BYTES and not item.stop]
-    slice_file = functools.partial(formats.slice_file, options=settings.read_options(), max_bytes=TASK_BYTES)
+    slice_file = functools.partial(formats.slice_file, options=settings, max_bytes=TASK_BYTES)
     sliced = dict(zip(large, parallel.map_shards(pool, slice_file, large), strict=True))
     # 2. neighbours become groups of at most TASK_BYTES
     groups: list[list[Input]] = [[]]
@@ -90,7 +90,7 @@ def read_task(task: Task) -> tuple[PartReport, np.ndarray, int]:
         for texts, numbers in _batches(task, report.files):
             _count_signs(texts, numbers, report.files)
             characters += sum(map(len, texts))
-            if "repeated lines" in task.settings.chosen_rules():
+            if "repeated lines" in cleaning.choose_rules(task.settings.rules):
                 places.append(dedup.count_places(texts))
             documents = [text.messages if isinstance(text, Conversation) else text for text in texts]
             file.write(json.dumps([documents, numbers], ensure_ascii=False).encode() + b"\n")
@@ -104,7 +104,7 @@ def _batches(task: Task, files: list[FileReport]) -> Iterator[tuple[list[str], l
     size = 0
     for number, item in enumerate(task.inputs):
         try:
-            for text in formats.read_documents(item, task.settings.read_options(), files[number]):
+            for text in formats.read_documents(item, task.settings, files[number]):
                 texts.append(text)
                 numbers.append(number)
                 size += len(text)
@@ -190,7 +190,7 @@ def _clean_batches(task: Task) -> Iterator[tuple[list[str], list[int]]]:
 
 def _cleaning(file: FileReport, task: Task) -> Callable[[str], str]:
     """Return a function that takes dirt from a text of a file, and the lines that repeat."""
-    on = task.settings.chosen_rules()
+    on = cleaning.choose_rules(task.settings.rules)
     are_ends = file.counts["marked"] > file.counts["read_documents"] / 2
 
     def clean(part: str) -> str:

@@ -86,8 +86,7 @@ class FileReport:
             words = "{:,} longer than {:,} characters, cut into {:,} documents"
             self.notes.append(say(words, long, max_length, self.counts["pieces"]))
         if shortened := self.counts["shortened"]:
-            lost = "conversation lost its" if shortened == 1 else "conversations lost their"
-            self.notes.append(f"{shortened:,} {lost} last exchanges: too long, or a blank turn")
+            self.notes.append(f"{shortened:,} conversation(s) lost their last exchanges: too long, or a blank turn")
         if not self.counts["characters"] and not self.dropped:
             self.notes.append("no text in it")
         self.notes += notes_on(self.counts, self.rules)

@@ -134,13 +134,14 @@ def _count(report: Report, characters: np.ndarray, fate: np.ndarray, owners: np.
 
 
 def only_one(report: Report) -> str:
-    """Return the message of a corpus of one document: why there are no more, and what to do for files of this kind."""
+    """Return the message of a corpus of one document: why there are no more, and what to do."""
     others = ", ".join(f"{n:,} {say(reason)}" for reason, n in report.dropped.most_common())
-    advice = "Add texts that differ, or give a smaller max_length, which cuts a long text into several documents"
-    if {file.mode for file in report.files if file.documents or file.dropped} & {"file", "block"}:
-        advice = "Choose how a .txt is cut into documents: document='line' or 'block', or a smaller max_length"
     left = say("only 1 document is left") + (f" ({others})" if others else "")
-    return say("{}, and training and validation need one each. {}", left, say(advice))
+    return say(
+        "{}, and training and validation need one each. Add texts that differ, or cut long ones: a smaller max_length, "
+        "or for a .txt document='line' or 'block'",
+        left,
+    )
 
 
 def nothing_found(report: Report) -> str:

@@ -91,11 +91,6 @@ def test_an_empty_name_is_not_the_folder_one_is_in(library, monkeypatch, nothing
             find(nothing)
 
 
-def test_the_home_of_somebody_unknown_is_a_file_that_does_not_exist():
-    with pytest.raises(NoDocuments, match="~nobody-of-that-name/a.txt does not exist"):
-        resolve_source("~nobody-of-that-name/a.txt")
-
-
 def test_a_folder_that_may_not_be_opened_is_said(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("一", "utf-8")
     (tmp_path / "secret").mkdir()

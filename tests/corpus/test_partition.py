@@ -24,13 +24,6 @@ def written(monkeypatch):
     return parts
 
 
-def test_a_half_character_costs_itself_and_is_reported(raw):
-    (raw / "a.jsonl").write_text('{"text": "坏\\ud800字"}\n{"text": "好\\ud83d\\ude00"}\n"三"\n', "utf-8")
-    report = build(raw)
-    assert all_texts() == ["三", "坏字", "好😀"]
-    assert report.rules == {"half characters": 1, "U+FFFD": 1}
-
-
 # file and archive names: in several encodings, alike, long, odd
 NAMES = ["诗歌".encode("gbk"), "散文".encode("gbk"), b"\\xca\\xab", "诗\n歌".encode(), b"A", b"a", "诗".encode() * 60]
 NAMES += ["é".encode(), "e\u0301".encode()]
