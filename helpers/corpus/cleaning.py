@@ -159,8 +159,6 @@ def choose_rules(rules: str = "") -> frozenset[str]:
         chosen = chosen | {name} if sign == "+" else chosen - {name}
     if chosen >= set(_SCRIPTS):
         raise ValueError(f"rules: choose one of {' and '.join(_SCRIPTS)}, they undo each other")
-    for name in chosen & set(_SCRIPTS):
-        _converter(_SCRIPTS[name])
     return frozenset(chosen)
 
 

@@ -33,7 +33,6 @@ class Encoding:
 
     name: str  # the codec, as Python calls it
     bom: int = 0  # bytes of byte order mark to skip
-    size: int = 0  # bytes of all of it
     truncated: int = 0  # bytes of a last character that is not whole
     confidence: float = 1.0  # between 0 and 1
     other: str = ""  # the codec of the lines that are in another
@@ -62,7 +61,7 @@ class Encoding:
             what = f"{self.bad_lines:,} line(s) with bytes that are not {self} are left out: {where}"
             notes.append(f"{what}; mend them in an editor, and save the file as UTF-8")
         if self.truncated:
-            notes.append(f"the last character, at byte {self.size - self.truncated:,}, is cut in the middle: left out")
+            notes.append("the last character is cut in the middle: left out")
         return notes
 
 
@@ -273,7 +272,7 @@ def _fitting(path: Path, encoding: Encoding) -> Encoding | None:
         last = deque(_pieces(path, encoding, cut=cut, errors=_EXCEPTIONS), maxlen=1).pop()
     except UnicodeDecodeError:
         return None
-    return None if _MARK.search(last) else replace(encoding, size=path.stat().st_size, truncated=cut[0])
+    return None if _MARK.search(last) else replace(encoding, truncated=cut[0])
 
 
 def _survey(path: Path, encoding: Encoding) -> Encoding:
@@ -291,8 +290,8 @@ def _survey(path: Path, encoding: Encoding) -> Encoding:
     if (len(places) if encoding.is_in_lines() else faults) > max(_FEW, lines // _SHARE):
         what = f"{len(places):,} of {lines:,} lines hold bytes that are not {encoding}, the first {places[0]}"
         raise BadFile(f"{what}. {encoding.hint or _ADVICE}")
-    found = replace(encoding, size=path.stat().st_size, truncated=cut[0])
-    return replace(found, bad_lines=len(places), bad_characters=characters, bad_places=tuple(places[:_FEW]))
+    found = replace(encoding, truncated=cut[0], bad_lines=len(places), bad_characters=characters)
+    return replace(found, bad_places=tuple(places[:_FEW]))
 
 
 _ADVICE = "It is damaged: save it as UTF-8 in an editor that displays all of the text correctly"

@@ -89,8 +89,7 @@ def test_a_cut_last_character_is_left_out_and_said(codec):
     text = PROSE.rstrip()
     data = mark + text.encode(codec)[:-1]
     assert read(data) == text[:-1]
-    at = len(mark + text[:-1].encode(codec))
-    assert f"byte {at:,}" in find(data).notes()[0]
+    assert "the last character is cut" in find(data).notes()[0]
 
 
 def test_binary_is_refused():
