@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from helpers.corpus import formats
 from helpers.corpus.build import build_corpus
 from helpers.corpus.find import find_inputs
-from helpers.corpus.records import ReadOptions
 from helpers.corpus.report import FileReport, Report
+from helpers.corpus.settings import CorpusSettings
 from helpers.corpus.shards import read_texts, shard_documents, shard_paths
 
 SENTENCE = "绿萝喜欢散射光，土干了再浇水。"
@@ -27,7 +27,7 @@ def everything(path: Path, **options) -> tuple[list[str], FileReport]:
     """Read all inputs of a file or folder; return the documents and one report."""
     report = FileReport(path.name)
     inputs, _ = find_inputs(str(path))
-    return [text for item in inputs for text in formats.read_documents(item, ReadOptions(**options), report)], report
+    return [text for item in inputs for text in formats.read_documents(item, CorpusSettings(**options), report)], report
 
 
 def read_text(folder: Path, name: str, text: str, **options) -> tuple[list[str], FileReport]:
@@ -41,7 +41,7 @@ def names(source) -> list[str]:
 
 
 def zst(data: bytes) -> bytes:
-    return pytest.importorskip("zstandard").ZstdCompressor().compress(data)
+    return pytest.importorskip("pyarrow").compress(data, "zstd", asbytes=True)
 
 
 def make_tar(path: Path, members: list, mode: str) -> None:

@@ -47,7 +47,6 @@ ONE_BY_ONE = {
     "python -m helpers.run --run songci --corpus songci.txt -p epochs 3": r"04_train .*steps",
     "python -m helpers.run train generate --run songci -p lr 5e-4": r"04_train .*steps",
     "python -m helpers.run parameters train": r"n_embd",
-    "python -m helpers.corpus --run songci --json train.json": r"\d+ documents in",
     'python -m helpers.generate --run songci "明月" -n 3 --temperature 0.9': r"(?s:.+\n\n){2}.+",
     "python -m helpers.generate --run songci": r"\w",
     "python -m helpers.generate --run clinic --chat": r"",

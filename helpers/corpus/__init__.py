@@ -12,7 +12,7 @@ In the order in which a text passes through them:
     tables         the rows of CSV, TSV and Parquet
     records        what a record of JSON or a table says: a text, fields of a template, a conversation
     conversations  questions and answers in turn, in all their forms; documents that know who said what
-    formats        which of these reads a file; JSON
+    formats        which of these reads a file; JSON, PDF, Word, EPUB, web pages
     cleaning       the cleaning rules, each with a name
     dedup          near duplicates by MinHash; which advertisements and page numbers repeat across the corpus
     partition      the map step: slices of files become cleaned parts, in parallel

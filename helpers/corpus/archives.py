@@ -24,8 +24,9 @@ from helpers.corpus import encodings
 from helpers.corpus.encodings import BadFile, Encoding
 from helpers.wording import install
 
-FILE_KINDS = (".txt", ".json", ".jsonl", ".csv", ".tsv", ".parquet")
-ALSO = {".ndjson": ".jsonl", ".jsonlines": ".jsonl"}  # other names of these kinds
+DOCUMENTS = (".pdf", ".docx", ".epub", ".html")
+FILE_KINDS = (".txt", ".json", ".jsonl", ".csv", ".tsv", ".parquet", *DOCUMENTS)
+ALSO = {".ndjson": ".jsonl", ".jsonlines": ".jsonl", ".htm": ".html", ".xhtml": ".html"}  # other names of these kinds
 PACKED = (".gz", ".zst")
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 EXTENSIONS = (*(kind + packed for kind in (*FILE_KINDS, *ALSO) for packed in ("", *PACKED)), *ARCHIVES)
@@ -79,10 +80,9 @@ def is_ignored(name: str) -> bool:
 def list_archive(item: Input, left_out: Counter) -> list[Input]:
     """Return the members of an archive that can be read; count the others by reason. Raises BadFile if it is broken."""
     archive, infos = open_archive(item.path, item.path.stat().st_mtime_ns)
-    if isinstance(archive, zipfile.ZipFile):
-        total = sum(info.file_size for info in infos.values())
-        if total > max(SMALL_BYTES, RATIO * item.size):
-            raise BadFile(f"it would unpack to {total:,} bytes, more than {RATIO} times its size: a bomb?")
+    total = sum(info.file_size if isinstance(info, zipfile.ZipInfo) else info.size for info in infos.values())
+    if total > max(SMALL_BYTES, RATIO * item.size):
+        raise BadFile(f"it would unpack to {total:,} bytes, more than {RATIO} times its size: a bomb?")
     inputs = []
     for start, info in infos.items():
         name, size, reason = (_zip_member if isinstance(info, zipfile.ZipInfo) else _tar_member)(info)
@@ -134,16 +134,9 @@ def open_archive(path: Path, changed: int):
         if kind_of(path.name)[0] == ".zip":
             zipped = zipfile.ZipFile(path)
             return zipped, {info.header_offset: info for info in zipped.infolist() if not info.is_dir()}
-        if kind_of(path.name)[0] == ".tar":
-            tar = tarfile.open(path, "r:")
-        else:  # each member by itself would be looked for from the start
-            plain = tempfile.TemporaryFile(prefix="chinese-gpt-")
-            with open(path, "rb") as packed:
-                _unpack(packed, ".gz", path.stat().st_size, plain)
-            plain.seek(0)
-            tar = tarfile.open(fileobj=plain, mode="r:")
+        tar = tarfile.open(path, "r:" if kind_of(path.name)[0] == ".tar" else "r:gz")
         return tar, {info.offset: info for info in tar if not info.isdir()}
-    except (*_DAMAGE, tarfile.TarError, ValueError, OSError) as error:
+    except (*DAMAGE, tarfile.TarError, ValueError, OSError) as error:
         if isinstance(error, BadFile) or getattr(error, "filename", None):  # the file itself cannot be opened
             raise
         raise BadFile(f"this archive cannot be opened: {error}") from None
@@ -152,7 +145,7 @@ def open_archive(path: Path, changed: int):
 # ---- bytes ----
 
 
-_DAMAGE = (EOFError, gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
+DAMAGE = (EOFError, gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
 
 
 @contextlib.contextmanager
@@ -174,18 +167,24 @@ def _open_member(item: Input) -> IO[bytes]:
     try:
         member = infos[item.start]
         return archive.open(member) if isinstance(archive, zipfile.ZipFile) else archive.extractfile(member)
-    except (*_DAMAGE, KeyError, OSError) as error:
+    except (*DAMAGE, KeyError, OSError) as error:
         raise BadFile(f"this member cannot be read: {error}") from None
 
 
 def _unpack(stream: IO[bytes], packing: str, size: int, file: BinaryIO) -> None:
     """Write what a stream of `size` bytes unpacks to. Raises BadFile if it is damaged, cut off or a bomb."""
     read = gzip.GzipFile(fileobj=stream).read1 if packing == ".gz" else stream.read  # all that was good before a fault
-    blocks = _zst_blocks(stream) if packing == ".zst" else iter(lambda: read(encodings.BLOCK_BYTES), b"")
+    if packing == ".zst":
+        try:
+            import pyarrow
+        except ImportError:
+            raise BadFile(f"reading .zst needs a library: {install('text')}") from None
+        read = pyarrow.CompressedInputStream(pyarrow.PythonFile(stream, mode="r"), "zstd").read
+    blocks = iter(lambda: read(encodings.BLOCK_BYTES), b"")
     while True:
         try:
             block = next(blocks, None)
-        except (*_DAMAGE, OSError) as error:
+        except (*DAMAGE, OSError) as error:
             if isinstance(error, gzip.BadGzipFile) and not file.tell():
                 raise BadFile("not packed with gzip, whatever its name says: take .gz away from it") from None
             raise BadFile(f"damaged or cut off: unpacking stops after {file.tell():,} bytes ({error})") from None
@@ -194,25 +193,3 @@ def _unpack(stream: IO[bytes], packing: str, size: int, file: BinaryIO) -> None:
         file.write(block)  # an error here is one of the disk
         if file.tell() > max(SMALL_BYTES, RATIO * size):
             raise BadFile(f"it unpacks to more than {RATIO} times its size, {file.tell():,} bytes until now: a bomb?")
-
-
-def _zst_blocks(packed: IO[bytes]) -> Iterator[bytes]:
-    """Yield what a .zst unpacks to, taking 1 KB at a time: that may become 32 MB.
-
-    Unlike the library's own reader, this one raises EOFError for a file that is cut off.
-    """
-    try:
-        import zstandard
-    except ImportError:
-        raise BadFile(f"reading .zst needs a library: {install('text')}") from None
-    frame, data = None, b""
-    while data or (data := packed.read(1024)):
-        # the largest window there is, which `zstd --long=31` writes; memory is taken as it fills
-        frame = frame or zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj()
-        try:
-            yield frame.decompress(data)
-        except zstandard.ZstdError as error:
-            raise EOFError(str(error)) from None
-        data, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
-    if frame:
-        raise EOFError("the last frame has no end")

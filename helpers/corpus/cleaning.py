@@ -159,8 +159,6 @@ def choose_rules(rules: str = "") -> frozenset[str]:
         chosen = chosen | {name} if sign == "+" else chosen - {name}
     if chosen >= set(_SCRIPTS):
         raise ValueError(f"rules: choose one of {' and '.join(_SCRIPTS)}, they undo each other")
-    for name in chosen & set(_SCRIPTS):
-        _converter(_SCRIPTS[name])
     return frozenset(chosen)
 
 
@@ -292,12 +290,13 @@ _NEW_PARAGRAPH = re.compile(
 )
 
 
-def unwrap(text: str) -> tuple[str, int, int]:
+def unwrap(text: str, printed: bool = False) -> tuple[str, int, int]:
     """Join lines that were cut at a fixed width; return the text, how many line ends went, and how many stay in doubt.
 
     At least half of the lines are equally long, and hardly one is longer. A line is joined to the next one unless it is
     shorter, or that is blank, indented, or looks like a heading or an item of a list. Verses, titles, posts of which
-    only the beginning was kept have this shape, too, and stay: see `_are_cuts`.
+    only the beginning was kept have this shape, too, and stay: see `_are_cuts`. In a `printed` text, from a PDF, all
+    paragraphs were cut, at about the same width; of verses, most of which end in a comma, the lines stay.
     """
     if "```" in text or "~~~" in text:
         return text, 0, 0
@@ -306,12 +305,18 @@ def unwrap(text: str) -> tuple[str, int, int]:
     common = max(Counter(width for width in widths if width >= _WRAP_COLUMNS).most_common(1), default=(0, 0))[0]
     least, most = common - 4, common + 4  # a comma that must not start a line hangs over
     full, written = sum(least <= width <= most for width in widths), sum(map(bool, widths))
-    if not common or full < max(4, 0.5 * written) or sum(width > most for width in widths) > 0.02 * written:
+    if printed:
+        least = int(0.8 * sorted(widths)[9 * len(widths) // 10])
+    elif not common or full < max(4, 0.5 * written) or sum(width > most for width in widths) > 0.02 * written:
         return text, 0, 0
     indents = any(line[:1] in (" ", "\t", "\u3000") for line in lines if line)
     joined, cuts = [lines[0]], []
     for before, width, line in zip(lines, widths, lines[1:], strict=False):
         ends = width < least or (not indents and _CLOSED.search(before)) or before[-5:] == before[-1] * 5  # a ruler
+        if printed:  # there was no room for the next word, and this is no line of a table of contents
+            room = max(2, len(re.split("[^!-~]", line, maxsplit=1)[0]))
+            row = before[-1] == "." or ". . ." in before or "...." in before
+            ends = width + room < least or _CLOSED.search(before) or row
         if ends or not line or _NEW_PARAGRAPH.match(line):
             joined.append(line)
         else:
@@ -319,7 +324,8 @@ def unwrap(text: str) -> tuple[str, int, int]:
             words = before[-1].isascii() and line[0].isascii() and not (before[-1].isdigit() and line[0].isdigit())
             joined[-1] += " " + line if words else line
             cuts.append(before[-1] + line[0])
-    if cuts and _are_cuts(cuts[:_LOOK], lines[: 2 * _LOOK]):
+    prose = sum(pair[0] in "，、" for pair in cuts) < len(cuts) / 2
+    if cuts and (prose if printed else _are_cuts(cuts[:_LOOK], lines[: 2 * _LOOK])):
         return "\n".join(joined), len(cuts), 0
     return text, 0, len(cuts)
 

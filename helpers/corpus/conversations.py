@@ -42,9 +42,7 @@ class Message(TypedDict):
 
 
 class NotAConversation(ValueError):
-    """A record looks like a conversation but is not one; the message says why, `reason` under what it is counted."""
-
-    reason = "unreadable"
+    """A record looks like a conversation but is not one; the message says why."""
 
 
 # ---- the document ----
@@ -119,16 +117,8 @@ def characters(value) -> int:
     """Return how many characters the strings have that are anywhere in a value of JSON."""
     if isinstance(value, str):  # as most are
         return len(value)
-    total, left = 0, [value]  # no recursion: JSON may be nested nearly as deep as Python's stack
-    while left:
-        value = left.pop()
-        if isinstance(value, str):
-            total += len(value)
-        elif isinstance(value, dict):
-            left += value.values()
-        elif isinstance(value, list):
-            left += value
-    return total
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return sum(map(characters, inner))
 
 
 def count_unused(record: dict, used: Collection[str], spare: dict[str, int]) -> None:
@@ -177,9 +167,7 @@ def read_messages(record: dict, spare: dict[str, int]) -> list[Message] | None:
         if number <= len(asked) and not turn["content"].strip():
             raise NotAConversation(f"turn {number + first}, of the {wanted}, says nothing")
     if not asked:
-        error = NotAConversation(f"no question with an answer{' before ' + _MASKED if _MASKED in spare else ''}")
-        error.reason = "with a first answer that is not to be learned" if _MASKED in spare else error.reason
-        raise error
+        raise NotAConversation(f"no question with an answer{' before ' + _MASKED if _MASKED in spare else ''}")
     if rest := turns[first + len(asked) :]:
         spare["last question without an answer"] += len(rest[0]["content"])
     system = turns[:first]

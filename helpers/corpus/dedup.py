@@ -15,7 +15,6 @@ import numpy as np
 from rensa import RMinHash
 
 from helpers.corpus import cleaning
-from helpers.files import atomic_write
 
 SHINGLE = 5  # neighbouring characters
 PERMUTATIONS = 128  # numbers in a signature: an estimate of the similarity is off by 0.09 at most, 19 times in 20
@@ -60,30 +59,29 @@ def clusters(files: Sequence[Path], threshold: float, keep: np.ndarray) -> np.nd
     `files` hold the signatures, one array after the other (.npy); documents where `keep` is false stay alone. Texts
     are compared when a band of their signatures agrees (locality-sensitive hashing; Leskovec, Rajaraman and Ullman,
     Mining of Massive Datasets, chapter 3), and joined from an estimated similarity of `threshold` on; a cluster is
-    what is joined directly or through others (union-find). Memory holds one band of all documents, not all signatures.
+    what is joined directly or through others.
     """
-    starts = np.cumsum([0] + [len(np.load(file, mmap_mode="r")) for file in files])
-    parent = np.arange(starts[-1])
-    kept = np.flatnonzero(keep)
+    import networkx  # a fifth of a second: only here
+
+    signed = np.concatenate([np.load(file) for file in files])
+    alike, kept = networkx.Graph(), np.flatnonzero(keep)
     rows = rows_per_band(threshold)
     for band in range(PERMUTATIONS // rows):
         # 1. documents whose band is equal are pairs to compare
         columns = slice(band * rows, (band + 1) * rows)
-        keys = np.concatenate([_hash(np.load(file, mmap_mode="r")[:, columns]) for file in files])[kept]
+        keys = _hash(signed[:, columns])[kept]
         order = np.argsort(keys, kind="stable")
         pairs = _candidates(kept[order], keys[order])
         # 2. join those whose whole signatures agree well enough
         for at in range(0, len(pairs), _PAIRS_AT_ONCE):
             batch = pairs[at : at + _PAIRS_AT_ONCE]
-            batch = batch[parent[batch[:, 0]] != parent[batch[:, 1]]]
-            left, right = (_gather(files, starts, side) for side in batch.T)
-            for a, b in batch[(left == right).mean(axis=1) >= threshold]:
-                a, b = sorted((_root(parent, a), _root(parent, b)))
-                parent[b] = a
-        # 3. each document points at the first of its cluster
-        while not np.array_equal(parent, parent[parent]):
-            parent = parent[parent]
-    return parent
+            agree = (signed[batch[:, 0]] == signed[batch[:, 1]]).mean(axis=1)
+            alike.add_edges_from(batch[agree >= threshold].tolist())
+    # 3. each document points at the first of its cluster
+    leader = np.arange(len(signed))
+    for cluster in networkx.connected_components(alike):
+        leader[list(cluster)] = min(cluster)
+    return leader
 
 
 def _candidates(documents: np.ndarray, keys: np.ndarray) -> np.ndarray:
@@ -96,23 +94,6 @@ def _candidates(documents: np.ndarray, keys: np.ndarray) -> np.ndarray:
     other = first != documents
     pairs = ((first, other), (before, other & (first != before)))
     return np.concatenate([np.stack([partner[which], documents[which]], axis=1) for partner, which in pairs])
-
-
-def _gather(files: Sequence[Path], starts: np.ndarray, documents: np.ndarray) -> np.ndarray:
-    """Return the signatures of some documents, (documents, 128), from the files that hold them."""
-    gathered = np.empty((len(documents), PERMUTATIONS), np.uint32)
-    owners = np.searchsorted(starts, documents, side="right") - 1
-    for number in np.unique(owners):
-        rows = owners == number
-        gathered[rows] = np.load(files[number], mmap_mode="r")[documents[rows] - starts[number]]
-    return gathered
-
-
-def _root(parent: np.ndarray, document: int) -> int:
-    while parent[document] != document:
-        parent[document] = parent[parent[document]]
-        document = parent[document]
-    return int(document)
 
 
 def _hash(columns: np.ndarray) -> np.ndarray:
@@ -131,9 +112,9 @@ SPARSE = 30_000_000  # characters of a corpus for each place: in a large one, wh
 _ROW = np.dtype([("line", "<u8"), ("rest", "<u8"), ("places", "<u4")])
 
 
-def count_places(texts: Sequence[str]) -> list[tuple[int, int, int]]:
+def count_places(texts: Sequence[str]) -> np.ndarray:
     """Return a row for each document and such line in it: the line's key, what else the document says, places."""
-    joined, rows = "\n".join(texts), []
+    joined, rows = "\n".join(texts), list[tuple[int, int, int]]()
     begins = list(accumulate((len(text) + 1 for text in texts), initial=0))
     for number, lines in groupby(cleaning.candidates(joined), lambda line: bisect_right(begins, line[0]) - 1):
         starts, ends, keys = zip(*lines, strict=True)
@@ -142,28 +123,17 @@ def count_places(texts: Sequence[str]) -> list[tuple[int, int, int]]:
         rest = "".join(joined[start:stop] for start, stop in rests).strip()
         identity = int.from_bytes(hashlib.blake2b(rest.encode(), digest_size=8).digest()) if rest else 0
         rows += [(key, identity, places) for key, places in Counter(keys).items()]
-    return rows
+    return np.array(rows, _ROW)
 
 
-def write_places(rows: list[tuple[int, int, int]], characters: int, path: Path) -> None:
-    """Write the rows of one part, and how many characters its documents have."""
-    with atomic_write(path) as file:
-        np.savez(file, rows=np.array(rows, _ROW), characters=characters)
-
-
-def find_repeated(files: Sequence[Path]) -> list[frozenset[int]]:
-    """Return for each part of a corpus the keys of those of its lines that repeat in the corpus.
+def find_repeated(parts: Sequence[np.ndarray], characters: int) -> list[frozenset[int]]:
+    """Return for each part of a corpus, by its rows, the keys of those of its lines that repeat in the corpus.
 
     A line repeats that stands in at least REPEATS places, and in a corpus beyond 90 million characters in one for each
     SPARSE of them. Of documents that differ in nothing but such lines, one counts: a web address in a text that was
     copied is no advertisement; but where nothing else is in a document, each counts. What is counted does not depend on
     the order of the parts, nor on how documents are spread over them.
     """
-    characters, parts = 0, []
-    for file in files:
-        with np.load(file) as arrays:
-            characters += int(arrays["characters"])
-            parts.append(arrays["rows"])
     rows = np.sort(np.concatenate(parts), order=("line", "rest", "places"))
     if not len(rows):
         return [frozenset() for _ in parts]

@@ -1,4 +1,4 @@
-"""Download text to a local folder: public corpora by name, http(s) addresses, data sets of the Hugging Face Hub.
+"""Download text to a local folder: public corpora by name, http(s) addresses, data sets of two hubs.
 
 A file comes whole or not at all. What was downloaded, from where and under which licence is in fetched.json beside it.
 Knows nothing of documents.
@@ -9,7 +9,10 @@ import json
 import os
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from glob import escape
 from itertools import chain
 from mimetypes import guess_extension
 from pathlib import Path
@@ -19,16 +22,16 @@ import httpx
 from filelock import FileLock
 
 from helpers.corpus.archives import EXTENSIONS
-from helpers.files import atomic_write, sha256, write_text
+from helpers.files import sha256, write_text
 from helpers.progress import Bar
 from helpers.wording import install
 
 FETCHED = "fetched.json"
-MAX_BYTES = 20 * 2**30  # of one file
-MOST_ROWS = 1_000_000  # of one data set of the Hub
+MAX_BYTES = 20 * 2**30  # of one file, or one data set
 ATTEMPTS = 6  # at one file
 WAIT = 0.5  # seconds before the second attempt, doubled for each further one
 STALL = 30.0  # seconds without a byte
+HUBS = ("hf:", "modelscope:")
 
 
 class FetchError(RuntimeError):
@@ -70,9 +73,9 @@ CORPORA: dict[str, Corpus] = {
 def fetch(source: str, folder: Path) -> Path | str:
     """Return where the text of a source is on this machine, after downloading what is not there yet.
 
-    `source` is a name in CORPORA, an http(s) address, or "hf:owner/name[/config][:split]" (default: train);
-    anything else is a path, and returned as it is. Files go to `folder`; those that are there already are not fetched
-    again. MAX_BYTES limits each file, MOST_ROWS a data set of the Hub. Raises FetchError.
+    `source` is a name in CORPORA, an http(s) address, or "hf:owner/name", "modelscope:owner/name", each perhaps with
+    "/FILES", a pattern; anything else is a path, and returned as it is. Files go to `folder`; those that are there
+    already are not fetched again. MAX_BYTES limits each file, and each data set. Raises FetchError.
     """
     if source in CORPORA:
         _fetch_files(source, CORPORA[source], folder / source, folder)
@@ -82,10 +85,8 @@ def fetch(source: str, folder: Path) -> Path | str:
         target = folder / f"{host}-{hashlib.sha256(source.encode()).hexdigest()[:10]}"
         single = Corpus(source, f"not known: ask those who run {host}", source, (source,))
         return _fetch_files(source, single, target, folder)[0]
-    if source.startswith("hf:"):
+    if source.startswith(HUBS):
         return _fetch_hub(source, folder)
-    if re.match(r"[a-z][a-z0-9+.-]+://", source, re.I):
-        raise FetchError(f"{source}: only http:// and https:// addresses are fetched")
     return source
 
 
@@ -175,51 +176,54 @@ def _name(url: str, headers: httpx.Headers, part: Path) -> str:
     name = name[-60:] or "file"  # 180 bytes of Chinese: file systems take 255
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if not name.lower().endswith(EXTENSIONS):
-        if kind == "text/html":
-            raise FetchError(f"{url} is a web page, not a file of text: give the address of the file itself")
         name += ".jsonl" if kind in ("application/jsonl", "application/x-ndjson") else guess_extension(kind) or ""
     with open(part, "rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
     return f"{name}.gz" if packed and not name.lower().endswith((".gz", ".tgz")) else name
 
 
-# ---- the Hugging Face Hub ----
+# ---- the Hugging Face Hub, ModelScope ----
 
 
 def _fetch_hub(source: str, folder: Path) -> Path:
-    """Write the first rows of a data set of the Hub as JSON lines; its own code is not run."""
-    parts = re.fullmatch(r"hf:([\w-][\w.-]*/[\w-][\w.-]*)(?:/([\w-][\w.-]*))?(?::([\w.-]+))?", source)
+    """Download the files of a data set that can be read, all or those of a pattern; its own code is not run."""
+    parts = re.fullmatch(r"(hf|modelscope):([\w-][\w.-]*/[\w-][\w.-]*)(?:/(.+))?", source)
     if not parts:
-        raise FetchError(f"'{source}': give hf:owner/name, hf:owner/name:split or hf:owner/name/config:split")
-    if Path(parts[1]).exists():
-        raise FetchError(f"{source}: the library would take the folder {parts[1]} that is here: give its path instead")
-    name, config, split = parts[1], parts[2], parts[3] or "train"
-    path = folder / "hf" / f"{'--'.join(filter(None, [*name.split('/'), config]))}.{split}.jsonl"
-    file = read_fetched(folder).get(source, {}).get("files", {}).get(path.relative_to(folder).as_posix())
-    if file and file["rows_limit"] == MOST_ROWS and _size(path) == file["bytes"]:
-        return path
+        raise FetchError(f"'{source}': give hf:owner/name, or hf:owner/name/FILES, where * stands for any characters")
+    hub, name, pattern = parts[1], parts[2], parts[3] or "*"
+    target = folder / re.sub(r"[^\w.-]+", "--", source)
+    known = read_fetched(folder).get(source, {}).get("files", {})
+    if known and all(_size(folder / path) == file["bytes"] for path, file in known.items()):
+        return target
     try:
-        import datasets
+        if hub == "hf":
+            import huggingface_hub
+
+            download: Callable = huggingface_hub.snapshot_download
+            info = huggingface_hub.HfApi().dataset_info(name, files_metadata=True)
+            sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
+            home, licence = f"https://huggingface.co/datasets/{name}", getattr(info.card_data, "license", "")
+        else:
+            from modelscope_hub import HubApi, compat
+
+            download = compat.snapshot_download
+            sizes = {file.path: file.size for file in HubApi().list_repo_files(name, "dataset") if not file.is_dir}
+            home, licence = f"https://modelscope.cn/datasets/{name}", ""
+        wanted = [path for path in sizes if path.lower().endswith(EXTENSIONS) and fnmatchcase(path, pattern)]
+        if not wanted:
+            raise ValueError(f"none of its {len(sizes):,} files is of a kind that is read, and named like {pattern}")
+        if (total := sum(sizes[path] for path in wanted)) > MAX_BYTES:
+            some = f"choose some of them, such as {hub}:{name}/{wanted[0]}"
+            raise ValueError(f"its files have {total:,} bytes, and the limit is {MAX_BYTES:,}: {some}")
+        names = list(map(escape, wanted))
+        download(repo_id=name, repo_type="dataset", local_dir=str(target), allow_patterns=names)
     except ImportError:
         raise FetchError(f"{source} needs a library: {install('text')}") from None
-    count, size = 0, 0
-    try:
-        rows = datasets.load_dataset(name, config, split=split, streaming=True)
-        with atomic_write(path) as out, Bar(f"fetching {source[:40]}", None, "rows") as bar:
-            for row in rows:
-                if count == MOST_ROWS or size > MAX_BYTES:
-                    print(f"{source} has more rows: the first {count:,} are taken")
-                    break
-                # what JSON cannot hold, a picture or a date, becomes null
-                line = json.dumps(row, ensure_ascii=False, default=lambda _: None)
-                size += out.write(line.encode("utf-8", "backslashreplace") + b"\n")
-                count += 1
-                bar.update()
-    except (OSError, ValueError, RuntimeError) as error:
-        raise FetchError(f"{source}: {str(error)[:500]}") from None
-    home = f"https://huggingface.co/datasets/{name}"
-    file = {"url": home, "bytes": size, "sha256": sha256(path), "rows": count, "rows_limit": MOST_ROWS}
-    licence = getattr(getattr(rows, "info", None), "license", "") or "not known: see its page"
-    entry = {"what": f"{name}, split {split}", "licence": licence, "home": home}
-    _record(folder, source, entry | {"files": {path.relative_to(folder).as_posix(): file}})
-    return path
+    except Exception as error:  # each of the libraries has errors of its own
+        raise FetchError(f"{source}: {str(error)[:500]}") from error
+    files = {}
+    for path in (target / name for name in wanted):
+        files[path.relative_to(folder).as_posix()] = {"url": home, "bytes": _size(path), "sha256": sha256(path)}
+    entry = {"what": name, "licence": licence or "not known: see its page", "home": home, "files": files}
+    _record(folder, source, entry)
+    return target

@@ -33,7 +33,6 @@ class Encoding:
 
     name: str  # the codec, as Python calls it
     bom: int = 0  # bytes of byte order mark to skip
-    size: int = 0  # bytes of all of it
     truncated: int = 0  # bytes of a last character that is not whole
     confidence: float = 1.0  # between 0 and 1
     other: str = ""  # the codec of the lines that are in another
@@ -62,7 +61,7 @@ class Encoding:
             what = f"{self.bad_lines:,} line(s) with bytes that are not {self} are left out: {where}"
             notes.append(f"{what}; mend them in an editor, and save the file as UTF-8")
         if self.truncated:
-            notes.append(f"the last character, at byte {self.size - self.truncated:,}, is cut in the middle: left out")
+            notes.append("the last character is cut in the middle: left out")
         return notes
 
 
@@ -79,15 +78,13 @@ _EXPORT = "open it in its program, and save it as plain text (.txt) or CSV, in U
 _RENAME = "give its name that ending"
 _KINDS = (  # first bytes, what they begin, what to do
     (rb"\{\\rtf", "RTF, a word processor's text", _EXPORT),
-    (rb"%PDF-", "a PDF", "save its text as .txt, in UTF-8"),
-    (rb"PK\x03\x04|PK\x05\x06", "a ZIP, as .docx, .xlsx and .epub are", f"{_EXPORT}; if it is a .zip, {_RENAME}"),
+    (rb"%PDF-", "a PDF, .pdf", _RENAME),
+    (rb"PK\x03\x04|PK\x05\x06", "a ZIP, as .docx, .xlsx and .epub are", f"{_RENAME}; if that is .xlsx, {_EXPORT}"),
     (rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "a file of an older office program, .doc or .xls", _EXPORT),
     (rb"\x1f\x8b\x08", "packed with gzip, .gz", _RENAME),
     (rb"\x28\xb5\x2f\xfd", "packed with Zstandard, .zst", _RENAME),
     (rb"BZh[1-9]1AY&SY|\xfd7zXZ\x00|7z\xbc\xaf\x27\x1c|Rar!\x1a\x07", "packed: .bz2, .xz, .7z or .rar", "unpack it"),
     (rb"PAR1", "a .parquet", _RENAME),
-    (rb"SQLite format 3\x00", "a database of SQLite", "export its table as CSV, in UTF-8"),
-    (rb"\x89PNG\r|\xff\xd8\xff[\xc0-\xfe]|GIF8[79]a", "a picture", "take it out of the corpus"),
     (rb"(?s:.{,99})\x1b\$[)*@AB]", "ISO-2022, of mail", "convert it: iconv -f ISO-2022-CN -t UTF-8 OLD > NEW"),
 )
 _CONTROL = bytes({*range(32), 127} - set(b"\t\n\v\f\r\x0e\x0f\x1b"))
@@ -131,7 +128,7 @@ def find_encoding(path: Path) -> Encoding:
     first = first or Encoding("utf-8")
     found = _survey(path, first) if first.name != "utf-8" else _fitting(path, first) or _of_lines(path, first)
     if re.match(rb"\s*<(?:!doctype html|html)", head[found.bom :], re.IGNORECASE):
-        return replace(found, hint="a whole web page, of which menus and scripts may be read as text, too")
+        return replace(found, hint="a whole web page, of which menus may be read as text: name it .html")
     return found
 
 
@@ -275,7 +272,7 @@ def _fitting(path: Path, encoding: Encoding) -> Encoding | None:
         last = deque(_pieces(path, encoding, cut=cut, errors=_EXCEPTIONS), maxlen=1).pop()
     except UnicodeDecodeError:
         return None
-    return None if _MARK.search(last) else replace(encoding, size=path.stat().st_size, truncated=cut[0])
+    return None if _MARK.search(last) else replace(encoding, truncated=cut[0])
 
 
 def _survey(path: Path, encoding: Encoding) -> Encoding:
@@ -293,8 +290,8 @@ def _survey(path: Path, encoding: Encoding) -> Encoding:
     if (len(places) if encoding.is_in_lines() else faults) > max(_FEW, lines // _SHARE):
         what = f"{len(places):,} of {lines:,} lines hold bytes that are not {encoding}, the first {places[0]}"
         raise BadFile(f"{what}. {encoding.hint or _ADVICE}")
-    found = replace(encoding, size=path.stat().st_size, truncated=cut[0])
-    return replace(found, bad_lines=len(places), bad_characters=characters, bad_places=tuple(places[:_FEW]))
+    found = replace(encoding, truncated=cut[0], bad_lines=len(places), bad_characters=characters)
+    return replace(found, bad_places=tuple(places[:_FEW]))
 
 
 _ADVICE = "It is damaged: save it as UTF-8 in an editor that displays all of the text correctly"

@@ -7,9 +7,9 @@ import os
 import re
 from collections import Counter
 from collections.abc import Container, Iterator
+from itertools import filterfalse
 from pathlib import Path
 
-from helpers import paths
 from helpers.corpus import archives, download
 from helpers.corpus.archives import ARCHIVES, FILE_KINDS, Input, NoDocuments, is_ignored, kind_of
 from helpers.corpus.encodings import BadFile
@@ -24,7 +24,7 @@ def resolve_source(source: str) -> str:
     What names no file here stays: "sample", an address, "hf:owner/name", a corpus known by its name. Raises
     NoDocuments for a path that does not exist.
     """
-    if source == BUILT_IN or source in download.CORPORA or source.startswith("hf:") or "://" in source:
+    if source == BUILT_IN or source in download.CORPORA or source.startswith(download.HUBS) or "://" in source:
         return source
     _require_name(source)
     path = Path(os.path.abspath(os.path.expanduser(source)))
@@ -50,16 +50,6 @@ def same_files(source: str, known: Container[Path]) -> bool:
     return all(item.path in known for item in inputs)
 
 
-def find_corpus(source: str) -> tuple[list[Input], Counter]:
-    """Return what a corpus is made from, and the files of other kinds by extension; download it first if need be.
-
-    A relative path starts at the repository root; downloads are kept in runs/fetched, for every run. Raises
-    NoDocuments where there is nothing to read.
-    """
-    place = download.fetch(source, paths.runs_dir() / "fetched")
-    return find_inputs(str(place), paths.repo_root())
-
-
 def find_inputs(source: str, root: Path | None = None) -> tuple[list[Input], Counter]:
     """Return what there is to read, sorted by name, and what is left out, by extension or reason.
 
@@ -78,11 +68,8 @@ def find_inputs(source: str, root: Path | None = None) -> tuple[list[Input], Cou
     elif path.is_dir():
         base, files = path, sorted(_walk(path, left_out))
     elif re.search(r"[*?\[]", source):
-        # a folder may have such a sign in its own name
-        is_there = (Path(*path.parts[: at + 1]).exists() for at in range(len(path.parts)))
-        first = next(at for at, there in enumerate(is_there) if not there)
-        base, pattern = Path(*path.parts[:first]), path.parts[first:]
-        glob = "/".join(part if part == "**" else part.replace("**", "*") for part in pattern)
+        base = next(parent for parent in path.parents if parent.exists())  # which may have such a sign in its own name
+        glob = "/".join(part if part == "**" else part.replace("**", "*") for part in path.relative_to(base).parts)
         found = ((file.relative_to(base), file) for file in set(base.glob(glob)) if file.is_file())
         kept = [(name, file) for name, file in found if not any(map(is_ignored, name.parts))]
         files = sorted((name.as_posix(), file.stat().st_size) for name, file in kept)
@@ -120,22 +107,17 @@ def _walk(base: Path, left_out: Counter) -> Iterator[tuple[str, int]]:
         left_out["folders that may not be opened"] += 1
 
     seen: set[str] = set()
-    waiting = [base]
-    for start in waiting:  # then what links lead to
-        for folder, folders, files in os.walk(start, onerror=on_error):
-            inner, real = Path(folder).relative_to(base), os.path.realpath(folder)
-            if real in seen or os.path.realpath(base).startswith(os.path.join(real, "")):
-                left_out["links to folders that are read already, or that hold this one"] += 1
-                folders.clear()
-                continue
-            seen.add(real)
-            folders[:] = sorted(name for name in folders if not is_ignored(name))
-            waiting += [Path(folder, name) for name in folders if os.path.islink(os.path.join(folder, name))]
-            for name in files:
-                path = os.path.join(folder, name)
-                if is_ignored(name):
-                    continue
-                elif os.path.isfile(path):
-                    yield (inner / name).as_posix(), os.path.getsize(path)
-                else:
-                    left_out["links that lead nowhere" if os.path.islink(path) else "pipes, devices, locked files"] += 1
+    for folder, folders, files in os.walk(base, onerror=on_error, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen or os.path.realpath(base).startswith(os.path.join(real, "")):
+            left_out["links to folders that are read already, or that hold this one"] += 1
+            folders.clear()
+            continue
+        seen.add(real)
+        # links last, so that a folder keeps its own name
+        folders[:] = sorted(filterfalse(is_ignored, folders), key=lambda name: (Path(folder, name).is_symlink(), name))
+        for path in (Path(folder, name) for name in filterfalse(is_ignored, files)):
+            if path.is_file():
+                yield path.relative_to(base).as_posix(), path.stat().st_size
+            else:
+                left_out["links that lead nowhere" if path.is_symlink() else "pipes, devices, locked files"] += 1

@@ -1,10 +1,9 @@
 """The map step of room 01: files, and slices of large ones, become parts of cleaned documents, in parallel.
 
 Two passes, each a function of a `Task`, for what is dirt depends on the whole corpus. `read_task` reads a task's
-documents as they are (.raw) and counts the lines that are advertisements if they repeat (.places). `clean_task`, told
-which of them do, writes a part: .lines, the lines of the shards to be; .npy, an index with a row per document;
-.minhash, where near duplicates are looked for, their signatures; and last .json, what became of the files. A later
-build that needs the same part finds it by its name. Knows nothing of other parts, nor of the split.
+documents as they are (.raw) and counts the lines that are advertisements if they repeat. `clean_task`, told which of
+them do, writes a part: .lines, the lines of the shards to be, and .minhash, where near duplicates are looked for, their
+signatures; it returns an index with a row per document. Knows nothing of other parts, nor of the split.
 """
 
 import functools
@@ -12,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from json.encoder import encode_basestring
 from operator import itemgetter
@@ -27,7 +26,7 @@ from helpers.corpus.conversations import Conversation
 from helpers.corpus.encodings import BadFile
 from helpers.corpus.report import FileReport, PartReport
 from helpers.corpus.settings import CorpusSettings
-from helpers.files import atomic_write, fingerprint, stamp, write_text
+from helpers.files import atomic_write
 
 TASK_BYTES, TASK_FILES = 8 * 2**20, 2000  # small files travel to a worker together, large ones in slices
 BATCH = 1_000_000  # characters that are cleaned together
@@ -42,6 +41,7 @@ class Task:
     inputs: tuple[Input, ...]
     part: Path  # the name of its files
     settings: CorpusSettings
+    report: PartReport = field(default_factory=PartReport)  # what the first pass found
     repeated: frozenset[int] = frozenset()  # keys of its lines that repeat in the corpus; see `dedup`
 
 
@@ -65,7 +65,7 @@ def make_tasks(inputs: list[Input], folder: Path, settings: CorpusSettings, pool
     """Group inputs for the workers, by size alone, so that the number of workers changes nothing."""
     # 1. large files become slices
     large = [item for item in inputs if item.size > TASK_BYTES and not item.stop]
-    slice_file = functools.partial(formats.slice_file, options=settings.read_options(), max_bytes=TASK_BYTES)
+    slice_file = functools.partial(formats.slice_file, options=settings, max_bytes=TASK_BYTES)
     sliced = dict(zip(large, parallel.map_shards(pool, slice_file, large), strict=True))
     # 2. neighbours become groups of at most TASK_BYTES
     groups: list[list[Input]] = [[]]
@@ -76,34 +76,25 @@ def make_tasks(inputs: list[Input], folder: Path, settings: CorpusSettings, pool
             size = 0
         groups[-1].append(piece)
         size += piece.size
-    # 3. the name of a part: the same for the same files, unchanged, with the same settings and the same code
-    code = [stamp(path) for path in sorted(Path(__file__).parent.glob("*.py"))]
-    stamps = {path: stamp(path) for path in {item.path for item in inputs}}
-    names = [fingerprint(code, vars(settings), [(item, stamps[item.path]) for item in group]) for group in groups]
-    return [Task(tuple(group), folder / name, settings) for group, name in zip(groups, names, strict=True)]
+    return [Task(tuple(group), folder / f"{number:06d}", settings) for number, group in enumerate(groups)]
 
 
 # ---- the first pass ----
 
 
-def read_task(task: Task) -> Path:
-    """Read the documents of some files as they are, and count their lines; return the file of the counts."""
-    path = task.part.with_suffix(".places")
-    if path.is_file():
-        return path
+def read_task(task: Task) -> tuple[PartReport, np.ndarray, int]:
+    """Read the documents of some files as they are; return the report, the places of their lines, their characters."""
     report = PartReport([FileReport(item.name) for item in task.inputs])
-    places, characters = [], 0
+    places, characters = [dedup.count_places([])], 0
     with atomic_write(task.part.with_suffix(".raw")) as file:
         for texts, numbers in _batches(task, report.files):
             _count_signs(texts, numbers, report.files)
             characters += sum(map(len, texts))
-            if "repeated lines" in task.settings.chosen_rules():
-                places += dedup.count_places(texts)
+            if "repeated lines" in cleaning.choose_rules(task.settings.rules):
+                places.append(dedup.count_places(texts))
             documents = [text.messages if isinstance(text, Conversation) else text for text in texts]
             file.write(json.dumps([documents, numbers], ensure_ascii=False).encode() + b"\n")
-    write_text(task.part.with_suffix(".report"), report.as_json())
-    dedup.write_places(places, characters, path)
-    return path
+    return report, np.concatenate(places), characters
 
 
 def _batches(task: Task, files: list[FileReport]) -> Iterator[tuple[list[str], list[int]]]:
@@ -113,7 +104,7 @@ def _batches(task: Task, files: list[FileReport]) -> Iterator[tuple[list[str], l
     size = 0
     for number, item in enumerate(task.inputs):
         try:
-            for text in formats.read_documents(item, task.settings.read_options(), files[number]):
+            for text in formats.read_documents(item, task.settings, files[number]):
                 texts.append(text)
                 numbers.append(number)
                 size += len(text)
@@ -140,27 +131,20 @@ def _count_signs(texts: list[str], numbers: list[int], files: list[FileReport]) 
 # ---- the second pass ----
 
 
-def clean_task(task: Task) -> Path:
-    """Clean and cut the documents that the first pass has read; return their part."""
-    part = task.part
-    if task.repeated:  # without other lines, it is another part
-        part = part.with_name(f"{part.name}-{fingerprint(sorted(task.repeated))[:16]}")
-    if not _is_finished(part):
-        report = PartReport.read(task.part.with_suffix(".report"))
-        write_part(part, _clean_batches(task, report), task.settings, report)
-    return part
+def clean_task(task: Task) -> tuple[PartReport, np.ndarray]:
+    """Clean and cut the documents that the first pass has read, write their part; return its report and index."""
+    return task.report, write_part(task, _clean_batches(task))
 
 
-def write_part(
-    part: Path, batches: Iterable[tuple[list[str], list[int]]], settings: CorpusSettings, report: PartReport
-) -> None:
-    """Write the files of one part from (documents, numbers of their files in the report), the report itself last."""
+def write_part(task: Task, batches: Iterable[tuple[list[str], list[int]]]) -> np.ndarray:
+    """Write the files of one part from (documents, numbers of their files in the report); return its index."""
+    part, settings = task.part, task.settings
     rows: list[np.ndarray] = [np.empty(0, _ROW)]
     signatures: list[np.ndarray] = [np.empty((0, dedup.PERMUTATIONS), np.uint32)]
     with atomic_write(part.with_suffix(".lines")) as file:
         for texts, numbers in batches:
             keys = list(map(digest, texts))
-            sources = [encode_basestring(report.files[number].name) for number in numbers]
+            sources = [encode_basestring(task.report.files[number].name) for number in numbers]
             lines = list(map(_shard_line, texts, sources))
             file.write(b"".join(lines))
             index = np.empty(len(texts), _ROW)
@@ -171,12 +155,10 @@ def write_part(
             rows.append(index)
             if settings.near_duplicates:
                 signatures.append(dedup.signatures(texts))
-    with atomic_write(part.with_suffix(".npy")) as file:
-        np.save(file, np.concatenate(rows))
     if settings.near_duplicates:
         with atomic_write(part.with_suffix(".minhash")) as file:
             np.save(file, np.concatenate(signatures))
-    write_text(part.with_suffix(".json"), report.as_json())
+    return np.concatenate(rows)
 
 
 def _shard_line(text: str, source: str) -> bytes:
@@ -187,25 +169,15 @@ def _shard_line(text: str, source: str) -> bytes:
     return f"{line}}}\n".encode()
 
 
-def _is_finished(part: Path) -> bool:
-    """Return whether an earlier build left this part whole; a power cut may have kept only the names."""
-    if not part.with_suffix(".json").is_file():
-        return False
-    try:
-        return part.with_suffix(".lines").stat().st_size == np.load(part.with_suffix(".npy"))["bytes"].sum()
-    except (OSError, ValueError, EOFError):
-        return False
-
-
-def _clean_batches(task: Task, report: PartReport) -> Iterator[tuple[list[str], list[int]]]:
+def _clean_batches(task: Task) -> Iterator[tuple[list[str], list[int]]]:
     """Yield the clean documents, none over `max_length`, with the numbers of their files, many at a time."""
     with open(task.part.with_suffix(".raw"), encoding="utf-8", newline="\n") as batches:
         for documents, numbers in map(json.loads, batches):
             kept: list[str] = []
             owners: list[int] = []
             for number, group in groupby(zip(numbers, documents, strict=True), itemgetter(0)):
-                file = report.files[number]
-                clean, cleaned, lost = _cleaning(file, task, report.examples), 0, file.lost.total()
+                file = task.report.files[number]
+                clean, cleaned, lost = _cleaning(file, task), 0, file.lost.total()
                 for _, document in group:
                     text = Conversation(document) if isinstance(document, list) else document
                     pieces = _fitting(text, conversations.changed(text, clean), file, task.settings)
@@ -216,9 +188,9 @@ def _clean_batches(task: Task, report: PartReport) -> Iterator[tuple[list[str], 
             yield kept, owners
 
 
-def _cleaning(file: FileReport, task: Task, examples: dict) -> Callable[[str], str]:
+def _cleaning(file: FileReport, task: Task) -> Callable[[str], str]:
     """Return a function that takes dirt from a text of a file, and the lines that repeat."""
-    on = task.settings.chosen_rules()
+    on = cleaning.choose_rules(task.settings.rules)
     are_ends = file.counts["marked"] > file.counts["read_documents"] / 2
 
     def clean(part: str) -> str:
@@ -229,8 +201,8 @@ def _cleaning(file: FileReport, task: Task, examples: dict) -> Callable[[str], s
             told = f"{mark} is learned as text: where it parts documents, {plain_text.ADVICE}"
             file.counts[told] += part.count(mark)
         if task.repeated:
-            part = cleaning.without_lines(part, task.repeated, file.rules, examples)
-        return cleaning.clean(part, file.rules, on, examples)
+            part = cleaning.without_lines(part, task.repeated, file.rules, task.report.examples)
+        return cleaning.clean(part, file.rules, on, task.report.examples)
 
     return clean
 

@@ -4,72 +4,31 @@ Knows no file format: a record is a string or a dict of fields. Those without a 
 described.
 """
 
-import functools
 import itertools
 import re
+import reprlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 
 from helpers.corpus import conversations
 from helpers.corpus.conversations import Conversation, NotAConversation, characters, count_unused
 from helpers.corpus.encodings import BadFile
 from helpers.corpus.plain_text import MARK
 from helpers.corpus.report import UNDECODABLE, FileReport
+from helpers.corpus.settings import parse_template
 
-MODES = ("auto", "block", "line", "file")
 FIRST_FEW = 3  # bad records that are described
 
 
-@dataclass(frozen=True)
-class ReadOptions:
-    """How a file's text becomes documents. Raises ValueError."""
-
-    # what is one document of a .txt: a "block" (between blank lines), a "line", the "file"; "auto" means block where
-    # there is a blank line between text, else file
-    document: str = "auto"
-    # where the text is in other formats: a key or column, or a template over several, "{title}\n{ask}". Records without
-    # a "text" may be conversations; "conversations" (or the list's own name, "messages") reads these beside a text, too
-    text_key: str = "text"
-    repair: bool = False  # mend mojibake (乱码) where no byte was lost
-
-    def __post_init__(self):
-        if self.document not in MODES:
-            raise ValueError(f"document is '{self.document}': give one of {', '.join(MODES)}")
-        parse_template(self.text_key)
-
-    def may_converse(self, names: Collection[str]) -> bool:
-        """Return whether to read a record with these keys as a conversation: it lacks the text that is asked for."""
-        return self.text_key not in names if self.text_key == "text" else self.text_key in conversations.LISTS
-
-    def fits(self, names: Collection[str]) -> bool:
-        """Return whether records with these keys have all that a text is made of, or what a conversation is."""
-        has_all = set(parse_template(self.text_key)[0]) <= set(names)
-        return has_all or self.may_converse(names) and conversations.has_form(names)
+def _may_converse(text_key: str, names: Collection[str]) -> bool:
+    """Return whether to read a record with these keys as a conversation: it lacks the text that is asked for."""
+    return text_key not in names if text_key == "text" else text_key in conversations.LISTS
 
 
-@functools.cache
-def parse_template(text_key: str) -> tuple[list[str], tuple[tuple[str, str], ...]]:
-    """Return the columns that a text is made of, and for a template its pieces: (text before, column or "").
-
-    "{title}\\n{ask}" has braces, so it is a template; anything else is the name of one column. Raises ValueError.
-    """
-    parts = re.split(r"\{([^{}\[\].!:]+)\}", text_key)
-    texts, names = parts[::2], parts[1::2]
-    if any(brace in text for text in texts for brace in "{}"):
-        raise ValueError(
-            f"text_key '{text_key}': between braces, write the plain name of a column or key, like {{title}}\\n{{ask}}"
-        )
-    if not names:
-        return [text_key], ()
-    pieces = zip((text.replace("\\n", "\n") for text in texts), [*names, ""], strict=True)
-    return list(dict.fromkeys(names)), tuple(pieces)
-
-
-def type_name(value) -> str:
-    """Return what JSON calls a value: object, list, string, boolean, null, number."""
-    names = {dict: "object", list: "list", str: "string", bytes: "string of bytes", bool: "boolean", type(None): "null"}
-    return names.get(type(value), "number")
+def has_text(text_key: str, names: Collection[str]) -> bool:
+    """Return whether records with these keys have all that a text is made of, or what a conversation is."""
+    has_all = set(parse_template(text_key)[0]) <= set(names)
+    return has_all or _may_converse(text_key, names) and conversations.has_form(names)
 
 
 def distinct(names: Iterable[str]) -> list[str]:
@@ -82,10 +41,10 @@ def distinct(names: Iterable[str]) -> list[str]:
     return list(found)
 
 
-def require(options: ReadOptions, names: Collection[str]) -> None:
+def require(text_key: str, names: Collection[str]) -> None:
     """Raise BadFile for a table in whose columns there is no text."""
-    if not options.fits(names):
-        missing = next(name for name in parse_template(options.text_key)[0] if name not in names)
+    if not has_text(text_key, names):
+        missing = next(name for name in parse_template(text_key)[0] if name not in names)
         raise BadFile(f"no column '{missing}'; the columns are {', '.join(names)[:500]} (choose with text_key)")
 
 
@@ -102,10 +61,10 @@ class Problems:
         self.described: list[str] = []
         self.keys: set[str] = set()
 
-    def add(self, number: int, why: object, size: int, reason: str = "unreadable") -> None:
+    def add(self, number: int, why: object, size: int) -> None:
         """Count a record that is left out, with so many characters."""
         self.report.counts["read"] += size
-        self.report.drop(reason, size)
+        self.report.drop("unreadable", size)
         self.count += 1
         if self.count <= FIRST_FEW:
             self.described.append(f"{self.unit} {number:,}: {why}")
@@ -122,10 +81,12 @@ class Problems:
             notes.append(f"keys there: {', '.join(sorted(self.keys)[:8])} (choose one with text_key)")
 
 
-def read_texts_of(records: Iterable[tuple], options: ReadOptions, problems: Problems) -> Iterator[str]:
-    """Yield the document of each (number, record) that has one; count and describe the others, and what is not used."""
-    talks = 0
-    report, asked = problems.report, options.text_key
+def read_texts_of(records: Iterable[tuple], asked: str, problems: Problems) -> Iterator[str]:
+    """Yield the document of each (number, record) that has one; count and describe the others, and what is not used.
+
+    `asked` is the setting `text_key`.
+    """
+    talks, report = 0, problems.report
     key = None if asked in conversations.LISTS else asked
     for number, record in records:
         spare: dict[str, int] = defaultdict(int)
@@ -137,10 +98,10 @@ def read_texts_of(records: Iterable[tuple], options: ReadOptions, problems: Prob
         else:
             size = characters(record)
             try:
-                text = _document_of(record, options, spare)
+                text = _document_of(record, asked, spare)
             except NotAConversation as error:
-                problems.add(number, error, size, error.reason)
-                problems.refused += error.reason == "unreadable"
+                problems.add(number, error, size)
+                problems.refused += 1
                 continue
             except _Unreadable as error:
                 problems.add(number, error, size)
@@ -182,20 +143,20 @@ def _without_halves(text: str, report: FileReport) -> str | None:
     return text
 
 
-def _document_of(record, options: ReadOptions, spare: dict[str, int]) -> str | None:
+def _document_of(record, text_key: str, spare: dict[str, int]) -> str | None:
     """Return a string as it is, a conversation, what an object has under the key, or what a template makes of it.
 
     None stands for a template whose fields are all empty. What is not used is counted in `spare`. Raises _Unreadable,
     NotAConversation.
     """
-    wanted, pieces = parse_template(options.text_key)
+    wanted, pieces = parse_template(text_key)
     if not isinstance(record, dict):
-        raise _Unreadable(f"a {type_name(record)}, not a text")
+        raise _Unreadable(f"no text but {reprlib.repr(record)}")
     if not pieces:
         value = record.get(wanted[0])
-        is_list = options.text_key in conversations.LISTS and conversations.listed(value) is not None
+        is_list = text_key in conversations.LISTS and conversations.listed(value) is not None
         is_text = not is_list and conversations.text_of(value, defaultdict(int)) is not None
-        if not is_text and options.may_converse([key for key in record if not _is_missing(record[key])]):
+        if not is_text and _may_converse(text_key, [key for key in record if not _is_missing(record[key])]):
             if (messages := conversations.read_messages(record, spare)) is not None:
                 return Conversation(messages)
         count_unused(record, wanted, spare)
@@ -221,5 +182,5 @@ def _is_missing(value) -> bool:
 def _field(value, name: str, spare: dict[str, int]) -> str:
     """Return a string, or a list of strings as lines. Raises _Unreadable for anything else."""
     if (text := conversations.text_of(value, spare)) is None:
-        raise _Unreadable(f"{'nothing' if value is None else f'no text but a {type_name(value)}'} under '{name}'")
+        raise _Unreadable(f"{'nothing' if value is None else f'no text but {reprlib.repr(value)}'} under '{name}'")
     return text

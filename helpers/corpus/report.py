@@ -86,8 +86,7 @@ class FileReport:
             words = "{:,} longer than {:,} characters, cut into {:,} documents"
             self.notes.append(say(words, long, max_length, self.counts["pieces"]))
         if shortened := self.counts["shortened"]:
-            lost = "conversation lost its" if shortened == 1 else "conversations lost their"
-            self.notes.append(f"{shortened:,} {lost} last exchanges: too long, or a blank turn")
+            self.notes.append(f"{shortened:,} conversation(s) lost their last exchanges: too long, or a blank turn")
         if not self.counts["characters"] and not self.dropped:
             self.notes.append("no text in it")
         self.notes += notes_on(self.counts, self.rules)
@@ -95,21 +94,10 @@ class FileReport:
 
 @dataclass
 class PartReport:
-    """What became of the files of one part; also written beside it, as .json."""
+    """What became of the files of one part."""
 
-    files: list[FileReport]
+    files: list[FileReport] = field(default_factory=list)
     examples: dict[str, list] = field(default_factory=dict)  # cleaning rule -> a few (before, after)
-
-    def as_json(self) -> str:
-        """Return the part as it is written beside its shards."""
-        return printable(json.dumps(self, ensure_ascii=False, default=vars))
-
-    @classmethod
-    def read(cls, path: Path) -> "PartReport":
-        """Return the part that was written as its JSON."""
-        part = json.loads(path.read_text("utf-8"))
-        counted = [file | {name: Counter(file[name]) for name in _COUNTERS} for file in part["files"]]
-        return cls([FileReport(**file) for file in counted], part["examples"])
 
 
 @dataclass

@@ -71,18 +71,17 @@ class _ShardWriter:
 
 
 def reduce_parts(
-    parts: list[Path], files: list[list[int]], folder: Path, report: Report, settings: CorpusSettings
+    parts: list[Path], indices: list[np.ndarray], files: list[list[int]], report: Report, settings: CorpusSettings
 ) -> None:
-    """Drop duplicates, split, write the shards; complete the report.
+    """Drop duplicates, split, write the shards, into the folder above the parts; complete the report.
 
-    `files` says for each part which of the report's files its files are. Raises NoDocuments.
+    Each part has its index, and its files: the numbers that these have in the report. Raises NoDocuments.
     """
     # 1. the fate of each document
-    indices = [np.load(part.with_suffix(".npy")) for part in parts]
     owners = np.concatenate([np.asarray(numbers)[index["file"]] for numbers, index in zip(files, indices, strict=True)])
     borders = np.cumsum(list(map(len, indices)))[:-1]
     index = np.concatenate(indices)
-    del indices  # the same rows once more
+    indices.clear()  # the same rows once more
     bad = np.array([bool(file.bad) for file in report.files], bool)
     fate = _decide(parts, index["hash"], ~bad[owners], settings)
     kept = fate == _KEPT
@@ -100,6 +99,7 @@ def reduce_parts(
     validation = index["position"] < threshold(index["position"][kept], settings.val_fraction)
 
     # 3. the shards
+    folder = parts[0].parent.parent
     train, val = _ShardWriter(folder, "train"), _ShardWriter(folder, "val")
     sides = np.where(kept, validation, np.uint8(2))  # 2: neither
     rows = zip(parts, np.split(index["bytes"], borders), np.split(sides, borders), strict=True)
@@ -134,13 +134,14 @@ def _count(report: Report, characters: np.ndarray, fate: np.ndarray, owners: np.
 
 
 def only_one(report: Report) -> str:
-    """Return the message of a corpus of one document: why there are no more, and what to do for files of this kind."""
+    """Return the message of a corpus of one document: why there are no more, and what to do."""
     others = ", ".join(f"{n:,} {say(reason)}" for reason, n in report.dropped.most_common())
-    advice = "Add texts that differ, or give a smaller max_length, which cuts a long text into several documents"
-    if {file.mode for file in report.files if file.documents or file.dropped} & {"file", "block"}:
-        advice = "Choose how a .txt is cut into documents: document='line' or 'block', or a smaller max_length"
     left = say("only 1 document is left") + (f" ({others})" if others else "")
-    return say("{}, and training and validation need one each. {}", left, say(advice))
+    return say(
+        "{}, and training and validation need one each. Add texts that differ, or cut long ones: a smaller max_length, "
+        "or for a .txt document='line' or 'block'",
+        left,
+    )
 
 
 def nothing_found(report: Report) -> str:

@@ -1,6 +1,6 @@
 """Tables: the rows of CSV, TSV and Parquet, each as {column: value}, a few at a time.
 
-Of the dialects in which programs write a CSV, the one is taken that fits the most rows; a row that does not fit its
+Of the dialects in which programs write a CSV, the one is taken that has_text the most rows; a row that does not fit its
 header is a problem, never half read. What a row becomes is decided in `records`.
 """
 
@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from helpers.corpus.encodings import BadFile
 from helpers.corpus.plain_text import MARK, lines_of
-from helpers.corpus.records import Problems, ReadOptions, distinct, parse_template, require
+from helpers.corpus.records import Problems, distinct, has_text, require
+from helpers.corpus.settings import parse_template
 from helpers.wording import install
 
 LONGEST_FIELD = 2**24  # characters of a field of a .csv: a quotation mark that is never closed takes all that follows
@@ -39,17 +40,15 @@ _DIALECTS = (  # the likeliest first
 )
 
 
-def table_rows(
-    pieces: Callable[[], Iterator[str]], kind: str, options: ReadOptions, problems: Problems
-) -> Iterator[tuple]:
+def table_rows(pieces: Callable[[], Iterator[str]], kind: str, text_key: str, problems: Problems) -> Iterator[tuple]:
     """Yield (number, {column: field}) of a .csv or .tsv, whose first row names the columns. Raises BadFile."""
     csv.field_size_limit(LONGEST_FIELD)
-    wanted, template = parse_template(options.text_key)
+    wanted, template = parse_template(text_key)
     # 1. the columns
     first = next((row for row in (line.lstrip(MARK) for line in lines_of(pieces())) if row.strip()), "")
     if not first:
         return
-    mark = _separator(first, "\t" if kind == ".tsv" else ",;\t", options)
+    mark = _separator(first, "\t" if kind == ".tsv" else ",;\t", text_key)
     quoted = any('"' in piece for piece in pieces())
     misfits: list[float] = []
     for dialect in _DIALECTS:  # which differ in how they take quotation marks
@@ -60,7 +59,7 @@ def table_rows(
     rows = _rows(lines_of(pieces()), mark, dialect)
     _, names, _ = next(rows)
     header = distinct(name.strip().strip('"' if dialect is _PLAIN else "") for name in names)
-    require(options, header)
+    require(text_key, header)
     columns, joins = len(header), not template and header[-1] == wanted[0]
     needed = max(header.index(name) + 1 if name in header else columns for name in wanted)
     # 2. the rows
@@ -152,40 +151,37 @@ def _rows(lines: Iterable[str], mark: str, dialect: _Dialect) -> Iterator[tuple[
 _ESCAPE = re.compile(r'\\(["\\])')
 
 
-def _separator(line: str, marks: str, options: ReadOptions) -> str:
+def _separator(line: str, marks: str, text_key: str) -> str:
     """Return the mark under which the header has the wanted columns, or else the most."""
 
     def likely(mark: str) -> tuple:
         with contextlib.suppress(csv.Error):
             names = [name.strip() for name in next(csv.reader([line], delimiter=mark))]
-            return options.fits(names), len(names), -marks.index(mark)
+            return has_text(text_key, names), len(names), -marks.index(mark)
         return False, 0, 0
 
     return max(marks, key=likely)
 
 
-def parquet_rows(path: Path, options: ReadOptions, problems: Problems) -> Iterator[tuple]:
+def parquet_rows(path: Path, text_key: str, problems: Problems) -> Iterator[tuple]:
     """Yield (number, {column: value}) of a .parquet, some rows at a time, without the columns of bytes."""
     try:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
         raise BadFile(f"reading .parquet needs a library: {install('text')}") from None
-    wanted, number = parse_template(options.text_key)[0], 0
+    wanted, number = parse_template(text_key)[0], 0
     try:
         with parquet.ParquetFile(path) as file:
-            names = distinct(file.schema_arrow.names)
-            require(options, names)
-            binary = [name for name, kind in zip(names, file.schema_arrow.types, strict=True) if "binary" in str(kind)]
+            require(text_key, file.schema_arrow.names)
+            binary = [column.name for column in file.schema_arrow if "binary" in str(column.type)]
             if passed := [name for name in binary if name not in wanted]:
                 problems.report.notes.append(f"no text but bytes, which are not read: {', '.join(passed)}")
-            kept = [name for name in names if name not in passed] if passed else None
+            kept = [name for name in file.schema_arrow.names if name not in passed]
             for batch in file.iter_batches(PARQUET_ROWS, columns=kept, use_threads=False):
-                columns = dict(zip(kept or names, (column.to_pylist() for column in batch.columns), strict=True))
-                columns |= {name: map(_decoded, columns[name]) for name in binary if name in columns}
-                for values in zip(*columns.values(), strict=True):
+                for record in batch.to_pylist():
                     number += 1
-                    yield number, dict(zip(columns, values, strict=True))
+                    yield number, record | {name: _decoded(record[name]) for name in binary if name in record}
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and error.filename:
             raise

@@ -5,15 +5,18 @@ import hashlib
 import json
 import sys
 import threading
-import time
 import types
 from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatchcase
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
 from helpers.corpus import download
 from helpers.corpus.download import Corpus, FetchError
+from helpers.corpus.find import find_inputs
 
 TEXT = "".join(f"第{n}句，绿萝喜欢散射光。\n\n" for n in range(3000)).encode()  # 130 KB
 HALF = 50_000
@@ -99,6 +102,20 @@ class Handler(BaseHTTPRequestHandler):
     def json(self):
         self.good('["一", "二"]'.encode(), Content_Type="application/json")
 
+    def api(self):
+        """The Hub: what is in a data set."""
+        files = [{"rfilename": path, "path": path, "type": "file", "oid": "1", "size": len(SET[path])} for path in SET]
+        said = {"id": "owner/name", "sha": "0" * 40, "siblings": files, "cardData": {"license": "cc-by-4.0"}}
+        if "/owner/name" not in self.path or "namex" in self.path:
+            return self.missing()
+        self.good(json.dumps(files if "/tree/" in self.path else said).encode(), Content_Type="application/json")
+
+    def datasets(self):
+        data = SET[unquote(self.path).partition(f"/{'0' * 40}/")[2]]
+        self.good(data, ETag=f'"{len(data)}"', X_Repo_Commit="0" * 40)
+
+    do_HEAD = do_GET
+
     def encoded(self):
         self.good(gzip.compress(TEXT), Content_Encoding="gzip")
 
@@ -161,7 +178,6 @@ def test_two_runs_that_want_the_same_file_fetch_it_once(server, tmp_path):
         ("breaks", "6 times in a row. Run this again"),
         ("endless", "more bytes than the limit of 1,000,000"),
         ("huge", "more bytes than the limit of 1,000,000"),
-        ("page", "is a web page"),
     ],
 )
 def test_what_cannot_be_mended_is_said(server, tmp_path, monkeypatch, behaviour, why):
@@ -186,6 +202,7 @@ def test_a_corpus_by_name(server, tmp_path, monkeypatch):
 
 def test_names_of_files(server, tmp_path):
     assert download.fetch(f"{server.url}/json/export", tmp_path).name == "export.json"
+    assert download.fetch(f"{server.url}/page/%E7%BB%BF%E8%90%9D", tmp_path).name == "绿萝.html"
     packed = download.fetch(f"{server.url}/encoded/a.txt", tmp_path)
     assert packed.name == "a.txt.gz" and gzip.decompress(packed.read_bytes()) == TEXT
     assert download.fetch(f"{server.url}/good/..%2F..%2Fetc%2Fa.txt", tmp_path).parent.parent == tmp_path
@@ -193,84 +210,71 @@ def test_names_of_files(server, tmp_path):
 
 def test_what_is_no_address_is_a_path(tmp_path):
     assert download.fetch("books/*.txt", tmp_path) == "books/*.txt"
-    with pytest.raises(FetchError, match="only http"):
-        download.fetch("ftp://127.0.0.1/a.txt", tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-# ---- the Hub, by a stand-in ----
+# ---- data sets of hubs ----
+
+SET = {"data/a.jsonl": b'{"text": "a"}', "README.md": b"", "b [1].txt": TEXT}
 
 
 @pytest.fixture
-def hub(monkeypatch):
-    """Stands in for the library `datasets`: a stream of rows, what was asked for in `asked`."""
-    stand_in = types.ModuleType("datasets")
-    stand_in.asked, stand_in.fault = [], None
-
-    class Rows(list):
-        info = types.SimpleNamespace(license="cc-by-4.0")
-
-        def __iter__(self):
-            for number, row in enumerate(list.__iter__(self)):
-                if stand_in.fault and number == 3:
-                    raise stand_in.fault
-                yield row
-
-    def load_dataset(name, config, **settings):
-        stand_in.asked.append((name, config, settings))
-        if settings["split"] == "nowhere":
-            raise ValueError("Bad split: nowhere. Available splits: ['train']")
-        return Rows({"text": f"第{n}句\ud83d", "n": n, "tags": ["一"], "photo": b"x", "when": time} for n in range(9))
-
-    stand_in.load_dataset = load_dataset
-    monkeypatch.setitem(sys.modules, "datasets", stand_in)
-    return stand_in
+def hub(server, monkeypatch):
+    """The library of the Hugging Face Hub, which asks our server."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
+    template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+    return server
 
 
-def test_a_data_set_of_the_hub_becomes_json_lines(hub, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(download, "MOST_ROWS", 5)
-    path = download.fetch("hf:owner/name/20231101.zh:test", tmp_path)
-    # and no trust_remote_code
-    assert hub.asked == [("owner/name", "20231101.zh", {"split": "test", "streaming": True})]
-    assert path.name == "owner--name--20231101.zh.test.jsonl"
-    assert "has more rows: the first 5 are taken" in capsys.readouterr().out
-    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    assert rows == [{"text": f"第{n}句\ud83d", "n": n, "tags": ["一"], "photo": None, "when": None} for n in range(5)]
-    assert download.fetch("hf:owner/name/20231101.zh:test", tmp_path) == path and len(hub.asked) == 1
-    entry = download.read_fetched(tmp_path)["hf:owner/name/20231101.zh:test"]
-    (file,) = entry["files"].values()
-    assert (entry["licence"], file["rows"]) == ("cc-by-4.0", 5)
-    monkeypatch.setattr(download, "MOST_ROWS", 9)
-    download.fetch("hf:owner/name/20231101.zh:test", tmp_path)
-    assert len(path.read_bytes().splitlines()) == 9 and not capsys.readouterr().out
+@pytest.fixture
+def modelscope(monkeypatch):
+    """Stands in for the library of ModelScope."""
+    library = types.ModuleType("modelscope_hub")
+
+    def list_repo_files(_, name, repo_type):
+        if name != "owner/name":
+            raise Exception("404, no such data set")
+        found = [types.SimpleNamespace(path=path, size=len(data), is_dir=False) for path, data in SET.items()]
+        return [*found, types.SimpleNamespace(path="data", size=0, is_dir=True)]
+
+    def snapshot_download(repo_id, repo_type, local_dir, allow_patterns):
+        for path in (path for path in SET if any(fnmatchcase(path, pattern) for pattern in allow_patterns)):
+            Path(local_dir, path).parent.mkdir(parents=True, exist_ok=True)
+            Path(local_dir, path).write_bytes(SET[path])
+
+    library.HubApi = type("HubApi", (), {"list_repo_files": list_repo_files})
+    library.compat = types.SimpleNamespace(snapshot_download=snapshot_download)
+    monkeypatch.setitem(sys.modules, "modelscope_hub", library)
 
 
-@pytest.mark.parametrize("source", ["hf:", "hf:json", "hf:a/b/c/d", "hf:../x", "hf:a/b:c:d", "hf:owner/name:nowhere"])
-def test_data_sets_that_are_not_there(hub, tmp_path, source):
-    with pytest.raises(FetchError, match=source.replace(".", r"\.")):
+@pytest.mark.parametrize("name", ["hf", "modelscope"])
+def test_a_data_set_comes_file_by_file(hub, modelscope, tmp_path, monkeypatch, name):
+    source = f"{name}:owner/name"
+    folder = download.fetch(source, tmp_path)
+    inputs, left_out = find_inputs(str(folder))
+    assert {item.name: item.path.read_bytes() for item in inputs} == {n: SET[n] for n in SET if n != "README.md"}
+    asked = len(hub.log)
+    assert download.fetch(source, tmp_path) == folder and len(hub.log) == asked and not left_out
+    entry = download.read_fetched(tmp_path)[source]
+    assert entry["licence"].startswith("cc-by" if name == "hf" else "not known")
+    assert sum(file["bytes"] for file in entry["files"].values()) == len(TEXT) + 13
+    part = download.fetch(f"{source}/data/*", tmp_path)
+    assert [item.name for item in find_inputs(str(part))[0]] == ["data/a.jsonl"]
+    monkeypatch.setattr(download, "MAX_BYTES", 1000)
+    whys = {"x": "404", "/*.csv": "none of its 3 files", "/b*": f"limit is 1,000: choose .* {source}/b "}
+    for more, why in whys.items():
+        with pytest.raises(FetchError, match=why):
+            download.fetch(source + more, tmp_path)
+
+
+@pytest.mark.parametrize("source", ["hf:", "hf:json", "hf:../x", "hf:owner/name:train", "modelscope:a"])
+def test_names_of_data_sets(tmp_path, source):
+    with pytest.raises(FetchError, match=f"{source}.*give hf:owner/name"):
         download.fetch(source, tmp_path)
-    assert not list(tmp_path.rglob("*.jsonl"))
-
-
-def test_a_folder_of_the_same_name_is_not_taken_for_a_data_set(hub, tmp_path, monkeypatch):
-    """`datasets` looks on the disk first, and would read whatever lies there."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "owner" / "name").mkdir(parents=True)
-    with pytest.raises(FetchError, match="the folder owner/name that is here"):
-        download.fetch("hf:owner/name", tmp_path)
-    assert not hub.asked
-
-
-def test_a_stream_that_breaks_leaves_nothing_half(hub, tmp_path):
-    hub.fault = ConnectionError("gone")
-    with pytest.raises(FetchError, match="gone"):
-        download.fetch("hf:owner/name", tmp_path)
-    assert not list(tmp_path.rglob("*.jsonl"))
-    hub.fault = None
-    assert len(download.fetch("hf:owner/name", tmp_path).read_bytes().splitlines()) == 9
 
 
 def test_without_the_library_the_error_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
+    monkeypatch.setitem(sys.modules, "modelscope_hub", None)
     with pytest.raises(FetchError, match="pip install"):
-        download.fetch("hf:owner/name", tmp_path)
+        download.fetch("modelscope:owner/name", tmp_path)

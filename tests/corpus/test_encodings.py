@@ -89,8 +89,7 @@ def test_a_cut_last_character_is_left_out_and_said(codec):
     text = PROSE.rstrip()
     data = mark + text.encode(codec)[:-1]
     assert read(data) == text[:-1]
-    at = len(mark + text[:-1].encode(codec))
-    assert f"byte {at:,}" in find(data).notes()[0]
+    assert "the last character is cut" in find(data).notes()[0]
 
 
 def test_binary_is_refused():
@@ -156,8 +155,6 @@ def test_a_file_that_changes_its_encoding_is_read_whole(first, second, mark):
         (b"PK\x03\x04text", "a ZIP, as .docx"),
         (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an older office program"),
         (b"\x1f\x8b\x08text", "gzip, .gz.*give its name that ending"),
-        (b"SQLite format 3\x00", "SQLite"),
-        (b"\xff\xd8\xff\xe0", "a picture"),
         (b"mail\n\x1b$)A\x0e:C", "ISO-2022.*iconv -f ISO-2022-CN"),
     ],
 )

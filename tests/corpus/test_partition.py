@@ -1,9 +1,7 @@
-"""The map step: parts in any order, by any workers, stopped and resumed, give the same bytes."""
+"""The map step: parts in any order, by any workers, give the same bytes."""
 
 import os
 import shutil
-import subprocess
-import sys
 import tracemalloc
 import warnings
 import zipfile
@@ -15,22 +13,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers import paths
-from helpers.corpus import partition, split
+from helpers.corpus import partition
 
 
 @pytest.fixture
 def written(monkeypatch):
-    """The parts that builds write, rather than find."""
+    """The parts that builds write."""
     parts, real = [], partition.write_part
-    monkeypatch.setattr(partition, "write_part", lambda part, *rest: parts.append(part) or real(part, *rest))
+    monkeypatch.setattr(partition, "write_part", lambda task, *rest: parts.append(task.part) or real(task, *rest))
     return parts
-
-
-def test_a_half_character_costs_itself_and_is_reported(raw):
-    (raw / "a.jsonl").write_text('{"text": "坏\\ud800字"}\n{"text": "好\\ud83d\\ude00"}\n"三"\n', "utf-8")
-    report = build(raw)
-    assert all_texts() == ["三", "坏字", "好😀"]
-    assert report.rules == {"half characters": 1, "U+FFFD": 1}
 
 
 # file and archive names: in several encodings, alike, long, odd
@@ -86,7 +77,7 @@ def test_a_full_disk_is_not_a_bad_file(raw, monkeypatch):
     monkeypatch.setattr(partition, "_shard_line", full)
     with pytest.raises(OSError, match="No space left"):
         build(raw, document="line")
-    assert not list(paths.room("test", "corpus").rglob("*.lines"))
+    assert not list(paths.room("test", "corpus").rglob("*.*"))
 
 
 def test_the_bytes_do_not_depend_on_the_workers(raw, monkeypatch):
@@ -122,59 +113,3 @@ def test_a_large_file_is_cut_into_slices_that_change_nothing(raw, monkeypatch, w
     assert report.rules["HTML tags"] == whole.rules["HTML tags"] > 300
     assert [file.name for file in report.files] == ["a.jsonl", "b.txt"]
     assert report.dropped == whole.dropped and report.dropped["duplicate"] > 40
-
-
-CHILD = """
-import os, signal, sys
-from helpers.corpus import partition
-from helpers.corpus.build import build_corpus
-if __name__ == "__main__":
-    partition.TASK_BYTES = 20_000
-    done, real = [], partition.clean_task
-    def clean(task):
-        if len(done) == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        done.append(task)
-        return real(task)
-    partition.clean_task = clean
-    build_corpus("test", sys.argv[1], workers=1)
-"""
-
-
-@pytest.mark.slow
-def test_a_build_that_was_killed_goes_on_at_the_shard(raw, monkeypatch, written):
-    """A stage that starts again from nothing loses a night on a large corpus."""
-    jsonl(raw / "a.jsonl", 1500)
-    monkeypatch.setattr(partition, "TASK_BYTES", 20_000)
-    expected, tasks = bytes_of(build(raw, min_length=2)), len(written)
-    killed = subprocess.run([sys.executable, "-c", CHILD, str(raw)], cwd=paths.repo_root(), capture_output=True)
-    assert killed.returncode == -9, killed.stderr.decode()
-    left = paths.room("test", "corpus") / "parts"
-    assert len(list(left.glob("*.json"))) == 3
-    assert not (paths.room("test", "corpus") / "report.json").exists()
-    torn = next(left.glob("*.lines"))  # as after a power cut: the name is there, the bytes are not
-    torn.write_bytes(torn.read_bytes()[:100])
-    written.clear()
-    assert bytes_of(build(raw, min_length=2)) == expected
-    assert len(written) == tasks - 2  # two of the three were used again
-    assert not left.exists()
-
-
-@pytest.mark.parametrize("change", ["file", "settings"])
-def test_parts_of_another_file_or_setting_are_not_used_again(raw, monkeypatch, change, written):
-    for n in range(3):
-        jsonl(raw / f"{n}.jsonl", 40, seed=n)
-    monkeypatch.setattr(partition, "TASK_FILES", 1)
-    with monkeypatch.context() as patch:
-        patch.setattr(split, "reduce_parts", lambda *_: 1 / 0)  # stopped after its parts are finished
-        with pytest.raises(ZeroDivisionError):
-            build(raw)
-    before = set(written)
-    written.clear()
-    if change == "file":
-        (raw / "1.jsonl").write_text('{"text": "新的一篇，别的都旧。"}\n', "utf-8")
-    report = build(raw, **({} if change == "file" else {"rules": "-HTML tags"}))
-    assert len(before) == 3 and not before & set(written)
-    assert len(written) == (1 if change == "file" else 3)
-    assert ("新的一篇，别的都旧。" in all_texts()) == (change == "file")
-    assert report.rules["HTML tags"] == (2 * 5 if change == "file" else 0)

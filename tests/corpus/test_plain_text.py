@@ -8,7 +8,8 @@ from corpora import LINE_ENDS, LINES, SENTENCE, all_texts, build, read_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.corpus import encodings, plain_text, records
+from helpers.corpus import encodings, plain_text
+from helpers.corpus.settings import MODES
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def naive(text: str, mode: str) -> list[str]:
     return [block for block in re.split("\n\n+", inner) if block]
 
 
-@given(LINES, LINE_ENDS, st.sampled_from(records.MODES), st.integers(1, 9))
+@given(LINES, LINE_ENDS, st.sampled_from(MODES), st.integers(1, 9))
 @settings(max_examples=300)
 def test_documents_do_not_depend_on_the_pieces(rows, end, mode, size):
     text = end.join(rows)
@@ -92,7 +93,7 @@ def test_documents_do_not_depend_on_the_pieces(rows, end, mode, size):
 def test_long_lines_and_documents_are_cut_and_lose_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(plain_text, "LONGEST_DOCUMENT", 100)
     monkeypatch.setattr(encodings, "BLOCK_BYTES", 64)
-    for mode in records.MODES:
+    for mode in MODES:
         documents, _ = read_text(tmp_path, "a.txt", "字" * 4000, document=mode)
         assert "".join(documents) == "字" * 4000 and max(map(len, documents)) <= 200
     rows = [f"第{n}句，{SENTENCE}" for n in range(50)]

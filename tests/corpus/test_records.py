@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.corpus.conversations import Conversation
-from helpers.corpus.records import ReadOptions
+from helpers.corpus.settings import CorpusSettings
 
 # ---- what came in = what is in the corpus + what the report names ----
 
@@ -143,10 +143,10 @@ def test_templates_over_json(tmp_path):
     documents, report = read_text(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows)), text_key="《{t}》\n{p}")
     assert documents == ["《题》\n一\n二", "只是文字", "《》\n三"]
     assert report.dropped == {"empty": 2, "unreadable": 2} and report.lost["unreadable"] == 1
-    assert "nothing under 't, p'" in report.notes[0] and "a object" in report.notes[0]
+    assert "nothing under 't, p'" in report.notes[0] and "no text but {'a': 1} under 't'" in report.notes[0]
 
 
 @pytest.mark.parametrize("text_key", ["{a.__class__}", "{a[0]}", "{}", "{a!r}", "{a:>9}", "{a", "a}"])
 def test_templates_name_columns_and_nothing_else(text_key):
     with pytest.raises(ValueError, match="text_key"):
-        ReadOptions(text_key=text_key)
+        CorpusSettings(text_key=text_key)

@@ -16,24 +16,22 @@ MARKED = {AD: AD, "第 7 页": "第 0 页", "第 8 页": "第 0 页", "- 9 -": "
 LINES = ["归去来兮！", "谢谢", "好的", "第一章", "", "2", "……", SENTENCE, *MARKED]
 
 
-def find(tmp_path, *parts):
+def find(*parts):
     """Return the keys of the lines that repeat in parts, each a list of documents."""
-    files = [tmp_path / f"{number}.places" for number in range(len(parts))]
-    for file, texts in zip(files, parts, strict=True):
-        dedup.write_places(dedup.count_places(texts), sum(map(len, texts)), file)
-    return frozenset().union(*dedup.find_repeated(files))
+    characters = sum(len(text) for texts in parts for text in texts)
+    return frozenset().union(*dedup.find_repeated(list(map(dedup.count_places, parts)), characters))
 
 
-def strip_repeats(tmp_path, texts):
+def strip_repeats(texts):
     counts, examples = Counter(), {}
-    repeated = find(tmp_path, texts)
+    repeated = find(texts)
     return [cleaning.without_lines(text, repeated, counts, examples) for text in texts], counts, examples
 
 
-def test_advertisements_and_page_rulers_go_when_they_repeat(tmp_path):
+def test_advertisements_and_page_rulers_go_when_they_repeat():
     ads = [AD, "最新章节 http://a.org/1.html 抢先看", "第 {} 页", "------ Page {} ------", "- {} -", "＝"]
     texts = [f"第{n}篇，{SENTENCE}\n" + "\n".join(ad.format(n) for ad in ads) + f"\n{SENTENCE}" for n in range(4)]
-    cleaned, counts, examples = strip_repeats(tmp_path, texts)
+    cleaned, counts, examples = strip_repeats(texts)
     assert cleaned == [f"第{n}篇，{SENTENCE}\n＝\n{SENTENCE}" for n in range(4)]
     assert counts == {"repeated lines": 4 * 5}
     assert examples["repeated lines"][0] == (AD, "")
@@ -44,24 +42,24 @@ def test_advertisements_and_page_rulers_go_when_they_repeat(tmp_path):
     "归去来兮！ 好的 谢谢！ 旁白： 第一章 第3章 …… *** 2 （一） |-----|-----| --- 翻到第3页，看叶子。 1/2 ======"
     " ------ 见https://example.org/abs/23.1 [题](https://a.cn) <https://b.cn> logger.info(下) url:'http://c.cn'".split(),
 )
-def test_refrains_formulas_headings_and_separators_may_repeat(tmp_path, line):
+def test_refrains_formulas_headings_and_separators_may_repeat(line):
     texts = [f"{SENTENCE}{n}\n{line}\n{SENTENCE}" for n in range(30)]
-    assert strip_repeats(tmp_path, texts)[0] == texts
+    assert strip_repeats(texts)[0] == texts
     assert not cleaning.candidates(line)
 
 
-def test_in_a_large_corpus_more_places_are_needed(tmp_path, monkeypatch):
+def test_in_a_large_corpus_more_places_are_needed(monkeypatch):
     texts = [f"{SENTENCE * 8}{n}\n{AD if n % 25 == 0 else ''}" for n in range(100)]  # 4 places in 12,000 characters
     for sparse, found in ((30_000_000, 1), (2500, 1), (2000, 0)):
         monkeypatch.setattr(dedup, "SPARSE", sparse)
-        assert len(find(tmp_path, texts)) == found
+        assert len(find(texts)) == found
 
 
 documents = st.lists(st.lists(st.sampled_from(LINES), max_size=6).map("\n".join), max_size=8)
 
 
 @given(documents)
-def test_no_other_line_is_changed(tmp_path_factory, texts):
+def test_no_other_line_is_changed(texts):
     """An independent count, line by line; all that is no candidate, and all that is rare, stays as it was."""
     places: dict = {}  # (line, the rest of its document) -> places; of several documents with this rest, the most
     alone = Counter()
@@ -74,17 +72,16 @@ def test_no_other_line_is_changed(tmp_path_factory, texts):
     for (shape, _), count in places.items():
         alone[shape] += count
     dirt = {shape for shape, count in alone.items() if count >= dedup.REPEATS}
-    cleaned, counts, _ = strip_repeats(tmp_path_factory.mktemp("places"), texts)
+    cleaned, counts, _ = strip_repeats(texts)
     kept = [[line for line in text.split("\n") if MARKED.get(line) not in dirt] for text in texts]
     assert [text.strip("\n") for text in cleaned] == ["\n".join(lines).strip("\n") for lines in kept]
     assert counts["repeated lines"] == sum(MARKED.get(line) in dirt for text in texts for line in text.split("\n"))
 
 
 @given(documents, st.randoms(use_true_random=False), st.integers(1, 4))
-def test_order_and_parts_change_nothing(tmp_path_factory, texts, chance, parts):
-    folder = tmp_path_factory.mktemp("places")
+def test_order_and_parts_change_nothing(texts, chance, parts):
     shuffled = chance.sample(texts, len(texts))
-    assert find(folder, texts) == find(folder, *(shuffled[start::parts] for start in range(parts)))
+    assert find(texts) == find(*(shuffled[start::parts] for start in range(parts)))
 
 
 # ---- in a corpus ----
@@ -112,6 +109,6 @@ def test_an_advertisement_in_every_hundredth_document_is_found(raw, monkeypatch)
     report = build(raw, document="block")
     assert all_texts() == sorted(advertised(n)[1] for n in range(4000))
     assert report.rules["repeated lines"] == 40
-    assert report.examples["repeated lines"] == [[AD, ""]] * cleaning.EXAMPLES
+    assert report.examples["repeated lines"] == [(AD, "")] * cleaning.EXAMPLES
     assert report.documents == 4000 == sum(file.documents for file in report.files)
     assert build(raw, document="block", rules="-repeated lines").rules["repeated lines"] == 0

@@ -30,7 +30,7 @@ def test_duplicates_and_short_documents_are_reported_in_documents_and_characters
     ("name", "text", "said"),
     [
         ("a.txt", "一\n二\n", "left, and .*document='line' or 'block'"),
-        ("a.jsonl", '"一二"\n' * 1000 + "1\n", r"left \(999 duplicate, 1 unreadable\), and .*Add texts that differ"),
+        ("a.jsonl", '"一二"\n' * 1000 + "1\n", r"left \(999 duplicate, 1 unreadable\), and .*a smaller max_length"),
     ],
 )
 def test_one_document_cannot_be_split(raw, name, text, said):
