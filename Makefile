@@ -116,7 +116,7 @@ wanted=$$(pwd; cat pyproject.toml constraints.txt); \
 	if [ "$$ENV" = .venv ] && ! { $(PY) -c "$$fits" && { $(PY) -m pip --version || command -v uv; }; } >/dev/null 2>&1; \
 		then set -- $(PYTHON); fi; \
 	"$$@" -c "$$fits" || \
-		{ echo "Python 3.11 to 3.14 is needed (for 3.15, pydivsufsort, opencc, rensa and zstandard have no wheels yet);" \
+		{ echo "Python 3.11 to 3.14 is needed (for 3.15, pydivsufsort, opencc and rensa have no wheels yet);" \
 		  "name one, with no environment activated: make PYTHON=python3.12 …" >&2; exit 1; }; \
 	if [ "$$*" != $(PY) ]; then \
 		echo "making .venv"; "$$@" -m venv --clear .venv || \

@@ -46,7 +46,7 @@ class Corpus:
     licence: str
     home: str  # address of its page
     files: tuple[str, ...]  # their addresses
-    text_key: str = "text"  # where the text is; see `records.ReadOptions`
+    text_key: str = "text"  # where the text is; see `settings.CorpusSettings`
 
 
 _POETRY = "https://github.com/chinese-poetry/chinese-poetry"

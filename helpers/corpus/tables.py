@@ -1,6 +1,6 @@
 """Tables: the rows of CSV, TSV and Parquet, each as {column: value}, a few at a time.
 
-Of the dialects in which programs write a CSV, the one is taken that has_text the most rows; a row that does not fit its
+Of the dialects in which programs write a CSV, the one is taken that fits the most rows; a row that does not fit its
 header is a problem, never half read. What a row becomes is decided in `records`.
 """
 
@@ -173,11 +173,13 @@ def parquet_rows(path: Path, text_key: str, problems: Problems) -> Iterator[tupl
     wanted, number = parse_template(text_key)[0], 0
     try:
         with parquet.ParquetFile(path) as file:
-            require(text_key, file.schema_arrow.names)
+            require(text_key, names := file.schema_arrow.names)
+            if len({*names}) < len(names):
+                problems.report.notes.append("of columns with the same name, only the last is read")
             binary = [column.name for column in file.schema_arrow if "binary" in str(column.type)]
             if passed := [name for name in binary if name not in wanted]:
                 problems.report.notes.append(f"no text but bytes, which are not read: {', '.join(passed)}")
-            kept = [name for name in file.schema_arrow.names if name not in passed]
+            kept = [name for name in names if name not in passed]
             for batch in file.iter_batches(PARQUET_ROWS, columns=kept, use_threads=False):
                 for record in batch.to_pylist():
                     number += 1

@@ -176,12 +176,6 @@ def _why_it_died(stderr: IO[str]) -> str:
 # ---- has a stage finished already, with the same parameters and inputs? ----
 
 
-def _has_changed(run: str, names: dict[str, str]) -> bool:
-    """Return whether one of these files (path -> SHA-256) is missing or has changed."""
-    files = {paths.run_dir(run) / name: wanted for name, wanted in names.items()}
-    return any(not file.is_file() or known_sha256(file) != wanted for file, wanted in files.items())
-
-
 def _found_other_figures(run: str, copy: nbformat.NotebookNode) -> bool:
     """Return whether an earlier room has other figures than this notebook read when it ran."""
     return any(read_manifest(run, earlier)["result"] != figures for earlier, figures in copy.metadata["read"].items())
@@ -215,9 +209,10 @@ def finished_unchanged(run: str, stage: str, values: dict[str, Any], lessons: bo
     if manifest["parameters"] != values or _code_of(copy) not in published:
         return False
     # 3. the same input files, and no new one
-    if _has_changed(run, manifest["inputs"]):
+    files = {paths.run_dir(run) / name: wanted for name, wanted in manifest["inputs"].items()}
+    if any(not file.is_file() or known_sha256(file) != wanted for file, wanted in files.items()):
         return False
-    return same_files(values.get("source", BUILT_IN), [paths.run_dir(run) / name for name in manifest["inputs"]])
+    return same_files(values.get("source", BUILT_IN), [*files])
 
 
 def _code_of(notebook: nbformat.NotebookNode) -> list[str]:
