@@ -22,6 +22,7 @@ import faults
 import models
 import pytest
 import torch
+from displays import until
 from faults import DEFAULTS, FULL, Children, debris, everything, final, newest, seen
 from models import rows
 
@@ -418,10 +419,8 @@ def free_port() -> int:
 
 def wait_for(folder: Path, condition, timeout: float = 240) -> None:
     """Wait until a condition on a run's rows holds."""
-    deadline = time.monotonic() + timeout
-    while not ((folder / "metrics.jsonl").exists() and condition()):
-        assert time.monotonic() < deadline, "what was waited for did not happen"
-        time.sleep(0.01)
+    until((folder / "metrics.jsonl").exists, timeout)
+    until(condition, timeout)
 
 
 def steps_done(folder: Path) -> int:
@@ -569,10 +568,7 @@ def test_workers_whose_launcher_is_killed_save_and_end(room):
         assert sorted(found) == [0, 1]
         launcher.kill()
         launcher.wait()
-        deadline = time.monotonic() + 60
-        while any(Path(f"/proc/{pid}").exists() for pid in found.values()):
-            assert time.monotonic() < deadline, "a worker goes on without its launcher"
-            time.sleep(0.1)
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in found.values()))  # of their own
     finally:
         for pid in workers(launcher.pid).values():
             os.kill(pid, signal.SIGKILL)
