@@ -17,8 +17,6 @@ from helpers.vocab.tokenizer import encode
 PROMPTS = ["绿萝怎么浇水？", "", "龟背竹喜欢散射光，冬天", "水"]
 SAMPLED = Settings(max_new_tokens=30, temperature=0.9, top_k=40, top_p=0.95, repetition_penalty=1.2, seed=3)
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def test_window_start_slides_by_halves():
     starts = [window_start(length, 8) for length in range(1, 20)]

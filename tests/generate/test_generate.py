@@ -24,8 +24,6 @@ from helpers.vocab.tokenizer import decode, encode
 
 PROMPTS = ["绿萝怎么浇水？", "", "龟背竹喜欢散射光，冬天", "水", PLANTS, PLANTS * 3]  # the last two exceed the context
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def naive(net, tok, prompt: str, settings: Settings, number: int = 0) -> list[int]:
     """The new ids by the plainest loop."""
