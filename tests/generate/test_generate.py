@@ -72,7 +72,7 @@ def test_a_plain_pipeline_and_generate_write_our_greedy_text(lettered, tok, tmp_
     folder = str(tmp_path / "final_model")
     model, theirs = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     write = pipeline("text-generation", model=folder, device="cpu")
-    for prompt in ("绿萝怎么浇水？", "<eos>绿萝<user>", "看", ""):
+    for prompt in ("绿萝怎么浇水？", "<eos>绿萝<user>", "看", "绿 é<0x41>", ""):
         expected = generate.generate(lettered, tok, prompt, Settings(max_new_tokens=10, temperature=0.0))[0]
         assert len(expected.tokens) > 2 or not prompt
         ids = theirs(prompt, return_tensors="pt")  # of no prompt the document's start alone
