@@ -8,10 +8,10 @@ import sys
 import threading
 from pathlib import Path
 
-import nbformat
 import psutil
 import pytest
 from displays import until
+from house import write_cell
 
 from helpers import paths
 from helpers.manifest import open_room, read_manifest
@@ -54,11 +54,8 @@ _ = write_manifest(run, "tokenize", parameters={"run": run}, inputs=[], outputs=
 
 @pytest.fixture
 def sweep_house(house):
-    for stage, cells in {"train": (PARAMETERS, TRAIN), "tokenize": (None, TOKENIZE)}.items():
-        book = nbformat.read(paths.notebook(stage), as_version=4)
-        book.cells[1].source = cells[0] or book.cells[1].source
-        book.cells[2].source = cells[1].strip()
-        nbformat.write(book, paths.notebook(stage))
+    write_cell("train", TRAIN.strip(), parameters=PARAMETERS)
+    write_cell("tokenize", TOKENIZE.strip())
     return house
 
 
