@@ -11,6 +11,7 @@ import random
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -405,16 +406,10 @@ def shell(settings: TrainSettings, pace: float, slow_from: int, slow: float) -> 
 def start_shell(settings: TrainSettings, pace: float = 0.05, slow_from: int = 10**9, world: int = 1):
     env = {"RUNS_DIR": os.environ["RUNS_DIR"]}
     if world > 1:
-        env |= {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = str(free.getsockname()[1])
+        env |= {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     return Children(shell, settings, pace, slow_from, 600, world=world, env=env)
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def wait_for(folder: Path, condition, timeout: float = 240) -> None:
