@@ -1,14 +1,11 @@
 """A checkpoint is whole or absent, and says so when it is damaged."""
 
-import errno
 import shutil
 
 import faults
 import pytest
 import torch
 from models import tiny
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from helpers import files
 from helpers.model.config import ARCHITECTURES
@@ -116,24 +113,6 @@ def test_what_is_no_safetensors_file_is_refused_although_its_checksum_fits(tmp_p
     torch.save({"state": torch.ones(3)}, folder / name)
     with pytest.raises(checkpoint.BadCheckpoint, match=f"{name} is not a safetensors file"):
         checkpoint.restore(folder, model, [optimizer])
-
-
-@pytest.mark.parametrize(
-    "error", [OSError(errno.ENOSPC, "No space left on device"), SafetensorError("I/O error: No space left on device")]
-)
-def test_a_full_disk_leaves_no_debris(tmp_path, monkeypatch, error):
-    """safetensors has an error of its own for it, which is no OSError: who saves sees one kind only."""
-    model, optimizer = small()
-    checkpoint.save(tmp_path, 1, model, [optimizer], {})
-
-    def full(tensors, path):
-        save_file(dict(list(tensors.items())[:2]), path)
-        raise error
-
-    monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(OSError, match="No space"):
-        checkpoint.save(tmp_path, 2, model, [optimizer], {})
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
 def test_another_shape_is_refused(tmp_path):
