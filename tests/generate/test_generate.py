@@ -186,7 +186,6 @@ def test_pieces_add_up_to_the_text(tok, seed, length):
 @pytest.mark.parametrize(
     ("stop", "text"),
     [
-        (("水",), "看土。浇"),  # in the middle of a token
         (("。浇",), "看土"),  # across two tokens
         (("热", "土。浇水", "。浇水，再"), "看"),  # the first that ends wins; of those, the one that begins first
         (("没有",), "看土。浇水，再浇🌱水"),
