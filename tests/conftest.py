@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import os
+import sys
 from pathlib import Path
 
 import hypothesis
@@ -38,15 +39,14 @@ def environment():
     return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    """One thread for the tests of a module: tensors this small are only slowed down by a second one."""
-    import torch  # as in `run`
+    """One thread of torch for the tests of this process: tensors this small are only slowed down by a second one.
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    What a test starts, a notebook's kernel above all, has as many as it likes.
+    """
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 @pytest.fixture

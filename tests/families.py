@@ -16,6 +16,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from helpers.model.config import GPTConfig, make_config
 from helpers.model.gpt import GPT
 from helpers.model.huggingface import config_from, save_model
 
@@ -65,6 +66,17 @@ def as_library(net: GPT):
         return AutoModelForCausalLM.from_pretrained(
             folder, dtype=net.lm_head.weight.dtype, attn_implementation="eager", **more
         ).eval()
+
+
+TOKENS = torch.randint(1, V, (4, 16), generator=torch.Generator().manual_seed(0))  # for a model of `small_config`
+
+
+def small_config(architecture: str, **changes) -> GPTConfig:
+    return make_config(architecture, V, **dict(n_ctx=16, n_embd=32, n_layer=2, n_head=4) | changes)
+
+
+def small_model(architecture: str, seed: int = 0, **changes) -> GPT:
+    return GPT(small_config(architecture, **changes)).init_weights(seed)
 
 
 def lively(name: str) -> GPT:

@@ -53,6 +53,15 @@ HOUSE = {
 }
 
 
+def write_cell(stage, source="", more="", parameters="", **metadata):
+    """Put other code into the last cell of a stand-in notebook, or more behind it; and other parameters before it."""
+    book = nbformat.read(paths.notebook(stage), as_version=4)
+    book.metadata |= metadata
+    book.cells[1].source = parameters or book.cells[1].source
+    book.cells[2].source = (source or book.cells[2].source) + more
+    nbformat.write(book, paths.notebook(stage))
+
+
 def make_house(root):
     """Write the stand-in notebooks of all stages and side doors below `root`; `paths.repo_root` must return it."""
     for folder in ("notebooks/deeper", "presets"):

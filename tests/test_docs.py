@@ -11,7 +11,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -67,7 +66,7 @@ SERVERS = {  # a server, and what is asked of it
 }
 
 # every kind of tokens goes through all six rooms
-KINDS = {"sample": "words", "songci": "auto", "novels": "bpe", "clinic": "characters", "forum": "bytes", "big": "words"}
+KINDS = {"sample": "words", "songci": "auto", "novels": "bpe", "clinic": "characters", "forum": "bytes"}
 VERSES = (
     "春江潮水连海平，海上明月共潮生。", "滟滟随波千万里，何处春江无月明。", "江流宛转绕芳甸，月照花林皆似霰。",
     "空里流霜不觉飞，汀上白沙看不见。", "江天一色无纤尘，皎皎空中孤月轮。", "江畔何人初见月，江月何年初照人。",
@@ -91,28 +90,18 @@ def commands() -> list[str]:
     return list(dict.fromkeys(each.strip() for each in typed + inline if each.startswith(SHELL)))
 
 
-def free_port() -> int:
-    with socket.socket() as any_socket:
-        any_socket.bind(("127.0.0.1", 0))
-        return any_socket.getsockname()[1]
-
-
 class Desk:
-    """A reader's desk: texts, runs, a port. The repository is the real one; nothing is written there."""
+    """A reader's desk: texts and runs. The repository is the real one; nothing is written there."""
 
     def __init__(self, folder: Path):
-        self.folder, self.scheduler = folder, free_port()
+        self.folder = folder
         self.write_texts()
         micro = (ROOT / "presets" / "micro.yaml").read_text("utf-8")
         micro = micro.replace("warmup_steps: 4", "warmup_steps: 1")  # of two processes, an epoch has few updates
         for run, kind in KINDS.items():
             (folder / f"{run}.yaml").write_text(micro.replace("kind: words", f"kind: {kind}"), "utf-8")
-        forum = (
-            (folder / "forum.yaml")
-            .read_text("utf-8")
-            .replace("corpus:\n", 'corpus:\n  text_key: "{title}\\n{ask}\\n{answer}"\n')
-        )
-        (folder / "forum.yaml").write_text(forum, "utf-8")
+        forum, key = folder / "forum.yaml", '  text_key: "{title}\\n{ask}\\n{answer}"\n'
+        forum.write_text(forum.read_text("utf-8").replace("corpus:\n", f"corpus:\n{key}"), "utf-8")
         self.environment = {
             name: value for name, value in os.environ.items() if name not in ("RUN", "CORPUS", "MAKEFLAGS")
         }
@@ -129,18 +118,15 @@ class Desk:
         }
         self.smaller = {
             "/path/to/a folder of 小说": str(folder / "a folder of 小说"),
-            "/shared/web": str(folder / "songci.txt"),
             # the docs have two tables of that name: this one has columns of its own
             "RUN=clinic CORPUS=dialogues.csv PRESET=clinic.yaml": f"RUN=forum CORPUS={folder}/forum.csv "
             f"PRESET={folder}/forum.yaml",
             "runs/": f"{folder / 'runs'}/",
-            "out.ipynb": str(folder / "out.ipynb"),
             **{
                 name: str(folder / name)
                 for name in ("songci.jsonl", "songci.txt", "dialogues.csv", "lr.yaml", "train.json")
             },
             "poems.example.org:5005/v1/models": "127.0.0.1:5005/v1/models -H 'Host: poems.example.org'",
-            "tcp://scheduler:8786": f"tcp://127.0.0.1:{self.scheduler}",
             "--nproc-per-node 8": "--nproc-per-node 2",
             "KEY=…": f"KEY={'k' * 40}",
             "Bearer …": f"Bearer {'k' * 40}",

@@ -12,7 +12,7 @@ from helpers import paths
 from helpers.manifest import open_room
 from helpers.run.parameters import plan_parameters, stage_notebook
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.slow
 DICE = random.Random(0)
 HAN = [chr(point) for point in range(0x4E00, 0x9FA0)]
 WORDS = "the soil is dry so give it some water and do not let this plant stand in a cold wind at night".split()

@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from concurrent.futures import Executor, Future
+from types import SimpleNamespace
 
 import pytest
 
@@ -84,38 +84,19 @@ def test_a_label_shows_progress_and_its_absence_shows_nothing(capfd, monkeypatch
     assert "counting" in shown and "0/3" in shown
 
 
-class Later(Executor):
-    """An executor whose tasks all wait, and that notes how many of them there are."""
-
-    def __init__(self):
-        self.waiting, self.most = [], 0
-
-    def submit(self, fn, /, *args, **kwargs):
-        outer = self
-
-        class Waiting(Future):
-            def result(self, timeout=None):
-                outer.waiting.remove(self)
-                return fn(*args, **kwargs)
-
-        future = Waiting()
-        self.waiting.append(future)
-        self.most = max(self.most, len(self.waiting))
-        return future
-
-
 def test_a_lazy_source_is_never_held_whole(monkeypatch):
+    """Where a task is done only when its result is asked for: as if all workers were slow."""
     monkeypatch.setattr(parallel, "IN_FLIGHT", 7)
-    taken, pool = [], Later()
+    waiting, most = [], []
 
-    def source():
-        for n in range(100):
-            taken.append(n)
-            assert len(pool.waiting) <= 7
-            yield n
+    def submit(function, item):
+        waiting.append(item)
+        most.append(len(waiting))
+        return SimpleNamespace(result=lambda: waiting.remove(item) or function(item))
 
-    assert parallel.map_shards(pool, square, source()) == [n * n for n in range(100)]
-    assert pool.most == 7 and len(taken) == 100
+    pool = SimpleNamespace(submit=submit)
+    assert parallel.map_shards(pool, square, iter(range(100))) == [n * n for n in range(100)]
+    assert max(most) == 7
     with parallel.executor(1) as here:  # and in this process an item is taken when the one before is done
         order = []
         items = (order.append(("taken", n)) or n for n in range(3))

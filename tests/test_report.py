@@ -7,6 +7,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from house import write_cell
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from helpers import paths, report
@@ -20,12 +21,8 @@ def test_the_report_is_one_page_that_fetches_nothing(house):
     samples = paths.room("r", "generate") / "samples.jsonl"
     samples.parent.mkdir(parents=True)
     samples.write_text(json.dumps({"text": "床前<b>明月光"}, ensure_ascii=False) + "\n", "utf-8")
-    book = nbformat.read(paths.notebook("vocab"), as_version=4)
-    book.cells[2].source += (
-        "\nfrom IPython.display import HTML, IFrame, Image, display"
-        "\ndisplay(HTML('<b>月</b>'), IFrame('http://127.0.0.1:5005', 9, 9), Image(bytes(range(9)), format='png'))"
-    )
-    nbformat.write(book, paths.notebook("vocab"))
+    shown = "HTML('<b>月</b>'), IFrame('http://127.0.0.1:5005', 9, 9), Image(bytes(range(9)), format='png')"
+    write_cell("vocab", more=f"\nfrom IPython.display import HTML, IFrame, Image, display\ndisplay({shown})")
     assert main(["corpus", "vocab", "--run", "r"]) == 0
     page = (paths.run_dir("r") / "report.html").read_text("utf-8")
     assert not re.search(r"""<(script|iframe|link|object)\b|<[^>]*\s(src|srcset|data)=["']?(?!["']?data:)""", page)

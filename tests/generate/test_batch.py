@@ -1,6 +1,7 @@
 """A batch of rows: each is as if alone, whatever joins, leaves, or slides beside it."""
 
 import copy
+import re
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
@@ -11,13 +12,12 @@ from models import N_CTX, add_tools
 
 from helpers.generate import generate, sampling
 from helpers.generate.batch import DecodeBatch, Row, active_filters, banned, prompt_ids, window_start
+from helpers.generate.constraints import Constraint
 from helpers.generate.settings import Settings, TokenLogprob
-from helpers.vocab.tokenizer import encode
+from helpers.vocab.tokenizer import decode, encode
 
 PROMPTS = ["绿萝怎么浇水？", "", "龟背竹喜欢散射光，冬天", "水"]
 SAMPLED = Settings(max_new_tokens=30, temperature=0.9, top_k=40, top_p=0.95, repetition_penalty=1.2, seed=3)
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_window_start_slides_by_halves():
@@ -131,31 +131,10 @@ def test_filters_that_shape_the_distribution_do_not_change_a_greedy_text(net, to
     assert row.new == write(net, tok, shaped)[0].new == write(net, tok, plain)[0].new
 
 
-class Only:
-    """A constraint: these tokens, in this order."""
-
-    def __init__(self, tokens):
-        self.tokens = tokens
-
-    def begin(self, tokenizer, eos, max_new_tokens):
-        self.left = list(self.tokens)
-        return self
-
-    def allowed(self, width):
-        return torch.arange(width) == self.left[0]
-
-    def advance(self, token):
-        assert token == self.left.pop(0)
-
-    @property
-    def done(self):
-        return not self.left
-
-
 def test_a_constraint_is_obeyed_and_ends_the_text(net, tok):
-    wanted, plain = encode(tok, "龟背竹喜欢浇水"), Settings(max_new_tokens=20, seed=3)
-    row, other = write(net, tok, replace(plain, constraint=Only(wanted)), plain)
-    assert row.new == wanted and row.reason == "stop"
+    lines, plain = Constraint("看水", 3, ends=("。",)), Settings(max_new_tokens=20, seed=3)
+    row, other = write(net, tok, replace(plain, constraint=lines), plain)
+    assert re.fullmatch(r"看\w\w。水\w\w。", decode(tok, row.new)) and row.reason == "stop"
     assert other.new == write(net, tok, plain)[0].new
 
 

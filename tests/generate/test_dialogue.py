@@ -1,9 +1,11 @@
 """Conversations: what the model reads, what leaves when the window is full, and that an answer never slides it."""
 
 import threading
+from functools import partial
 
 import models
 import pytest
+from service import message
 
 from helpers.generate import generate
 from helpers.generate.constraints import Constraint
@@ -12,6 +14,7 @@ from helpers.generate.settings import Settings
 from helpers.vocab import chat
 
 SETTINGS = Settings(max_new_tokens=4, seed=3)
+user, assistant = partial(message, "user"), partial(message, "assistant")
 
 
 @pytest.fixture(scope="module")
@@ -19,18 +22,10 @@ def tok():
     return models.plants_chat_tokenizer()
 
 
-def user(content):
-    return {"role": "user", "content": content}
-
-
-def assistant(content):
-    return {"role": "assistant", "content": content}
-
-
 def test_an_answer_is_what_follows_the_ids_of_the_conversation(small, tok):
     talk = Dialogue(small, tok, system="土")
     first = "".join(talk.ask("怎么浇水？", SETTINGS))
-    ids = chat.encode_messages(tok, [{"role": "system", "content": "土"}, user("怎么浇水？")], True).ids
+    ids = chat.encode_messages(tok, [message("system", "土"), user("怎么浇水？")], True).ids
     assert first == "".join(generate.stream_text(small, tok, ids, SETTINGS)) != ""
     assert talk.messages == [user("怎么浇水？"), assistant(first)]
     second = "".join(talk.ask("看土", SETTINGS))

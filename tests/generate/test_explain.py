@@ -13,9 +13,6 @@ from helpers.generate.batch import banned, prompt_ids, window_start
 from helpers.generate.settings import Settings
 from helpers.vocab import tokenizer
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 EVERY = Settings(
     max_new_tokens=3 * N_CTX, temperature=0.9, top_k=60, top_p=0.95, min_p=0.002, typical_p=0.98, seed=5, logprobs=4,
     repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.2, no_repeat_ngram=3,

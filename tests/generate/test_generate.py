@@ -24,8 +24,6 @@ from helpers.vocab.tokenizer import decode, encode
 
 PROMPTS = ["绿萝怎么浇水？", "", "龟背竹喜欢散射光，冬天", "水", PLANTS, PLANTS * 3]  # the last two exceed the context
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def naive(net, tok, prompt: str, settings: Settings, number: int = 0) -> list[int]:
     """The new ids by the plainest loop."""
@@ -74,7 +72,7 @@ def test_a_plain_pipeline_and_generate_write_our_greedy_text(lettered, tok, tmp_
     folder = str(tmp_path / "final_model")
     model, theirs = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     write = pipeline("text-generation", model=folder, device="cpu")
-    for prompt in ("绿萝怎么浇水？", "<eos>绿萝<user>", "看", ""):
+    for prompt in ("绿萝怎么浇水？", "<eos>绿萝<user>", "看", "绿 é<0x41>", ""):
         expected = generate.generate(lettered, tok, prompt, Settings(max_new_tokens=10, temperature=0.0))[0]
         assert len(expected.tokens) > 2 or not prompt
         ids = theirs(prompt, return_tensors="pt")  # of no prompt the document's start alone
@@ -188,7 +186,6 @@ def test_pieces_add_up_to_the_text(tok, seed, length):
 @pytest.mark.parametrize(
     ("stop", "text"),
     [
-        (("水",), "看土。浇"),  # in the middle of a token
         (("。浇",), "看土"),  # across two tokens
         (("热", "土。浇水", "。浇水，再"), "看"),  # the first that ends wins; of those, the one that begins first
         (("没有",), "看土。浇水，再浇🌱水"),

@@ -1,7 +1,4 @@
-"""The scale of colours for probability: its levels, and that it costs no import of torch."""
-
-import subprocess
-import sys
+"""The scale of colours for probability: its levels (show/test_show_notebook.py: it costs no import of torch)."""
 
 from helpers.generate.surprisal import LEVELS, level
 
@@ -9,8 +6,3 @@ from helpers.generate.surprisal import LEVELS, level
 def test_each_level_begins_at_its_own_bound():
     assert [level(p) for p in (1, 0.5, 0.49, 0.2, 0.05, 0.01, 0.0099, 0)] == [0, 0, 1, 1, 2, 3, 4, 4]
     assert list(LEVELS) == sorted(LEVELS, reverse=True) and level(0) == len(LEVELS)
-
-
-def test_a_figure_that_uses_it_loads_no_torch():
-    code = "import sys; import helpers.generate.surprisal; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -2,12 +2,10 @@
 
 import pytest
 import torch
-from families import CONFIGS, V, lively
+from families import CONFIGS, TOKENS, V, lively
 
 from helpers.model.cache import Cache
 from helpers.model.config import make_config
-
-IDS = torch.randint(1, V, (4, 16), generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -40,7 +38,7 @@ def test_a_cache_grows_by_doubling_and_keeps_what_it_holds():
 def test_a_cache_of_rows_that_are_not_equally_long_is_refused():
     net = lively("llama")
     cache = Cache(net.config, net.embed_tokens.weight)
-    net(IDS[:2], cache=cache)
+    net(TOKENS[:2], cache=cache)
     cache.lengths[1] = 3
     with pytest.raises(ValueError, match="several lengths"):
-        net(IDS[:2], cache=cache)
+        net(TOKENS[:2], cache=cache)

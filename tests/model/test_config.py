@@ -4,32 +4,26 @@ from dataclasses import replace
 
 import pytest
 import torch
+from families import TOKENS, small_config
 from torch.utils.flop_counter import FlopCounterMode
 
-from helpers.model.config import ARCHITECTURES, GPTConfig, make_config
+from helpers.model.config import ARCHITECTURES
 from helpers.model.gpt import GPT
 from helpers.train.loss import Loss
-
-V = 90
-SHAPE = dict(n_ctx=16, n_embd=32, n_layer=2, n_head=4)
-IDS = torch.randint(1, V, (4, 16), generator=torch.Generator().manual_seed(0))
-
-
-def config(architecture: str, **changes) -> GPTConfig:
-    return make_config(architecture, V, **SHAPE | changes)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_sizes_are_those_of_the_real_model(architecture):
-    for shape in (config(architecture), config(architecture, n_kv_head=2, tied=False, head_size=6, n_inner=20)):
+    for changes in ({}, dict(n_kv_head=2, tied=False, head_size=6, n_inner=20)):
+        shape = small_config(architecture, **changes)
         assert shape.sizes()["parameters"] == sum(p.numel() for p in GPT(shape).parameters())
 
 
 def test_of_a_mixture_only_the_chosen_experts_are_active():
-    dense, mixture = (config(kind).sizes() for kind in ("qwen3", "moe"))
+    dense, mixture = (small_config(kind).sizes() for kind in ("qwen3", "moe"))
     assert dense["active_parameters"] == dense["parameters"] < mixture["active_parameters"] < mixture["parameters"]
     assert mixture["active_parameters"] == dense["parameters"] + 2 * 4 * 32  # in two layers: four experts' rows
-    both = config("moe", experts_per_token=2).sizes()
+    both = small_config("moe", experts_per_token=2).sizes()
     expert = 2 * 3 * 32 * 64  # two layers, three matrices
     assert both["parameters"] == mixture["parameters"]
     assert both["active_parameters"] - mixture["active_parameters"] == expert
@@ -38,27 +32,27 @@ def test_of_a_mixture_only_the_chosen_experts_are_active():
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_flops_agree_with_torchs_own_counter(architecture):
     """Against torch.utils.flop_counter, which counts attention over the whole square: we halve it. To 3 %."""
-    model = GPT(config(architecture)).init_weights(0)
+    model = GPT(small_config(architecture)).init_weights(0)
     cfg = model.config
     with (
         FlopCounterMode(display=False) as counter,
         torch.autocast("cpu", torch.bfloat16),
     ):
-        Loss(model)(IDS, IDS).objective.backward()  # 64 tokens: the loss pads no chunk
+        Loss(model)(TOKENS, TOKENS).objective.backward()  # 64 tokens: the loss pads no chunk
     square = 6 * cfg.n_layer * 16 * cfg.n_embd  # the half that the causal mask throws away
     vectors = sum(p.numel() for p in model.parameters() if p.ndim < 2)
-    ours = (cfg.sizes()["flops_per_token"] + square - 6 * vectors) * IDS.numel()
+    ours = (cfg.sizes()["flops_per_token"] + square - 6 * vectors) * TOKENS.numel()
     assert ours == pytest.approx(counter.get_total_flops(), rel=0.03)
 
 
 def test_a_shorter_window_an_untied_table_and_shared_keys_cost_less():
-    cfg = config("llama")
+    cfg = small_config("llama")
     full = cfg.sizes()
     assert full["flops_per_token"] - cfg.sizes(8)["flops_per_token"] == 6 * 2 * 8 * 32
     untied = replace(cfg, tied=False).sizes()  # the first table is only looked up, the second multiplies
     assert untied["flops_per_token"] == full["flops_per_token"] and untied["parameters"] > full["parameters"]
     # two layers, key and value, 32 wide, 16 fewer outputs
-    assert full["parameters"] - config("llama", n_kv_head=2).sizes()["parameters"] == 2 * 2 * 32 * 16
+    assert full["parameters"] - small_config("llama", n_kv_head=2).sizes()["parameters"] == 2 * 2 * 32 * 16
 
 
 @pytest.mark.parametrize(("architecture", "changes", "word"), [
@@ -67,4 +61,4 @@ def test_a_shorter_window_an_untied_table_and_shared_keys_cost_less():
 ])  # fmt: skip
 def test_shapes_that_make_no_sense_are_refused(architecture, changes, word):
     with pytest.raises(ValueError, match=word):
-        config(architecture, **changes)
+        small_config(architecture, **changes)

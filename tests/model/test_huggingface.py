@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from families import CONFIGS, N_CTX, V, library_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+from transformers import AutoModelForCausalLM
 
 from helpers.model import huggingface
 from helpers.model.config import ARCHITECTURES, make_config
@@ -94,19 +94,10 @@ def test_a_folder_of_ours_is_one_of_the_librarys(name, tmp_path):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_tokenizer_beside_it_makes_a_pipeline(architecture, tmp_path):
-    """AutoTokenizer replaces the tokenizer by another where a config's model_type is one that it knows better."""
-    tok = tokenizer.build_words({"浇水": 3}, "今天浇水很热。")
-    config = make_config(architecture, len(tok), n_ctx=16, n_embd=32, n_layer=2, n_head=4, n_kv_head=2)
+def test_a_config_that_is_written_is_the_config_that_is_read(architecture):
+    """A tokenizer beside it makes a pipeline: generate/test_generate.py."""
+    config = make_config(architecture, V, n_ctx=16, n_embd=32, n_layer=2, n_head=4, n_kv_head=2)
     assert config_from(library_config(config)) == config
-    save_model(tmp_path, GPT(config).init_weights(0))
-    tok.save_pretrained(tmp_path)
-    theirs = AutoTokenizer.from_pretrained(tmp_path)
-    for text in ("今天浇水很热。", "<eos> é<0x41>  a .", ""):
-        assert theirs(text)["input_ids"] == [tok.bos_token_id, *tokenizer.encode(tok, text)]
-    write = pipeline("text-generation", model=str(tmp_path), tokenizer=str(tmp_path))
-    assert write("今天", max_new_tokens=4, do_sample=False)[0]["generated_text"].startswith("今天")
-    assert "auto_map" not in (tmp_path / "config.json").read_text("utf-8")
 
 
 @pytest.mark.parametrize(("name", "changes", "words"), [

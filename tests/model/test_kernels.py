@@ -4,25 +4,21 @@ import functools
 
 import pytest
 import torch
-from families import V
+from families import V, small_model
 
 from helpers.chat import lora
 from helpers.model import kernels
 from helpers.model.config import ARCHITECTURES, make_config
-from helpers.model.gpt import GPT, rotary_table
+from helpers.model.gpt import rotary_table
 from helpers.train.loss import Loss
 
 IDS = torch.randint(1, V, (2, 6, 16), generator=torch.Generator().manual_seed(0))  # inputs, labels
 STARTS = torch.arange(16).remainder(torch.tensor([8, 5, 16, 8, 3, 7])[:, None])  # (6, 16), 0 where a text begins
+tiny = functools.partial(small_model, n_embd=16, n_head=2)
 
 
 def free(*shape):
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
-
-
-def tiny(architecture: str, n_ctx: int = 16, **changes) -> GPT:
-    shape = dict(n_ctx=n_ctx, n_embd=16, n_layer=2, n_head=2) | changes
-    return GPT(make_config(architecture, V, **shape)).init_weights(0)
 
 
 def turns(positions: torch.Tensor, width: int):

@@ -6,6 +6,7 @@ import time
 
 import nbformat
 import pytest
+from house import write_cell
 
 from helpers import files, paths
 from helpers.paths import executed_copy
@@ -18,20 +19,13 @@ def executed(stage):
     return nbformat.read(executed_copy("r", stage), as_version=4)
 
 
-def write_cell(stage, source, kernel="python3"):
-    """Put one cell into a notebook, after its parameters."""
-    book = nbformat.read(paths.notebook(stage), as_version=4)
-    book.metadata["kernelspec"] = {"name": kernel, "display_name": "x", "language": "python"}
-    book.cells[2].source = source
-    nbformat.write(book, paths.notebook(stage))
-
-
 @pytest.mark.slow
 def test_a_kernel_is_of_this_very_interpreter_and_logs_nothing_to_the_terminal(house, capfd, tmp_path, monkeypatch):
     """On a busy machine its sockets may close before its last message. And braces in a path are no parameters."""
     monkeypatch.setenv("RUNS_DIR", str(tmp_path / "runs{x}"))
     closing = "import atexit, os\n_ = atexit.register(os.write, sys.__stderr__.fileno(), b'closed')"
-    write_cell("generate", f"import sys; print(sys.executable)\n{closing}", "some-other")
+    other = {"name": "some-other", "display_name": "x", "language": "python"}
+    write_cell("generate", f"import sys; print(sys.executable)\n{closing}", kernelspec=other)
     assert main(["generate", "--run", "r"]) == 0
     assert executed("generate").cells[-1].outputs[0].text.strip() == sys.executable
     assert not capfd.readouterr().err
@@ -124,12 +118,10 @@ def test_each_new_note_is_shown_once(tmp_path, capsys, monkeypatch, one_line):
 @pytest.mark.slow
 def test_refresh_writes_clean_outputs_in_place(house, monkeypatch):
     monkeypatch.delenv("RUNS_DIR")
-    book = nbformat.read(paths.notebook("corpus"), as_version=4)
-    book.metadata["widgets"] = {}
-    before = [(cell.id, dict(cell.metadata)) for cell in book.cells]
     shown = f"\nfrom IPython.display import display\ndisplay({{'{execute.WIDGET_VIEW}': {{}}}}, raw=True)"
-    book.cells[2].source += shown
-    nbformat.write(book, paths.notebook("corpus"))
+    write_cell("corpus", more=shown, widgets={})
+    book = nbformat.read(paths.notebook("corpus"), as_version=4)
+    before = [(cell.id, dict(cell.metadata)) for cell in book.cells]
     assert main(["refresh", "corpus"]) == 0
     book = nbformat.read(paths.notebook("corpus"), as_version=4)
     assert [(cell.id, dict(cell.metadata)) for cell in book.cells] == before

@@ -8,9 +8,8 @@ import sys
 from functools import cache
 from pathlib import Path
 
-import nbformat
 import pytest
-from house import make_house
+from house import make_house, write_cell
 
 from helpers import manifest, paths, report
 from helpers.manifest import ENDINGS, MANIFEST, RoomError, open_room, read_manifest, unfinished, write_manifest
@@ -150,12 +149,6 @@ def skipped(two_stages, capsys):
     return run_again
 
 
-def change_the_notebook():
-    book = nbformat.read(paths.notebook("vocab"), as_version=4)
-    book.cells[2].source += "\nx = 1"
-    nbformat.write(book, paths.notebook("vocab"))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "more", "wanted"),
@@ -167,7 +160,7 @@ def change_the_notebook():
         (lambda: Path("c/一.txt").write_text("明月几时有?", "utf-8"), [], [False, False]),
         (lambda: Path("c/二.txt").write_text("把酒问青天", "utf-8"), [], [False, False]),
         (lambda: (paths.room("r", "vocab") / "vocab_user.txt").unlink(), [], [True, False]),
-        (change_the_notebook, [], [True, False]),
+        (lambda: write_cell("vocab", more="\nx = 1"), [], [True, False]),
     ],
 )
 def test_a_stage_runs_again_only_if_something_has_changed(skipped, change, more, wanted):
@@ -190,9 +183,7 @@ _ = write_manifest(run, "train", parameters=dict(run=run, epochs=epochs, lr=lr),
 
 @pytest.mark.slow
 def test_a_command_ends_with_a_stage_that_is_stopped_and_the_same_one_goes_on_with_it(house, capsys):
-    book = nbformat.read(paths.notebook("train"), as_version=4)
-    book.cells[2].source = f"import os\nos.chdir({os.getcwd()!r})\n{TRAIN.strip()}"
-    nbformat.write(book, paths.notebook("train"))
+    write_cell("train", f"import os\nos.chdir({os.getcwd()!r})\n{TRAIN.strip()}")
     Path("STOP").touch()
     assert main(["train", "generate", "--run", "r"]) == 130
     out = capsys.readouterr().out

@@ -6,12 +6,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
-import nbformat
 import psutil
 import pytest
+from displays import until
+from house import write_cell
 
 from helpers import paths
 from helpers.manifest import open_room, read_manifest
@@ -54,11 +54,8 @@ _ = write_manifest(run, "tokenize", parameters={"run": run}, inputs=[], outputs=
 
 @pytest.fixture
 def sweep_house(house):
-    for stage, cells in {"train": (PARAMETERS, TRAIN), "tokenize": (None, TOKENIZE)}.items():
-        book = nbformat.read(paths.notebook(stage), as_version=4)
-        book.cells[1].source = cells[0] or book.cells[1].source
-        book.cells[2].source = cells[1].strip()
-        nbformat.write(book, paths.notebook(stage))
+    write_cell("train", TRAIN.strip(), parameters=PARAMETERS)
+    write_cell("tokenize", TOKENIZE.strip())
     return house
 
 
@@ -124,7 +121,7 @@ def test_a_trial_that_the_user_stops_is_taken_again_and_goes_on(sweep_house, cap
     command = [*write_grid("lr: [0.1]"), "-p", "waits", str(Path("go").resolve())]
 
     def stop():
-        wait_for((paths.runs_dir() / "begun").exists)
+        until((paths.runs_dir() / "begun").exists, 600)
         (paths.room("s-1", "train") / "STOP").touch()
 
     threading.Thread(target=stop).start()
@@ -144,25 +141,18 @@ def kernels():
     return found
 
 
-def wait_for(condition):
-    deadline = time.monotonic() + 600
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 @pytest.mark.slow
 def test_two_processes_share_the_runs_and_that_of_a_killed_one_is_taken_again(sweep_house):
     command = [*write_grid("lr: [0.1, 0.3, 0.4]"), "-p", "waits", str(Path("go").resolve())]
     code = "import sys; from pathlib import Path; from helpers import paths; from helpers.run.__main__ import main\n"
     code += f"paths.repo_root = lambda: Path({str(sweep_house)!r})\nsys.exit(main({command!r}))"
     first = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
-    wait_for(lambda: (paths.runs_dir() / "begun").exists())  # its run waits for the file
+    until((paths.runs_dir() / "begun").exists, 600)  # its run waits for the file
     assert main(command) == 0
     assert ends() == {"s-1": ["RUNNING"], "s-2": ["COMPLETE"], "s-3": ["COMPLETE"]}
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
-    wait_for(lambda: not kernels())
+    until(lambda: not kernels(), 600)
     Path("go").touch()
     assert main(command) == 0
     assert ends() == {"s-1": ["FAIL", "COMPLETE"], "s-2": ["COMPLETE"], "s-3": ["COMPLETE"]}

@@ -14,7 +14,7 @@ from helpers.serve.limits import DEFAULT_LIMITS
 from helpers.vocab.chat import CallForm
 
 MODELS = schema.request_models(DEFAULT_LIMITS)
-NEVER = TokenLogprob(1, "b", float("-inf"), 9, (("c", 0.0), ("\ufffd", -1.0)))
+NEVER = TokenLogprob(1, "b", float("-inf"), 9, (("c", 0.0), ("\ufffd", -1.0)), 1)
 SAMPLE = Sample("ab", True, [1], "end", (NEVER,))
 TALK = [{"role": "user", "content": "a"}]
 
@@ -42,11 +42,12 @@ def test_log_probabilities_are_told_to_whom_asked(writer, told):
     assert [answer["choices"][0]["logprobs"] is not None for answer in answers] == [told, told]
 
 
-def test_minus_infinity_is_a_number_in_json():
-    (told,) = json.loads(completion_writer(logprobs=1).whole([[SAMPLE]]))["choices"]
-    assert told["logprobs"]["token_logprobs"] == [-9999.0]
-    assert told["logprobs"]["top_logprobs"] == [{"c": 0.0, "\ufffd": -1.0, "b": -9999.0}]
-    assert told["finish_reason"] == "stop"
+@pytest.mark.parametrize("reason, told", [("end", "stop"), ("stop", "stop"), ("length", "length")])
+def test_a_completion_tells_each_token_its_place_and_its_rivals_and_minus_infinity_is_a_number(reason, told):
+    (choice,) = json.loads(completion_writer(logprobs=1).whole([[replace(SAMPLE, reason=reason)]]))["choices"]
+    rivals = [{"c": 0.0, "\ufffd": -1.0, "b": -9999.0}]
+    logprobs = {"tokens": ["b"], "token_logprobs": [-9999.0], "top_logprobs": rivals, "text_offset": [1]}
+    assert choice == {"index": 0, "text": "b", "finish_reason": told, "logprobs": logprobs}
 
 
 @pytest.mark.parametrize(

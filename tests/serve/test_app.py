@@ -112,15 +112,6 @@ def test_wrong_address_or_method(method, path):
         assert (f"use {allowed}" if allowed else "nothing at this address") in answer["error"]
 
 
-@pytest.mark.parametrize("path, key", [("/generate", "context"), ("/v1/completions", "prompt")])
-def test_a_failure_of_ours_tells_no_detail(caplog, path, key):
-    """The words of an error may quote a prompt: they reach neither the client nor the log."""
-    status, answer = post({key: "x"}, path, engine=FakeEngine(error=RuntimeError("secret detail about x")))
-    assert status == 500
-    assert "secret" not in str(answer) + caplog.text
-    assert f"{path} failed: RuntimeError" in caplog.text and "app.py" in caplog.text
-
-
 def test_generation_has_a_time_limit():
     engine = FakeEngine(held=True)
     status, answer = post({"context": "x"}, engine=engine, options={"text_seconds": 0.1})
@@ -129,20 +120,6 @@ def test_generation_has_a_time_limit():
 
 
 # ---- staying awake ----
-
-
-async def test_the_event_loop_is_free_while_text_is_made():
-    """The book called the model inside the handler: nobody else was answered meanwhile."""
-    engine = FakeEngine(held=True)
-    async with serving(engine) as session:
-        slow = [asyncio.create_task(session.post("/generate", json={"context": "慢"})) for _ in range(3)]
-        await until(lambda: len(engine.futures) == 3)
-        for _ in range(20):
-            async with session.get("/healthz") as response:
-                assert response.status == 200
-        assert not any(task.done() for task in slow)
-        threading.Thread(target=engine.release).start()
-        assert [len(await (await task).json()) for task in slow] == [5, 5, 5]
 
 
 def test_the_event_loop_is_free_while_a_whole_answer_is_put_into_words(monkeypatch):

@@ -111,26 +111,6 @@ def test_a_stream_adds_up_to_the_whole(client, path, wishes):
         assert told == [0] + [None] * (len(chunks) - 1)
 
 
-@both
-def test_stop_strings(client, path):
-    (text,) = said(ask(client, path, max_tokens=30))
-    for stop in (text[3], [text[5:7], "never"]):
-        (choice,) = ask(client, path, max_tokens=30, stop=stop).choices
-        assert choice.finish_reason == "stop"
-        assert text_of(choice) == text[: text.find(stop if isinstance(stop, str) else stop[0])]
-
-
-def test_logprobs_of_completions(client):
-    (choice,) = ask(client, logprobs=2, temperature=0).choices
-    told = choice.logprobs
-    assert len(told.tokens) == len(told.token_logprobs) == len(told.top_logprobs) == len(told.text_offset) == 12
-    for token, logprob, rivals in zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True):
-        assert logprob == max(rivals.values()) == rivals[token] < 0  # greedy: the likeliest
-        assert len(rivals) == 2 or "\ufffd" in rivals  # single bytes of characters share one name
-    for token, begin in zip(told.tokens, told.text_offset, strict=True):
-        assert choice.text[begin:].lstrip("\ufffd").startswith(token.strip("\ufffd"))
-
-
 def test_the_models(client):
     (model,) = client.models.list().data
     assert (model.id, model.object) == ("tiny", "model")

@@ -1,34 +1,20 @@
 """A checkpoint is whole or absent, and says so when it is damaged."""
 
-import errno
 import shutil
 
 import faults
 import pytest
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
+from models import tiny
 
 from helpers import files
-from helpers.model.config import ARCHITECTURES, make_config
-from helpers.model.gpt import GPT
+from helpers.model.config import ARCHITECTURES
 from helpers.train import checkpoint
-from helpers.vocab import tokenizer
-
-TOK = tokenizer.build_words({"浇水": 3}, "今天浇水很热。")
 
 
 def small(seed: int = 0):
-    model = GPT(make_config("gpt2", len(TOK), n_ctx=8, n_embd=16, n_layer=1, n_head=2)).init_weights(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    return model, optimizer
-
-
-def step(model, optimizer):
-    ids = torch.arange(8)[None]
-    model(ids).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
+    model = tiny(seed, n_layer=1)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
 
 
 def names(folder) -> list[int]:
@@ -49,7 +35,7 @@ def flip(file) -> None:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_parameters_are_all_that_a_model_is(architecture):
     """A buffer would not be saved."""
-    assert not list(GPT(make_config(architecture, len(TOK), n_ctx=8, n_embd=16, n_layer=1, n_head=2)).buffers())
+    assert not list(tiny(architecture=architecture).buffers())
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path):
@@ -129,28 +115,10 @@ def test_what_is_no_safetensors_file_is_refused_although_its_checksum_fits(tmp_p
         checkpoint.restore(folder, model, [optimizer])
 
 
-@pytest.mark.parametrize(
-    "error", [OSError(errno.ENOSPC, "No space left on device"), SafetensorError("I/O error: No space left on device")]
-)
-def test_a_full_disk_leaves_no_debris(tmp_path, monkeypatch, error):
-    """safetensors has an error of its own for it, which is no OSError: who saves sees one kind only."""
-    model, optimizer = small()
-    checkpoint.save(tmp_path, 1, model, [optimizer], {})
-
-    def full(tensors, path):
-        save_file(dict(list(tensors.items())[:2]), path)
-        raise error
-
-    monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(OSError, match="No space"):
-        checkpoint.save(tmp_path, 2, model, [optimizer], {})
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
-
-
 def test_another_shape_is_refused(tmp_path):
     model, optimizer = small()
     folder = checkpoint.save(tmp_path, 1, model, [optimizer], {})
-    other = GPT(make_config("gpt2", len(TOK), n_ctx=8, n_embd=32, n_layer=1, n_head=2)).init_weights(0)
+    other = tiny(n_embd=32, n_layer=1)
     with pytest.raises(checkpoint.BadCheckpoint, match="another shape"):
         checkpoint.restore(folder, other, [torch.optim.AdamW(other.parameters())])
 

@@ -4,13 +4,11 @@ import faults
 import numpy as np
 import pytest
 import torch
-from models import tiny
+from models import CPU, tiny
 
 from helpers.device import pick_device
 from helpers.train import distributed
 from helpers.train.loss import Loss
-
-CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(("world", "n", "batches"), [(1, 9, 5), (2, 9, 3), (4, 9, 2), (4, 2, 1), (3, 7, 2)])

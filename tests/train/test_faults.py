@@ -11,6 +11,7 @@ import random
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ import faults
 import models
 import pytest
 import torch
+from displays import until
 from faults import DEFAULTS, FULL, Children, debris, everything, final, newest, seen
 from models import rows
 
@@ -404,24 +406,16 @@ def shell(settings: TrainSettings, pace: float, slow_from: int, slow: float) -> 
 def start_shell(settings: TrainSettings, pace: float = 0.05, slow_from: int = 10**9, world: int = 1):
     env = {"RUNS_DIR": os.environ["RUNS_DIR"]}
     if world > 1:
-        env |= {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = str(free.getsockname()[1])
+        env |= {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     return Children(shell, settings, pace, slow_from, 600, world=world, env=env)
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def wait_for(folder: Path, condition, timeout: float = 240) -> None:
     """Wait until a condition on a run's rows holds."""
-    deadline = time.monotonic() + timeout
-    while not ((folder / "metrics.jsonl").exists() and condition()):
-        assert time.monotonic() < deadline, "what was waited for did not happen"
-        time.sleep(0.01)
+    until((folder / "metrics.jsonl").exists, timeout)
+    until(condition, timeout)
 
 
 def steps_done(folder: Path) -> int:
@@ -569,10 +563,7 @@ def test_workers_whose_launcher_is_killed_save_and_end(room):
         assert sorted(found) == [0, 1]
         launcher.kill()
         launcher.wait()
-        deadline = time.monotonic() + 60
-        while any(Path(f"/proc/{pid}").exists() for pid in found.values()):
-            assert time.monotonic() < deadline, "a worker goes on without its launcher"
-            time.sleep(0.1)
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in found.values()))  # of their own
     finally:
         for pid in workers(launcher.pid).values():
             os.kill(pid, signal.SIGKILL)

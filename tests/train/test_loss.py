@@ -178,21 +178,6 @@ def test_a_batch_without_labels_has_loss_and_gradient_0():
     assert not any(grad.any() for grad in gradients(model, scores.objective))
 
 
-def test_masked_positions_have_no_gradient():
-    """labels = input_ids taught one tutorial's model to predict padding: loss 2.25 at 19 % accuracy."""
-    model = tiny()
-    inputs, labels = uneven_batch()
-    labels[:, 3:] = IGNORE
-    found = []
-    for filler in (3, 5):
-        inputs[:, 3:] = filler
-        found.append(gradients(model, Loss(model)(inputs, labels).objective))
-    assert (model.embed_positions.weight.grad[3:] == 0).all()
-    for p, one, two in zip(model.parameters(), *found, strict=True):
-        if p is not model.embed_tokens.weight:
-            assert torch.equal(one, two)
-
-
 def test_a_second_backward_is_refused_in_words():
     scores = Loss(tiny())(*uneven_batch())
     scores.objective.backward(retain_graph=True)

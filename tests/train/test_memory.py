@@ -5,13 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from families import small_config
 
 from helpers import paths
 from helpers.model.config import ARCHITECTURES, make_config
 from helpers.train import loss
 from helpers.train.loss import training_memory
 
-SHAPE = dict(n_ctx=16, n_embd=32, n_layer=2, n_head=4)
 MEMORY = """
 import torch
 from helpers.model.config import make_config
@@ -58,7 +58,7 @@ def test_the_memory_estimate_is_near_what_is_taken():
 def test_the_memory_estimate_knows_what_it_depends_on():
     assert (loss.LOGIT_ROWS, loss.CACHED) == (512, 2**20)  # the estimate counts on them
     for architecture in ARCHITECTURES:
-        cfg = make_config(architecture, 90, **SHAPE)
+        cfg = small_config(architecture)
         usual = training_memory(cfg, 8)
         assert training_memory(cfg, 8, optimizer="muon") <= usual < training_memory(cfg, 16)
         assert training_memory(cfg, 64) < training_memory(cfg, 64, precision="fp32")

@@ -65,21 +65,6 @@ def test_accumulation_equals_the_big_batch(tmp_path, batch_size, accumulation):
     assert update.correct == int((logits.argmax(-1) == labels).sum())
 
 
-def test_a_step_forgets_the_gradient_before_it(tmp_path):
-    """Left where it was, the last update's gradient would be added to this one's."""
-    model = tiny()
-    one = make_trainer(tmp_path, model, train=OneBatch(), batch_size=6, gradient_accumulation=1, max_grad_norm=0.0)
-    gradients = []
-    for dirt in (None, 7.0):
-        for p in model.parameters():
-            p.grad = None if dirt is None else torch.full_like(p, dirt)
-        one.progress.step = one.progress.position = 0
-        one.settings = one.settings.__class__(**(vars(one.settings) | {"lr": 0.0, "weight_decay": 0.0}))
-        one.step()
-        gradients.append([p.grad.clone() for p in model.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
-
-
 def test_memory_that_runs_out_in_the_optimizer_is_not_tried_again(tmp_path, monkeypatch):
     """Some weights may have moved by then: a second try would move them twice."""
     one = make_trainer(tmp_path)

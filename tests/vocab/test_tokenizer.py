@@ -39,6 +39,7 @@ TOKENIZERS = build(tokenizer.SPECIAL_TOKENS)
 tok = TOKENIZERS["words"]
 made_by = [(kind, made) for kind, made in TOKENIZERS.items()]
 made_by += [(f"{kind}, the book's names", made) for kind, made in build(BOOK).items()]
+made_by.append(("a list's order", tokenizer.build_words(WORDS, TEXT, order=[*BOOK.values(), *WORDS])))
 each_kind = pytest.mark.parametrize("tok", [pytest.param(made, id=kind) for kind, made in made_by])
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 LOOK_ALIKES = [*NAMES, *BOOK.values(), "<0x41>", "<0xE7>", "▁", "Ġ", "##a", "</s>", "\x00", "\u0301", "\ufeff",
