@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ours = asked.task == "pairs" and not asked.files
         if ours and read_manifest(asked.run, "corpus")["result"].get("source") == "sample":
             show_shares(*writer, list(built_in_pairs()))
-        files = [paths.repo_root() / "data" / "pairs.jsonl"] if ours else asked.files
+        files = [paths.repo_root() / "data" / "examine" / "pairs.jsonl"] if ours else asked.files
         show_shares(*writer, [each for file in files for each in items_of(file, asked.task, begin)])
     except (RoomError, ValueError, OSError) as error:
         print(error, file=sys.stderr)

@@ -56,7 +56,7 @@ def test_what_is_not_in_the_form_is_named(folder, monkeypatch, capsys):
 
 
 def test_our_own_pairs_are_a_hundred_and_those_of_the_grammar_right_by_its_facts():
-    own = [*examine.items_of(paths.repo_root() / "data" / "pairs.jsonl", "pairs")]
+    own = [*examine.items_of(paths.repo_root() / "data" / "examine" / "pairs.jsonl", "pairs")]
     assert len({text for _, _, texts, _ in own for text in texts}) == 2 * len(own) == 200
     asked = {q.prompt: q for q in examine.built_in.examination(0, 200)}
     for kind, _, texts, _ in examine.built_in_pairs():

@@ -218,7 +218,7 @@ def lines_of(files) -> int:
 
 @pytest.mark.parametrize(
     ("place", "most"),
-    [("helpers/**/*.py", 19_214), ("tests/**/*.py", 20_900), ("benchmarks/*.py", 2170), ("README.md", 200)],
+    [("helpers/**/*.py", 19_212), ("tests/**/*.py", 20_594), ("benchmarks/*.py", 2170), ("README.md", 200)],
 )
 def test_the_house_stays_within_its_budget(place, most):
     """Who adds takes away. Where it is too large still, the number only falls: 16,500 and 19,500 are the aims."""
@@ -230,7 +230,7 @@ def test_there_are_at_most_a_hundred_modules_and_no_room_is_too_large():
     lines = {
         file.parent.name: lines_of(file.parent.rglob("*.py")) for file in PACKAGES if file.parent.name != "helpers"
     }
-    too_large_still = {"corpus": 4190}  # numbers that only fall
+    too_large_still = {"corpus": 4050}  # numbers that only fall
     assert not {room: n for room, n in lines.items() if n > too_large_still.get(room, 3200)}
 
 
