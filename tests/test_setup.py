@@ -218,7 +218,7 @@ def lines_of(files) -> int:
 
 @pytest.mark.parametrize(
     ("place", "most"),
-    [("helpers/**/*.py", 19_212), ("tests/**/*.py", 20_594), ("benchmarks/*.py", 2170), ("README.md", 200)],
+    [("helpers/**/*.py", 19_207), ("tests/**/*.py", 20_593), ("benchmarks/*.py", 2170), ("README.md", 200)],
 )
 def test_the_house_stays_within_its_budget(place, most):
     """Who adds takes away. Where it is too large still, the number only falls: 16,500 and 19,500 are the aims."""

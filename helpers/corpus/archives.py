@@ -22,7 +22,7 @@ from typing import IO, BinaryIO
 
 from helpers.corpus import encodings
 from helpers.corpus.encodings import BadFile, Encoding
-from helpers.wording import install
+from helpers.wording import install, say
 
 DOCUMENTS = (".pdf", ".docx", ".epub", ".html")
 FILE_KINDS = (".txt", ".json", ".jsonl", ".csv", ".tsv", ".parquet", *DOCUMENTS)
@@ -178,7 +178,7 @@ def _unpack(stream: IO[bytes], packing: str, size: int, file: BinaryIO) -> None:
         try:
             import pyarrow
         except ImportError:
-            raise BadFile(f"reading .zst needs a library: {install('text')}") from None
+            raise BadFile(say("reading {} needs a library: {}", ".zst", install("text"))) from None
         read = pyarrow.CompressedInputStream(pyarrow.PythonFile(stream, mode="r"), "zstd").read
     blocks = iter(lambda: read(encodings.BLOCK_BYTES), b"")
     while True:

@@ -117,8 +117,13 @@ def characters(value) -> int:
     """Return how many characters the strings have that are anywhere in a value of JSON."""
     if isinstance(value, str):  # as most are
         return len(value)
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return sum(map(characters, inner))
+    total, left = 0, [value]
+    for part in left:  # no recursion: JSON may be nested deeper than Python's stack
+        if isinstance(part, str):
+            total += len(part)
+        elif isinstance(part, dict | list):
+            left += part.values() if isinstance(part, dict) else part
+    return total
 
 
 def count_unused(record: dict, used: Collection[str], spare: dict[str, int]) -> None:

@@ -18,18 +18,8 @@ from posixpath import dirname, join, normpath
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
-from helpers.corpus import encodings, mojibake, plain_text
-from helpers.corpus.archives import (
-    ARCHIVES,
-    DAMAGE,
-    DOCUMENTS,
-    RATIO,
-    SMALL_BYTES,
-    Input,
-    kind_of,
-    list_archive,
-    plain_file,
-)
+from helpers.corpus import archives, encodings, mojibake, plain_text
+from helpers.corpus.archives import Input, kind_of, list_archive, plain_file
 from helpers.corpus.cleaning import clean, unwrap
 from helpers.corpus.conversations import Conversation, count_unused, has_form
 from helpers.corpus.encodings import BadFile, Encoding
@@ -87,12 +77,12 @@ def read_documents(item: Input, options: CorpusSettings, report: FileReport) -> 
 
 def _read_as_they_are(item: Input, options: CorpusSettings, report: FileReport) -> Iterator[str]:
     kind = kind_of(item.member or item.path.name)[0]
-    if kind in ARCHIVES:
+    if kind in archives.ARCHIVES:
         list_archive(item, Counter())
         raise BadFile("this archive changed while it was read: run this room again")
     report.mode, text_key = kind[1:], options.text_key
     with plain_file(item) as path:
-        if kind in DOCUMENTS:
+        if kind in archives.DOCUMENTS:
             report.encoding, mode = "-", "file" if options.document == "auto" else options.document
             for document in _document_texts(path, kind, report):
                 yield from _split(iter([document]), mode, options, report)
@@ -167,12 +157,13 @@ def _document_texts(path: Path, kind: str, report: FileReport) -> Iterator[str]:
             yield _page("".join(encodings.read_blocks(path, encoding)), _MENUS, report)
         else:
             with zipfile.ZipFile(path) as parts:
-                if sum(part.file_size for part in parts.infolist()) > max(SMALL_BYTES, RATIO * path.stat().st_size):
-                    raise BadFile(say("it unpacks to more than {} times its size: a bomb?", RATIO))
+                most = max(archives.SMALL_BYTES, archives.RATIO * path.stat().st_size)
+                if sum(part.file_size for part in parts.infolist()) > most:
+                    raise BadFile(say("it unpacks to more than {} times its size: a bomb?", archives.RATIO))
                 yield from [_word(parts, report)] if kind == ".docx" else _chapters(parts, report)
     except ImportError:
         raise BadFile(say("reading {} needs a library: {}", kind, install("documents"))) from None
-    except (*DAMAGE, ElementTree.ParseError, KeyError, UnicodeError) as error:
+    except (*archives.DAMAGE, ElementTree.ParseError, KeyError, UnicodeError) as error:
         why = "damaged, locked with a password, or no {}: save a copy that opens without one ({})"
         raise BadFile(say(why, kind, error)) from None
 

@@ -17,7 +17,7 @@ from helpers.corpus.encodings import BadFile
 from helpers.corpus.plain_text import MARK, lines_of
 from helpers.corpus.records import Problems, distinct, has_text, require
 from helpers.corpus.settings import parse_template
-from helpers.wording import install
+from helpers.wording import install, say
 
 LONGEST_FIELD = 2**24  # characters of a field of a .csv: a quotation mark that is never closed takes all that follows
 PARQUET_ROWS = 256  # read at a time of a .parquet
@@ -169,7 +169,7 @@ def parquet_rows(path: Path, text_key: str, problems: Problems) -> Iterator[tupl
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise BadFile(f"reading .parquet needs a library: {install('text')}") from None
+        raise BadFile(say("reading {} needs a library: {}", ".parquet", install("text"))) from None
     wanted, number = parse_template(text_key)[0], 0
     try:
         with parquet.ParquetFile(path) as file:

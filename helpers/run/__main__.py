@@ -79,7 +79,6 @@ def read_command_line(arguments: list[str]) -> argparse.Namespace:
                              f"notebooks, on the rooms of a run that exists: {' '.join(paths.SIDE_DOORS)}")  # fmt: skip
     for command in (run, sweep):
         command.add_argument("--run", default="sample", metavar="NAME", help="name of the run: the folder under runs/")
-    for command in (run, sweep):
         command.add_argument("--corpus", metavar="PATH", help="a text file, a folder, a pattern, an address")
         command.add_argument("--preset", action="append", default=[], metavar="NAME", dest="presets",
                              help="presets/NAME.yaml, or a YAML file; may be repeated, the later wins")  # fmt: skip

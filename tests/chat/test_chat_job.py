@@ -15,7 +15,6 @@ from helpers.chat.job import ChatSettings
 from helpers.vocab import chat
 from helpers.vocab.tokenizer import build_bytes
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SHORT = dict(run="t", epochs=2, batch_size=4, gradient_accumulation=1, lr=1e-2, device="cpu", precision="fp32")
 SHORT |= dict(eval_step=0, checkpoint_step=5)
 

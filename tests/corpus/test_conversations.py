@@ -3,6 +3,7 @@
 import copy
 import json
 from collections import Counter
+from functools import reduce
 
 import pytest
 from corpora import all_conversations, build, everything, read_text
@@ -140,7 +141,8 @@ def test_any_record_is_a_conversation_or_none_or_refused(record):
 
 def test_what_is_no_turn_is_counted_field_by_field():
     answer = {"role": "assistant", "content": "答", "reasoning_content": "想一想", "weight": 1}
-    record = {"messages": [*talk("问"), answer, *talk("再")], "tools": [{"name": "工具"}], "system": "线", "id": 7}
+    tools = reduce(lambda inner, _: [inner], range(9000), {"name": "工具"})  # deeper than Python's stack
+    record = {"messages": [*talk("问"), answer, *talk("再")], "tools": tools, "system": "线", "id": 7}
     spare = Counter()
     assert read_messages(record, spare) == talk("问", "答", system="线")
     assert spare == {
@@ -150,10 +152,8 @@ def test_what_is_no_turn_is_counted_field_by_field():
     }
     spare.clear()
     read_messages({"messages": [*talk("问", "答", "一"), *masked("二二", loss=0), *talk("三", "四")]}, spare)
-    assert [n for reason, n in spare.items() if "not to be learned" in reason] == [
-        len("assistant二二user三assistant四")
-    ]
-    assert spare["last question without an answer"] == 1
+    unlearned = [n for reason, n in spare.items() if "not to be learned" in reason]
+    assert (unlearned, spare["last question without an answer"]) == ([len("assistant二二user三assistant四")], 1)
 
 
 # ---- the document ----
